@@ -1,0 +1,59 @@
+"""The interface between a model's attention layers and the kernels that compute attention."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from radixrt.attention.metadata import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """The constants of one attention layer, on this tensor-parallel rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None = None
+    """A query sees itself and the ``sliding_window - 1`` tokens before it; None: everything before it."""
+    soft_cap: float | None = None
+    """Scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2)."""
+
+
+class AttentionBackend(Protocol):
+    """Computes attention for all layers of one worker. One instance a worker."""
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        """Prepare for one step; called once before the layers run. Host work only."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        spec: AttentionSpec,
+    ) -> torch.Tensor:
+        """Write the step's K and V into the cache, then attend over it.
+
+        Args:
+            query: [num_tokens, num_heads, head_dim]
+            key, value: [num_tokens, num_kv_heads, head_dim], of the step's tokens
+            key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of this layer
+
+        Returns:
+            [num_tokens, num_heads, head_dim]
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """What a model's layers need beside the hidden states. Passed as an argument, never global."""
+
+    backend: AttentionBackend
+    key_caches: list[torch.Tensor]
+    """One [num_pages, page_size, num_kv_heads, head_dim] a layer."""
+    value_caches: list[torch.Tensor]

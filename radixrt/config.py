@@ -1,0 +1,293 @@
+"""Every setting of a server, declared once: the command line, the docs table and the checks come from here."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from radixrt.errors import ConfigError
+
+DEMO_MODEL = "demo"
+"""The value of ``--model-path`` that stands for the model inside the package."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that knows its help text, its section of the docs and its range."""
+    metadata = {
+        "help": help,
+        "group": group,
+        "at_least": at_least,
+        "at_most": at_most,
+        "metavar": metavar,
+    }
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Settings of one engine and its server. Field ``max_total_tokens`` is flag ``--max-total-tokens``."""
+
+    model_path: str = setting(
+        DEMO_MODEL,
+        "Folder of a Hugging Face checkpoint, or a hub id to download. The default is the small demonstration "
+        "model that comes with radixrt.",
+        group="Model",
+        metavar="DIR_OR_HUB_ID",
+    )
+    tokenizer_path: str | None = setting(
+        None,
+        "Folder or hub id of the tokenizer, where it is not beside the weights.",
+        group="Model",
+    )
+    served_model_name: str | None = setting(
+        None,
+        "Name of the model in the API; the last part of the model path if not given.",
+        group="Model",
+    )
+    load_format: Literal["auto", "safetensors", "dummy"] = setting(
+        "auto",
+        "auto and safetensors read the checkpoint's safetensors files; dummy fills the weights with seeded random "
+        "numbers (only config.json and a tokenizer are needed).",
+        group="Model",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto",
+        "Type of weights, activations and KV cache; auto: the checkpoint's own.",
+        group="Model",
+    )
+    context_length: int | None = setting(
+        None, "Longest prompt plus answer, in tokens; at most (and by default) what the checkpoint says.",
+        group="Model", at_least=1,
+    )  # fmt: skip
+    chat_template: str | None = setting(
+        None,
+        "File with a Jinja chat template that replaces the tokenizer's own.",
+        group="Model",
+        metavar="FILE",
+    )
+    trust_remote_code: bool = setting(
+        False,
+        "Let transformers run Python code that comes with the tokenizer or config. Off, because such code can do "
+        "anything that you can do; the models themselves never need it.",
+        group="Model",
+    )
+    random_seed: int = setting(
+        0, "Seed of dummy weights and of requests that bring none.", group="Model", at_least=0
+    )
+
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", group="HTTP server")
+    port: int = setting(
+        30000,
+        "TCP port to listen on; 0 picks a free one.",
+        group="HTTP server",
+        at_least=0,
+        at_most=65535,
+    )
+    api_key: str | None = setting(
+        None,
+        "Clients must send this as a bearer token. /health and /metrics stay open.",
+        group="HTTP server",
+    )
+    max_body_bytes: int = setting(
+        32 << 20,
+        "A larger request body is refused with status 413.",
+        group="HTTP server",
+        at_least=1024,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "How much to log.", group="HTTP server"
+    )
+
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "Where the model runs; auto: a GPU if there is one.", group="Device"
+    )
+    tp: int = setting(
+        1, "Tensor-parallel ranks, one worker process each.", group="Device", at_least=1
+    )
+    attention_backend: Literal["auto", "torch_reference"] = setting(
+        "auto",
+        "Which kernels compute attention; auto: the fastest that runs on the device.",
+        group="Device",
+    )
+    mem_fraction_static: float = setting(
+        0.85, "Share of the device's free memory that weights and KV pool may fill (on a CPU: of half of the "
+        "available memory, up to 8 GiB).",
+        group="Memory", at_least=0.05, at_most=0.98,
+    )  # fmt: skip
+    max_total_tokens: int | None = setting(
+        None,
+        "Size of the KV pool in tokens; computed from the memory if not given.",
+        group="Memory",
+        at_least=1,
+    )
+    page_size: int = setting(
+        16,
+        "Tokens in a page of KV cache: prefixes are shared in whole pages.",
+        group="Memory",
+        at_least=1,
+        at_most=1024,
+    )
+    disable_radix_cache: bool = setting(
+        False, "Share no prefixes between requests (for measurements).", group="Memory"
+    )
+
+    max_running_requests: int = setting(
+        256, "Most sequences in the running batch.", group="Scheduling", at_least=1, at_most=65536
+    )
+    max_queued_requests: int = setting(
+        4096, "Most sequences that may wait; beyond it requests get status 503 with Retry-After.",
+        group="Scheduling", at_least=1,
+    )  # fmt: skip
+    max_prefill_tokens: int = setting(
+        8192,
+        "Most prompt tokens computed in one step, over all sequences.",
+        group="Scheduling",
+        at_least=1,
+    )
+    chunked_prefill_size: int = setting(
+        2048,
+        "Most prompt tokens of one sequence computed in one step.",
+        group="Scheduling",
+        at_least=1,
+    )
+    schedule_policy: Literal["lpm", "fcfs"] = setting(
+        "lpm",
+        "Order of the waiting queue: longest prefix match with every 4th pick the oldest, or first come first served.",
+        group="Scheduling",
+    )
+    disable_overlap_schedule: bool = setting(
+        False,
+        "Plan a step only when the one before it is back (for debugging).",
+        group="Scheduling",
+    )
+
+    def validate(self) -> "ServerConfig":
+        """Return self.
+
+        Raises:
+            ConfigError: a value is of the wrong type or out of its range.
+        """
+        for setting_field in dataclasses.fields(self):
+            _check_value(setting_field, getattr(self, setting_field.name))
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model in the API."""
+        return self.served_model_name or self.model_path.rstrip("/").split("/")[-1]
+
+
+def _check_value(setting_field: dataclasses.Field, value: Any) -> None:
+    flag = flag_of(setting_field.name)
+    kind = _Kind.of(setting_field)
+    if value is None:
+        if not kind.optional:
+            raise ConfigError(f"{flag} needs a value.")
+        return
+    if kind.choices and value not in kind.choices:
+        raise ConfigError(f"{flag} must be one of {', '.join(kind.choices)}, not {value!r}.")
+    accepted = (int, float) if kind.type is float else (kind.type,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind.type is not bool):
+        raise ConfigError(f"{flag} must be of type {kind.type.__name__}, not {value!r}.")
+    low, high = setting_field.metadata["at_least"], setting_field.metadata["at_most"]
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{flag} must be {bounds}, not {value}.")
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A field's annotation, taken apart."""
+
+    type: type
+    optional: bool
+    choices: tuple[str, ...]
+
+    @staticmethod
+    def of(setting_field: dataclasses.Field) -> "_Kind":
+        annotation = setting_field.type
+        optional = isinstance(annotation, types.UnionType)
+        if optional:
+            annotation = next(a for a in typing.get_args(annotation) if a is not types.NoneType)
+        if typing.get_origin(annotation) is Literal:
+            return _Kind(str, optional, typing.get_args(annotation))
+        return _Kind(annotation, optional, ())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare one flag for each setting, in the groups of the docs."""
+    groups: dict[str, Any] = {}
+    for setting_field in dataclasses.fields(ServerConfig):
+        name, metadata = setting_field.name, setting_field.metadata
+        group = groups.setdefault(metadata["group"], None) or parser.add_argument_group(
+            metadata["group"]
+        )
+        groups[metadata["group"]] = group
+        kind = _Kind.of(setting_field)
+        options: dict[str, Any] = {
+            "dest": name,
+            "default": setting_field.default,
+            "help": _help(setting_field),
+        }
+        if kind.type is bool:
+            group.add_argument(flag_of(name), action="store_true", **options)
+        else:
+            metavar = metadata["metavar"] or (None if kind.choices else kind.type.__name__.upper())
+            group.add_argument(
+                flag_of(name),
+                type=kind.type,
+                choices=kind.choices or None,
+                metavar=metavar,
+                **options,
+            )
+
+
+def _help(setting_field: dataclasses.Field) -> str:
+    default = setting_field.default
+    text = setting_field.metadata["help"].replace("%", "%%")
+    return text if default is None or default is False else f"{text} (default: {default})"
+
+
+def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
+    """The validated config of a parsed command line."""
+    names = [f.name for f in dataclasses.fields(ServerConfig)]
+    return ServerConfig(**{name: getattr(arguments, name) for name in names}).validate()
+
+
+def markdown_table() -> str:
+    """The settings as the sections of docs/server.md."""
+    lines: list[str] = []
+    group = None
+    for setting_field in dataclasses.fields(ServerConfig):
+        metadata, kind = setting_field.metadata, _Kind.of(setting_field)
+        if metadata["group"] != group:
+            group = metadata["group"]
+            lines += [
+                "",
+                f"### {group}",
+                "",
+                "| flag | value | default | meaning |",
+                "|---|---|---|---|",
+            ]
+        value = " \\| ".join(kind.choices) if kind.choices else kind.type.__name__
+        value = "switch" if kind.type is bool else value
+        default = "" if setting_field.default is None else f"`{setting_field.default}`"
+        default = "off" if kind.type is bool else default
+        lines.append(
+            f"| `{flag_of(setting_field.name)}` | {value} | {default} | {metadata['help']} |"
+        )
+    return "\n".join(lines[1:]) + "\n"

@@ -1,0 +1,41 @@
+"""The exceptions radixrt raises on purpose, each worded for the person who must act on it."""
+
+
+class RadixrtError(Exception):
+    """Base of every error that radixrt raises on purpose."""
+
+
+class ConfigError(RadixrtError):
+    """A setting, a checkpoint or the machine makes it impossible to start; says what to change."""
+
+
+class RequestError(RadixrtError):
+    """A request that cannot be served, with the HTTP status and OpenAI-style detail it maps to.
+
+    Attributes:
+        message: one sentence that says what to change.
+        status: HTTP status code (400, 404, 413, 429, 503, ...).
+        param: the request field at fault, if one is.
+        code: OpenAI's machine-readable error code, if one fits (``context_length_exceeded``, ...).
+        retry_after_s: seconds after which a retry is worthwhile, for 429 and 503.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class EngineDiedError(RadixrtError):
+    """A process of the engine ended; requests under way are lost."""

@@ -1,0 +1,156 @@
+"""Typed one-way channels between processes: ZeroMQ sockets that carry msgspec messages.
+
+A link between two processes is two channels, one a direction. The receiving side binds. Addresses are
+``ipc://`` files in a directory that only this user can enter; nothing is ever unpickled.
+"""
+
+import logging
+import stat
+import tempfile
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+log = logging.getLogger(__name__)
+
+Received = TypeVar("Received")
+
+MAX_FRAME_BYTES = 512 << 20
+"""A frame larger than this is a fault of the sender; ZeroMQ drops the connection."""
+
+
+class Channels:
+    """The addresses of one engine's channels, as files in its run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    @staticmethod
+    def make_run_dir() -> Path:
+        """A fresh directory, mode 0700."""
+        run_dir = Path(tempfile.mkdtemp(prefix="radixrt-"))
+        assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+        return run_dir
+
+    def address(self, sender: str, receiver: str) -> str:
+        """For example ``ipc:///tmp/radixrt-x/scheduler-worker0``."""
+        return f"ipc://{self.run_dir}/{sender}-{receiver}"
+
+
+class Decoder(Generic[Received]):
+    """Turns frames into messages; drops, counts and logs what it does not understand."""
+
+    def __init__(self, message_types: type[Received] | object) -> None:
+        self._decoder = msgspec.msgpack.Decoder(message_types)  # type: ignore[call-overload]
+        self.malformed_frames = 0
+
+    def decode(self, frame: bytes) -> Received | None:
+        try:
+            return self._decoder.decode(frame)  # type: ignore[no-any-return]
+        except (msgspec.DecodeError, ValueError) as error:
+            self.malformed_frames += 1
+            log.warning("Dropped a malformed frame of %d bytes: %s", len(frame), error)
+            return None
+
+
+def _bind(context: zmq.Context, address: str) -> zmq.Socket:
+    socket = context.socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.bind(address)
+    return socket
+
+
+def _connect(context: zmq.Context, address: str) -> zmq.Socket:
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, 0)  # queues are bounded by --max-queued-requests, not here
+    socket.setsockopt(zmq.LINGER, 500)
+    socket.connect(address)
+    return socket
+
+
+class Inbox(Generic[Received]):
+    """The receiving end of a channel, for a process with a plain loop."""
+
+    def __init__(self, address: str, message_types: type[Received] | object) -> None:
+        self.socket = _bind(zmq.Context.instance(), address)
+        self._decoder: Decoder[Received] = Decoder(message_types)
+
+    @property
+    def malformed_frames(self) -> int:
+        return self._decoder.malformed_frames
+
+    def receive(self) -> Received:
+        """Wait for the next well-formed message."""
+        while True:
+            message = self._decoder.decode(self.socket.recv())
+            if message is not None:
+                return message
+
+    def receive_waiting(self) -> list[Received]:
+        """All messages that are here already, without waiting."""
+        messages = []
+        while True:
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            message = self._decoder.decode(frame)
+            if message is not None:
+                messages.append(message)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Outbox:
+    """The sending end of a channel. Sending never waits."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = _connect(zmq.Context.instance(), address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.socket.send(self._encoder.encode(message), copy=False)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Poller:
+    """Waits for several inboxes at once."""
+
+    def __init__(self, *inboxes: Inbox) -> None:
+        self._poller = zmq.Poller()
+        for inbox in inboxes:
+            self._poller.register(inbox.socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until a message is here, or the time is over; True if one is here."""
+        return bool(self._poller.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+class AsyncInbox(Generic[Received]):
+    """The receiving end of a channel, for a process with an event loop."""
+
+    def __init__(self, address: str, message_types: type[Received] | object) -> None:
+        self.socket = _bind(zmq.asyncio.Context.instance(), address)
+        self._decoder: Decoder[Received] = Decoder(message_types)
+
+    @property
+    def malformed_frames(self) -> int:
+        return self._decoder.malformed_frames
+
+    async def receive(self) -> Received:
+        """Wait for the next well-formed message."""
+        while True:
+            message = self._decoder.decode(await self.socket.recv())
+            if message is not None:
+                return message
+
+    def close(self) -> None:
+        self.socket.close()

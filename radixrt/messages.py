@@ -1,0 +1,409 @@
+"""Every message that crosses a process border, in the order a request meets them.
+
+    api ── tokenizer ── scheduler ── worker
+
+All are ``msgspec.Struct``s in msgpack, told apart by a tag. Token ids travel as packed int32 bytes
+(:func:`pack_ids`, :func:`unpack_ids`). Nothing is ever pickled.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.sampling_params import SamplingParams
+
+TokenIds = NDArray[np.int32]
+PackedIds = bytes
+FinishReason = Literal["stop", "length", "abort"]
+
+
+def pack_ids(ids: Sequence[int] | TokenIds) -> PackedIds:
+    """Pack token, page, slot or sequence ids as little-endian int32 bytes."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(packed: PackedIds) -> TokenIds:
+    """The inverse of :func:`pack_ids`; the array is read-only and shares the bytes."""
+    return np.frombuffer(packed, dtype="<i4")
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all messages; the class name is the tag."""
+
+
+# ---------------------------------------------------------------- api → tokenizer
+
+
+class TextPrompt(Message):
+    text: str
+    add_special_tokens: bool = True
+
+
+class TokenPrompt(Message):
+    token_ids: PackedIds
+
+
+class ChatPrompt(Message):
+    """A conversation, to be rendered by the model's chat template."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] | None = None
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class GenerateRequest(Message, kw_only=True):
+    """One prompt, ``sampling.n`` answers. Answered by AnswerChunks until each answer has finished,
+    or by one RequestFailed."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    stream: bool = False
+    """False: one AnswerChunk an answer, when it is complete."""
+    cache_salt: str = ""
+    """Prefixes are shared only among requests with the same salt."""
+    deadline: float | None = None
+    """Unix time in seconds after which the request is dropped."""
+    return_prompt_token_ids: bool = False
+
+
+class AbortRequest(Message):
+    """Drop a request. Unknown and finished ids are ignored."""
+
+    request_id: str
+
+
+class TokenizeCall(Message):
+    """Answered by a CallReply whose value is {"token_ids": list[int], "prompt": str}."""
+
+    call_id: int
+    prompt: Prompt
+
+
+class DetokenizeCall(Message):
+    """Answered by a CallReply whose value is {"text": str}."""
+
+    call_id: int
+    token_ids: PackedIds
+    skip_special_tokens: bool = False
+
+
+class FlushCacheCall(Message):
+    """Empty the radix tree. Answered by a CallReply whose value is {"pages_freed": int}.
+
+    Only what no running request uses is dropped.
+    """
+
+    call_id: int
+
+
+class StatsCall(Message):
+    """Answered by a CallReply whose value is a SchedulerStats, as builtins."""
+
+    call_id: int
+    check_invariants: bool = False
+    """Also check that every page is accounted for; a violation is the reply's error."""
+
+
+# ---------------------------------------------------------------- tokenizer → api
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probability of one token and of the likeliest alternatives at its position."""
+
+    token_id: int
+    token: str
+    """Text of this token alone; a token that is part of a character shows U+FFFD."""
+    token_bytes: bytes
+    """The token's own bytes."""
+    logprob: float | None
+    """None for the first token of a prompt, which nothing predicts."""
+    top: list["TokenLogprob"] = []
+
+
+class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a prompt once it is tokenized; travels with an answer's first chunk."""
+
+    num_tokens: int
+    text: str | None = None
+    """The rendered prompt, for echo; None unless prompt_logprobs or token ids were asked for."""
+    token_ids: PackedIds | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations in seconds, as the scheduler saw them."""
+
+    queued_s: float = 0.0
+    """From arrival at the scheduler to the first planned chunk."""
+    prefill_s: float = 0.0
+    """From the first planned chunk to the first token."""
+    total_s: float = 0.0
+    """From arrival at the scheduler to the last token."""
+
+
+class AnswerChunk(Message, kw_only=True):
+    """A piece of one answer (or the whole of it, where the request did not stream)."""
+
+    request_id: str
+    index: int
+    """Which of the ``n`` answers."""
+    text: str
+    """New text: complete characters only, nothing that may yet turn out to be a stop string."""
+    token_ids: PackedIds
+    """New tokens. Their text may come in a later chunk."""
+    logprobs: list[TokenLogprob] | None = None
+    prompt: PromptInfo | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended the answer."""
+    num_output_tokens: int = 0
+    """Tokens of this answer so far."""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV came from the radix tree."""
+    times: AnswerTimes | None = None
+    """With the last chunk."""
+
+
+class RequestFailed(Message, kw_only=True):
+    """The request was refused, or was lost. See :class:`radixrt.errors.RequestError`."""
+
+    request_id: str
+    message: str
+    status: int = 400
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+
+class CallReply(Message, kw_only=True):
+    call_id: int
+    value: Any = None
+    error: RequestFailed | None = None
+
+
+class EngineInfo(Message, kw_only=True):
+    """Sent once, up the whole chain, when the engine can take requests. Lengths are in tokens."""
+
+    context_length: int
+    """Longest prompt plus answer."""
+    vocab_size: int
+    kv_pool_tokens: int
+    """Tokens of KV that the pool holds."""
+    page_size: int
+    kv_bytes_per_token: int
+    num_parameters: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    attention_backend: str
+    architecture: str
+    default_sampling: dict[str, Any] = {}
+    """From the checkpoint's generation_config.json: temperature, top_p, top_k, ..."""
+    eos_token_ids: tuple[int, ...] = ()
+
+
+# ---------------------------------------------------------------- tokenizer → scheduler
+
+
+class SequenceRequest(Message, kw_only=True):
+    """One answer to be generated. Valid by construction: the tokenizer has checked it."""
+
+    seq_id: int
+    token_ids: PackedIds
+    sampling: SamplingParams
+    """With ``max_tokens`` and ``seed`` filled in."""
+    cache_salt: str = ""
+    deadline: float | None = None
+
+
+class ReleaseSequences(Message):
+    """Nobody wants more tokens of these: the client is gone or a stop string was found."""
+
+    seq_ids: PackedIds
+
+
+# FlushCacheCall and StatsCall are passed on.
+
+
+# ---------------------------------------------------------------- scheduler → tokenizer
+
+
+class SequenceStarted(msgspec.Struct, frozen=True, array_like=True):
+    """Travels with a sequence's first token."""
+
+    seq_id: int
+    cached_tokens: int
+    queued_s: float
+    prefill_s: float
+
+
+class SequenceFinished(msgspec.Struct, frozen=True, array_like=True):
+    """Travels with a sequence's last token."""
+
+    seq_id: int
+    reason: FinishReason
+    stop_token: int | None
+    """The stop or end-of-sequence token that ended it; it is among the tokens."""
+    total_s: float
+
+
+class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the chosen token first, then the likeliest, descending."""
+
+    owner: int
+    """A slot on the way from the worker, a sequence id on the way to the tokenizer."""
+    token_ids: PackedIds
+    logprobs: list[float]
+
+
+class TokenBatch(Message, kw_only=True):
+    """The new tokens of one step, in columns; a sequence with several tokens has several entries."""
+
+    seq_ids: PackedIds
+    token_ids: PackedIds
+    started: list[SequenceStarted] = []
+    finished: list[SequenceFinished] = []
+    logprobs: list[LogprobRow] = []
+    """For sequences that asked, one a new token, in order."""
+    prompt_logprobs: list[LogprobRow] = []
+    """In order of position, from the prompt's second token on."""
+
+
+class SequenceRefused(Message, kw_only=True):
+    """The scheduler can't take this sequence; see RequestFailed."""
+
+    seq_id: int
+    message: str
+    status: int
+    retry_after_s: int | None = None
+
+
+class HistogramSnapshot(msgspec.Struct, frozen=True):
+    """A Prometheus-style histogram: ``counts[i]`` observations ≤ ``bounds[i]``, not cumulative; the last
+    entry of counts is what lies above all bounds."""
+
+    bounds: list[float]
+    counts: list[int]
+    total: float
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since start and gauges of this moment."""
+
+    running: int
+    waiting: int
+    prompt_tokens: int
+    """Of admitted sequences."""
+    cached_tokens: int
+    """Of those, found in the tree."""
+    output_tokens: int
+    finished: int
+    aborted: int
+    refused: int
+    retractions: int
+    evicted_pages: int
+    pages_total: int
+    pages_owned: int
+    """Held by running sequences alone."""
+    pages_cached: int
+    """In the tree, locked or not."""
+    pages_evictable: int
+    """In the tree and not locked."""
+    pages_free: int
+    tree_nodes: int
+    steps: int
+    malformed_frames: int
+    step_seconds: HistogramSnapshot
+    """Wall time of a step on the worker."""
+    plan_seconds: HistogramSnapshot
+    """Time the scheduler took to plan a step."""
+
+
+# ---------------------------------------------------------------- scheduler → worker
+
+
+class Admit(msgspec.Struct, frozen=True, array_like=True):
+    """Put a sequence into a slot."""
+
+    slot: int
+    token_ids: PackedIds
+    """Prompt, and what was generated before a retraction."""
+    num_cached: int
+    """Leading tokens whose KV the given pages already hold."""
+    pages: PackedIds
+    """Block table so far: position p lies in ``pages[p // page_size]``."""
+    sampling: SamplingParams
+    num_output: int
+    """How many of token_ids were generated: penalties and min_tokens count them."""
+
+
+class Extend(msgspec.Struct, frozen=True, array_like=True):
+    """Append pages to a slot's block table."""
+
+    slot: int
+    pages: PackedIds
+
+
+class Prefill(msgspec.Struct, frozen=True, array_like=True):
+    """Compute the next ``num_tokens`` prompt tokens of a slot, from position ``start``.
+
+    ``start`` moves past what the worker computed for this slot when another sequence's pages were
+    adopted. The chunk that reaches the end of the prompt samples a token.
+    """
+
+    slot: int
+    start: int
+    num_tokens: int
+
+
+class StepPlan(Message, kw_only=True):
+    """What changes before this step, then the step itself.
+
+    Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend``. Then one forward pass
+    computes the ``prefill`` chunks and one token for every slot whose prompt is complete: those need no
+    mention, so a step in which nothing changes is a few bytes whatever the batch size.
+    """
+
+    step_id: int
+    release: list[int] = []
+    admit: list[Admit] = []
+    block_tables: list[Extend] = []
+    """Replace a slot's whole block table (it adopted another sequence's pages)."""
+    extend: list[Extend] = []
+    prefill: list[Prefill] = []
+
+
+# ---------------------------------------------------------------- worker → scheduler
+
+
+class StepResult(Message, kw_only=True):
+    """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
+
+    step_id: int
+    slots: PackedIds
+    token_ids: PackedIds
+    logprobs: list[LogprobRow] = []
+    prompt_logprobs: list[LogprobRow] = []
+    forward_s: float = 0.0
+    """Model's forward pass."""
+    step_s: float = 0.0
+    """Whole step on the worker: apply the plan, forward, sample."""
+
+
+ToTokenizerFromApi = (
+    GenerateRequest | AbortRequest | TokenizeCall | DetokenizeCall | FlushCacheCall | StatsCall
+)
+ToApi = EngineInfo | AnswerChunk | RequestFailed | CallReply
+ToScheduler = SequenceRequest | ReleaseSequences | FlushCacheCall | StatsCall
+ToTokenizerFromScheduler = EngineInfo | TokenBatch | SequenceRefused | CallReply
+ToWorker = StepPlan
+ToSchedulerFromWorker = EngineInfo | StepResult
