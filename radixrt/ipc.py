@@ -70,6 +70,7 @@ def _connect(context: zmq.Context, address: str) -> zmq.Socket:
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)  # queues are bounded by --max-queued-requests, not here
     socket.setsockopt(zmq.LINGER, 500)
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)  # milliseconds: the other side may still be starting
     socket.connect(address)
     return socket
 

@@ -40,10 +40,14 @@ class EngineModel:
         self.cached: dict[int, int] = {}
         self.finished: dict[int, str] = {}
 
-    def add(self, prompt: list[int], max_tokens: int = 4, salt: str = "", **sampling: object) -> int:
+    def add(
+        self, prompt: list[int], max_tokens: int = 4, salt: str = "", **sampling: object
+    ) -> int:
         seq_id = len(self.requests)
         params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
-        request = SequenceRequest(seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params, cache_salt=salt)
+        request = SequenceRequest(
+            seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params, cache_salt=salt
+        )
         assert self.scheduler.add(request) is None
         self.requests[seq_id] = request
         self.answers[seq_id] = []
@@ -64,7 +68,9 @@ class EngineModel:
         batch = self.scheduler.absorb(self.worker.step(self.sent.popleft()))
         for started in batch.started:
             self.cached[started.seq_id] = started.cached_tokens
-        for seq_id, token in zip(unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True):
+        for seq_id, token in zip(
+            unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True
+        ):
             assert seq_id not in self.finished, "a token for an answer that has ended"
             self.answers[seq_id].append(token)
         for finished in batch.finished:

@@ -19,7 +19,9 @@ def next_token(prefix_digest: int) -> int:
     return prefix_digest % VOCAB
 
 
-def expected_answer(prompt: list[int], max_tokens: int, stop_tokens: frozenset[int], min_tokens: int = 0) -> list[int]:
+def expected_answer(
+    prompt: list[int], max_tokens: int, stop_tokens: frozenset[int], min_tokens: int = 0
+) -> list[int]:
     """What an undisturbed model would answer."""
     state = 0
     for token in prompt:
@@ -61,18 +63,26 @@ class FakeWorker:
             self.slots[admit.slot] = _Slot(tokens, len(tokens), admit.num_cached, pages)
         for table in plan.block_tables:
             self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
-        for slot, page in zip(unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages), strict=True):
+        for slot, page in zip(
+            unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages), strict=True
+        ):
             self.slots[int(slot)].pages.append(int(page))
         rows = [(slot, self.slots[slot].computed, 1) for slot in decoding]
         for chunk in plan.prefill:
             state = self.slots[chunk.slot]
-            assert chunk.start >= state.computed and chunk.start + chunk.num_tokens <= state.num_known
+            assert (
+                chunk.start >= state.computed and chunk.start + chunk.num_tokens <= state.num_known
+            )
             rows.append((chunk.slot, chunk.start, chunk.num_tokens))
         assert rows, "an empty step"
         return self._compute(plan.step_id, rows)
 
     def _compute(self, step_id: int, rows: list[tuple[int, int, int]]) -> StepResult:
-        for slot, start, count in rows:  # a layer writes the K and V of all rows before any row attends
+        for (
+            slot,
+            start,
+            count,
+        ) in rows:  # a layer writes the K and V of all rows before any row attends
             state, value = self.slots[slot], 0
             for position, token in enumerate(state.tokens[: start + count]):
                 value = digest(value, token)
@@ -85,12 +95,16 @@ class FakeWorker:
             self.computed_tokens += count
             for position, token in enumerate(state.tokens[: state.computed]):
                 value = digest(value, token)
-                assert self.memory[self._place(state, position)] == value, f"wrong KV at position {position}"
+                assert self.memory[self._place(state, position)] == value, (
+                    f"wrong KV at position {position}"
+                )
             if state.computed >= state.num_known:
                 state.tokens.append(next_token(value))
                 slots.append(slot)
                 tokens.append(state.tokens[-1])
-        return StepResult(step_id=step_id, slots=pack_ids(slots), token_ids=pack_ids(tokens), step_s=0.01)
+        return StepResult(
+            step_id=step_id, slots=pack_ids(slots), token_ids=pack_ids(tokens), step_s=0.01
+        )
 
     def _place(self, state: _Slot, position: int) -> tuple[int, int]:
         return state.pages[position // self.page_size], position % self.page_size

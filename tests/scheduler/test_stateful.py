@@ -22,7 +22,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         share=st.booleans() | st.just(True),
     )
     def start(
-        self, page_size: int, spare: int, chunk: int, budget: int, slots: int, policy: str, share: bool
+        self,
+        page_size: int,
+        spare: int,
+        chunk: int,
+        budget: int,
+        slots: int,
+        policy: str,
+        share: bool,
     ) -> None:
         context = 96
         self.engine = EngineModel(
@@ -48,7 +55,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
     )
-    def arrive(self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object) -> None:
+    def arrive(
+        self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object
+    ) -> None:
         options["min_tokens"] = min(options["min_tokens"], max_tokens)  # type: ignore[type-var]
         self.engine.add(stem[:cut] + tail, max_tokens, **options)  # type: ignore[arg-type]
 
