@@ -60,7 +60,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 class GenerateRequest(Message, frozen=True, kw_only=True):
-    """One prompt, ``sampling.n`` answers. Answered by AnswerChunks until each answer has finished,
+    """One prompt, ``sampling.n`` answers. Answered by AnswerChunks (in AnswerBatches) until each has finished,
     or by one RequestFailed."""
 
     request_id: str
@@ -171,6 +171,12 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     """Prompt tokens whose KV came from the radix tree."""
     times: AnswerTimes | None = None
     """With the last chunk."""
+
+
+class AnswerBatch(Message, frozen=True):
+    """The chunks of one step for all its answers: one frame, whatever the batch size."""
+
+    chunks: list[AnswerChunk]
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
@@ -404,7 +410,7 @@ class StepResult(Message, frozen=True, kw_only=True):
 ToTokenizerFromApi = (
     GenerateRequest | AbortRequest | TokenizeCall | DetokenizeCall | FlushCacheCall | StatsCall
 )
-ToApi = EngineInfo | AnswerChunk | RequestFailed | CallReply
+ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
 ToScheduler = SequenceRequest | ReleaseSequences | FlushCacheCall | StatsCall
 ToTokenizerFromScheduler = EngineInfo | TokenBatch | SequenceRefused | CallReply
 ToWorker = StepPlan
