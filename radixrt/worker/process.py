@@ -16,7 +16,7 @@ from radixrt.ipc import Channels, Inbox, Outbox
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages import EngineInfo, ToWorker
 from radixrt.models.checkpoint import context_length, generation_config, read_config
-from radixrt.models.interface import Model
+from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.worker.batch import PersistentBatch
 from radixrt.worker.kv_pool import KVPool, bytes_per_token, pool_pages
@@ -80,6 +80,7 @@ def build_runner(
         device=device,
         tp=tp,
         seed=config.random_seed,
+        context_length=config.context_length,
         trust_remote_code=config.trust_remote_code,
     )
     log.info("Loaded %s in %.1f s.", type(model).__name__, time.perf_counter() - begin)
@@ -96,7 +97,8 @@ def build_runner(
         max_useful_tokens=2 * config.max_running_requests * longest,
     )
     max_pages = math.ceil(longest / config.page_size)
-    defaults, eos_token_ids = generation_config(model_dir)
+    defaults = generation_config(model_dir)
+    eos_token_ids = tuple(defaults.pop("eos_token_ids"))
     runner = ModelRunner(
         model,
         make_backend(config.attention_backend, device),
@@ -137,7 +139,7 @@ def _context_length(config: ServerConfig, model_limit: int) -> int:
     return config.context_length
 
 
-def _num_parameters(model: Model) -> int:
+def _num_parameters(model: CausalLM) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -6,7 +6,7 @@ import torch
 
 from radixrt.attention.backend import AttentionBackend, ForwardContext
 from radixrt.messages import LogprobRow, StepPlan, StepResult, pack_ids, unpack_ids
-from radixrt.models.interface import Model
+from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
 from radixrt.worker.kv_pool import KVPool
 from radixrt.worker.logprobs import prompt_logprob_rows
@@ -22,7 +22,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: CausalLM,
         backend: AttentionBackend,
         pool: KVPool,
         batch: PersistentBatch,
