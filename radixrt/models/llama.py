@@ -14,17 +14,12 @@ class LlamaForCausalLM(CausalLM):
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int | None = None) -> None:
         rotary = RotaryEmbedding(rope_config(config, head_dim(config), context_length))
+        size, act = config.intermediate_size, config.hidden_act
         bias = config.attention_bias
 
         def layer(index: int) -> DecoderLayer:
-            mlp = GatedMLP(
-                config.hidden_size,
-                config.intermediate_size,
-                tp,
-                activation=config.hidden_act,
-                bias=config.mlp_bias,
-            )
             self_attn = attention(config, index, rotary, tp, qkv_bias=bias, output_bias=bias)
+            mlp = GatedMLP(config.hidden_size, size, tp, activation=act, bias=config.mlp_bias)
             return DecoderLayer(config, self_attn, mlp)
 
         super().__init__(config, tp, [layer(i) for i in range(config.num_hidden_layers)])
