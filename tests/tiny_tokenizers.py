@@ -2,13 +2,21 @@
 
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from tokenizers.processors import TemplateProcessing
 
 TEXT = [
     "The quick brown fox jumps over the lazy dog. Hello world, how are you today?",
     "def main(): return [x for x in range(10)]  # a comment",
-    "Où est la bibliothèque? 你好，世界！ Привет мир 👩‍👩‍👧 naïve café",
+    "Où est la bibliothèque? 你好 世界 Привет мир 👩‍👩‍👧 naïve café",
     "the the the and and of of to to in in is is was was for for it it with with",
 ]
 
