@@ -36,8 +36,7 @@ Arrival = AnswerChunk | RequestFailed | EngineDiedError
 class EngineClient:
     """One end of the wire to the tokenizer process. Lives in one event loop.
 
-    Make it inside a running loop; every method but :meth:`abort` and :meth:`close` is a coroutine of
-    that loop.
+    Make it inside a running loop; use it there alone.
     """
 
     def __init__(self, channels: Channels) -> None:
@@ -91,6 +90,11 @@ class EngineClient:
         """Drop a request. Whoever iterates over it gets what there is, with finish reason "abort".
         An unknown id is ignored."""
         self._outbox.send(AbortRequest(request_id))
+
+    def abort_all(self) -> None:
+        """Drop every request of this client."""
+        for request_id in self._arrivals:
+            self.abort(request_id)
 
     async def tokenize(self, prompt: Prompt) -> tuple[list[int], str]:
         """Token ids and text of a prompt, with no limit on its length."""

@@ -115,7 +115,8 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
 
 async def _whole(chat: _Chat, state: ServerState) -> dict[str, Any]:
     usage = Usage()
-    choices, extras = [], {}
+    choices: list[dict[str, Any]] = []
+    extras: dict[str, Any] = {}
     async with aclosing(state.generate([chat.request])) as answers:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)

@@ -199,21 +199,21 @@ def parse_prompts(
     return [token_prompt(prompt, vocab_size)]
 
 
-def token_prompt(ids: list[Any], vocab_size: int) -> TokenPrompt:
+def token_prompt(ids: list[Any], vocab_size: int, field: str = "prompt") -> TokenPrompt:
     """Raises:
     RequestError: it is empty, or not a list of token ids of the vocabulary.
     """
     if not ids:
-        raise RequestError("The prompt is empty; give at least one token.", param="prompt")
+        raise RequestError(f"{field} is empty; give at least one token.", param=field)
     for token_id in ids:
         if not isinstance(token_id, int) or isinstance(token_id, bool):
             raise RequestError(
-                "prompt must be a string, a list of strings, a list of token ids, or a list of such lists.",
-                param="prompt",
+                f"{field} must be text or token ids, one or a list of them, not mixed; it holds {token_id!r:.50}.",
+                param=field,
             )
         if not 0 <= token_id < vocab_size:
             raise RequestError(
                 f"Token id {token_id} is not in the vocabulary; ids go from 0 to {vocab_size - 1}.",
-                param="prompt",
+                param=field,
             )
     return TokenPrompt(pack_ids(ids))

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.config import ServerConfig
 from radixrt.engine_client import EngineClient
-from radixrt.errors import RequestError
+from radixrt.errors import EngineDiedError, RequestError
 from radixrt.messages import AnswerChunk, EngineInfo, GenerateRequest
 
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -21,6 +22,7 @@ class ServerState:
         self.config = config
         self.client = client
         self.info = info
+        self.metrics = Metrics()
         self.started_at = int(time.time())
         self.default_sampling: dict[str, Any] = {
             name: value
@@ -58,7 +60,7 @@ class ServerState:
         When one fails, or the generator is closed, all are aborted.
         """
         if len(requests) == 1:
-            async with aclosing(self.client.generate(requests[0])) as chunks:
+            async with aclosing(self._generate_one(requests[0])) as chunks:
                 async for chunk in chunks:
                     yield 0, chunk
             return
@@ -66,7 +68,7 @@ class ServerState:
 
         async def run(index: int) -> None:
             try:
-                async with aclosing(self.client.generate(requests[index])) as chunks:
+                async with aclosing(self._generate_one(requests[index])) as chunks:
                     async for chunk in chunks:
                         arrivals.put_nowait((index, chunk))
                 arrivals.put_nowait((index, None))
@@ -88,6 +90,21 @@ class ServerState:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _generate_one(self, request: GenerateRequest) -> AsyncGenerator[AnswerChunk, None]:
+        """The client's chunks, observed."""
+        timer = AnswerTimer(self.metrics, request.stream)
+        try:
+            async with aclosing(self.client.generate(request)) as chunks:
+                async for chunk in chunks:
+                    timer.observe(chunk)
+                    yield chunk
+        except (RequestError, EngineDiedError):
+            self.metrics.answers.labels("error").inc()
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self.metrics.answers.labels("client_left").inc()
+            raise
 
 
 def new_id(prefix: str) -> str:

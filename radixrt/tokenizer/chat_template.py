@@ -34,7 +34,9 @@ class ChatTemplate:
         self._reserved_names = frozenset(
             inspect.signature(vocabulary.hf.apply_chat_template).parameters
         ) - {"kwargs"}
-        strings = sorted(vocabulary.special_tokens, key=len, reverse=True)
+        strings = sorted(
+            (token.content for token in vocabulary.special_tokens.values()), key=len, reverse=True
+        )
         self._special = re.compile("|".join(map(re.escape, strings))) if strings else None
         self._nonce = secrets.token_hex(8)
 
@@ -133,11 +135,12 @@ class ChatTemplate:
         """
         tokenizer = Tokenizer.from_str(self._vocabulary.backend.to_str())
         tokenizer.encode_special_tokens = True
-        names, ids = {}, {}
-        for number, token in enumerate(self._vocabulary.special_tokens.values()):
+        names: dict[str, str] = {}
+        ids: dict[int, int] = {}
+        for number, (token_id, token) in enumerate(self._vocabulary.special_tokens.items()):
             name = self._placeholder("special", number)
             flags = {"lstrip": token.lstrip, "rstrip": token.rstrip}
             tokenizer.add_tokens([AddedToken(name, normalized=False, special=False, **flags)])
             names[token.content] = name
-            ids[tokenizer.token_to_id(name)] = self._vocabulary.backend.token_to_id(token.content)
+            ids[tokenizer.encode(name, add_special_tokens=False).ids[0]] = token_id
         return tokenizer, names, ids

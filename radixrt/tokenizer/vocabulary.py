@@ -18,7 +18,8 @@ class Vocabulary:
     Attributes:
         hf: the transformers tokenizer, for its chat template and the names of its special tokens.
         backend: the ``tokenizers`` tokenizer that does the work.
-        special_ids: tokens that are control tokens, not text.
+        special_tokens: the control tokens, by id.
+        special_ids: their ids.
         longest_token: length in characters of the longest token, at most.
     """
 
@@ -29,8 +30,8 @@ class Vocabulary:
         self.backend.no_padding()
         added = self.backend.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
-        self.special_tokens = {t.content: t for t in added.values() if t.special}
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_tokens = {i: token for i, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_tokens)
         self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
         self._bos_id: int | None = hf.bos_token_id
         self._is_byte_level = "ByteLevel" in _component_types(self.backend.decoder)
