@@ -208,7 +208,6 @@ class SamplingState:
         biases = self._biases_of(sampling, num_prompt)
         if biases:
             self._biases[slot] = biases
-        self._batch = None
 
     def release(self, slot: int) -> None:
         """Forget the sequence of a slot."""
@@ -220,7 +219,11 @@ class SamplingState:
         self._batch = None
 
     def batch(self, slots: Sequence[int] | NDArray[np.integer]) -> SamplingBatch:
-        """The groups of these slots, in this order; the last answer again while nothing has changed."""
+        """The groups of these slots, in this order.
+
+        The last answer again if it was about the same slots and none was released since: a slot changes
+        its meaning only by way of a release.
+        """
         slot_array = np.asarray(slots, dtype=np.int64)
         if self._batch is None or not np.array_equal(self._batch.slots, slot_array):
             self._batch = self._group(slot_array.copy())
