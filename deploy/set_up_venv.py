@@ -21,7 +21,9 @@ OLDEST_PYTHON = (3, 11)
 def main() -> None:
     if sys.version_info < OLDEST_PYTHON:
         wanted = ".".join(map(str, OLDEST_PYTHON))
-        sys.exit(f"radixrt needs Python {wanted} or newer, this is {platform.python_version()}: make PYTHON=python3.x")
+        sys.exit(
+            f"radixrt needs Python {wanted} or newer, this is {platform.python_version()}: make PYTHON=python3.x"
+        )
     venv = Path(sys.argv[1])
     python = venv / "bin" / "python"
     keep_torch = has_nvidia_gpu() and base_python_has_cuda_torch()
@@ -58,12 +60,35 @@ def install_torch(python: Path) -> None:
         pip_install(python, TORCH)
         return
     pip_install(python, "uv")  # knows where PyTorch keeps its CPU builds
-    run(str(python), "-m", "uv", "pip", "install", "--quiet", "--python", str(python), "--torch-backend", "cpu", TORCH)
+    run(
+        str(python),
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        str(python),
+        "--torch-backend",
+        "cpu",
+        TORCH,
+    )
 
 
 def pip_would_install_cpu_build(python: Path) -> bool:
     """Whether pip, as it is configured here, resolves torch to a build without CUDA."""
-    command = [str(python), "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--report", "-", TORCH]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--no-deps",
+        "--report",
+        "-",
+        TORCH,
+    ]
     report = subprocess.run(command, capture_output=True, text=True)
     if report.returncode:
         return False
