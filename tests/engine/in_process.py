@@ -1,13 +1,13 @@
 """The real scheduler and the real worker in one process, without sockets between them."""
 
-from collections import deque
+from collections import defaultdict, deque
 from pathlib import Path
 
 import torch
 
 from radixrt.config import ServerConfig
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages import SequenceRequest, StepPlan, pack_ids, unpack_ids
+from radixrt.messages import LogprobRow, SequenceRequest, StepPlan, pack_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.process import scheduler_limits
@@ -27,15 +27,20 @@ class InProcessEngine:
         self.runner, self.info = build_runner(config, torch.device("cpu"), TensorParallel())
         self.scheduler = Scheduler(scheduler_limits(config, self.info))
         self.cached: list[int] = []
+        """Cached tokens of each prompt of the last call."""
+        self.logprobs: list[list[LogprobRow]] = []
+        self.prompt_logprobs: list[list[LogprobRow]] = []
         self._next_id = 0
 
     def generate(
         self, prompts: list[list[int]], sampling: SamplingParams | list[SamplingParams] = GREEDY, salt: str = ""
     ) -> list[list[int]]:
-        """Answer prompts that arrive together; ``cached`` then holds the cached tokens of each."""
+        """Answer prompts that arrive together."""
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         answers: dict[int, list[int]] = {}
         cached: dict[int, int] = {}
+        logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
+        prompt_logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
         for prompt, params in zip(prompts, each, strict=True):
             seq_id, self._next_id = self._next_id, self._next_id + 1
             answers[seq_id] = []
@@ -52,5 +57,11 @@ class InProcessEngine:
             cached.update({started.seq_id: started.cached_tokens for started in batch.started})
             for seq_id, token in zip(unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True):
                 answers[int(seq_id)].append(int(token))
+            for row in batch.logprobs:
+                logprobs[row.owner].append(row)
+            for row in batch.prompt_logprobs:
+                prompt_logprobs[row.owner].append(row)
         self.cached = [cached[seq_id] for seq_id in answers]
+        self.logprobs = [logprobs[seq_id] for seq_id in answers]
+        self.prompt_logprobs = [prompt_logprobs[seq_id] for seq_id in answers]
         return list(answers.values())
