@@ -33,7 +33,10 @@ class InProcessEngine:
         self._next_id = 0
 
     def generate(
-        self, prompts: list[list[int]], sampling: SamplingParams | list[SamplingParams] = GREEDY, salt: str = ""
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams | list[SamplingParams] = GREEDY,
+        salt: str = "",
     ) -> list[list[int]]:
         """Answer prompts that arrive together."""
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
@@ -44,7 +47,9 @@ class InProcessEngine:
         for prompt, params in zip(prompts, each, strict=True):
             seq_id, self._next_id = self._next_id, self._next_id + 1
             answers[seq_id] = []
-            request = SequenceRequest(seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params, cache_salt=salt)
+            request = SequenceRequest(
+                seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params, cache_salt=salt
+            )
             assert self.scheduler.add(request) is None
         sent: deque[StepPlan] = deque()
         while True:
@@ -55,7 +60,9 @@ class InProcessEngine:
             batch = self.scheduler.absorb(self.runner.step(sent.popleft()))
             check_invariants(self.scheduler)
             cached.update({started.seq_id: started.cached_tokens for started in batch.started})
-            for seq_id, token in zip(unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True):
+            for seq_id, token in zip(
+                unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
+            ):
                 answers[int(seq_id)].append(int(token))
             for row in batch.logprobs:
                 logprobs[row.owner].append(row)

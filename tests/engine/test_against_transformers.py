@@ -39,11 +39,17 @@ def transformers_greedy(checkpoint: Callable[[str], Path]) -> Oracle:
         key = (architecture, tuple(prompt))
         if architecture not in models:
             folder = checkpoint(architecture)
-            models[architecture] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            models[architecture] = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32
+            ).eval()
         if key not in answers:
             torch.set_num_threads(1)
             output = models[architecture].generate(  # type: ignore[operator]
-                torch.tensor([prompt]), max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None
+                torch.tensor([prompt]),
+                max_new_tokens=64,
+                min_new_tokens=64,
+                do_sample=False,
+                eos_token_id=None,
             )
             answers[key] = output[0, len(prompt) :].tolist()
         return answers[key]
@@ -58,15 +64,21 @@ def test_64_greedy_tokens_equal_transformers_with_cold_and_warm_cache(
     prompts = make_prompts()
     expected = [transformers_greedy(architecture, prompt) for prompt in prompts]
     for page_size, chunk in PAGE_AND_CHUNK:
-        engine = InProcessEngine(checkpoint(architecture), page_size=page_size, chunked_prefill_size=chunk)
+        engine = InProcessEngine(
+            checkpoint(architecture), page_size=page_size, chunked_prefill_size=chunk
+        )
         assert engine.generate(prompts) == expected, "cold"
         assert engine.generate(prompts) == expected, "warm"
-        assert engine.cached == [(len(p) - 1) // page_size * page_size for p in prompts], "the cache was not hit"
+        assert engine.cached == [(len(p) - 1) // page_size * page_size for p in prompts], (
+            "the cache was not hit"
+        )
         follow_up = [p + e + [5, 6] for p, e in zip(prompts, expected, strict=True)]
         engine.generate(follow_up)
         for prompt, answer, cached in zip(prompts, expected, engine.cached, strict=True):
             # the last token of an answer is never computed, so its page may be missing
-            assert cached >= (len(prompt) + len(answer) - 1) // page_size * page_size, "the answer was not cached"
+            assert cached >= (len(prompt) + len(answer) - 1) // page_size * page_size, (
+                "the answer was not cached"
+            )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
@@ -90,7 +102,9 @@ def test_cache_salts_keep_prefixes_apart(checkpoint: Callable[[str], Path]) -> N
     assert engine.generate(prompt, salt="a") == first and engine.cached[0] > 60
 
 
-def test_radix_cache_can_be_switched_off(checkpoint: Callable[[str], Path], transformers_greedy: Oracle) -> None:
+def test_radix_cache_can_be_switched_off(
+    checkpoint: Callable[[str], Path], transformers_greedy: Oracle
+) -> None:
     engine = InProcessEngine(checkpoint("llama"), disable_radix_cache=True)
     prompts = make_prompts()
     for _ in range(2):

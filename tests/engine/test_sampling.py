@@ -32,9 +32,13 @@ def test_a_seed_gives_the_same_answer_whatever_the_batch(checkpoint: Callable[[s
 def test_min_tokens_keeps_stop_tokens_away(checkpoint: Callable[[str], Path]) -> None:
     engine = InProcessEngine(checkpoint("llama"))
     prompt = make_prompts()[2]
-    free = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True))[0]
+    free = engine.generate(
+        [prompt], SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    )[0]
     stop = free[3]
-    held = SamplingParams(temperature=0.0, max_tokens=10, min_tokens=6, stop_token_ids=(stop,), ignore_eos=True)
+    held = SamplingParams(
+        temperature=0.0, max_tokens=10, min_tokens=6, stop_token_ids=(stop,), ignore_eos=True
+    )
     answer = engine.generate([prompt], held)[0]
     assert len(answer) >= 6 and stop not in answer[:6] and answer[:3] == free[:3]
 
@@ -47,7 +51,9 @@ def reference_logprobs(checkpoint: Callable[[str], Path]) -> Callable[[list[int]
     return lambda tokens: model(torch.tensor([tokens])).logits[0].log_softmax(-1).detach()
 
 
-def assert_rows_match(rows: list[LogprobRow], tokens: list[int], expected: torch.Tensor, num_top: int) -> None:
+def assert_rows_match(
+    rows: list[LogprobRow], tokens: list[int], expected: torch.Tensor, num_top: int
+) -> None:
     """``expected`` [len(tokens), vocab]: what transformers gives for each of ``tokens``."""
     assert len(rows) == len(tokens)
     for row, token, scores in zip(rows, tokens, expected, strict=True):
@@ -60,13 +66,22 @@ def assert_rows_match(rows: list[LogprobRow], tokens: list[int], expected: torch
 @pytest.mark.parametrize("chunk", [5, 512])
 @pytest.mark.parametrize("pool", [4096, 120])
 def test_logprobs_equal_those_of_transformers(
-    chunk: int, pool: int, checkpoint: Callable[[str], Path], reference_logprobs: Callable[[list[int]], torch.Tensor]
+    chunk: int,
+    pool: int,
+    checkpoint: Callable[[str], Path],
+    reference_logprobs: Callable[[list[int]], torch.Tensor],
 ) -> None:
     engine = InProcessEngine(
-        checkpoint("llama"), page_size=4, chunked_prefill_size=chunk, max_prefill_tokens=64, max_total_tokens=pool
+        checkpoint("llama"),
+        page_size=4,
+        chunked_prefill_size=chunk,
+        max_prefill_tokens=64,
+        max_total_tokens=pool,
     )
     prompts = make_prompts()
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=20, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    params = SamplingParams(
+        temperature=1.0, seed=3, max_tokens=20, logprobs=3, prompt_logprobs=2, ignore_eos=True
+    )
     for _ in range(2):  # the second time the prompts are cached, and computed all the same
         answers = engine.generate(prompts, params)
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
