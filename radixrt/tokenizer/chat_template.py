@@ -58,9 +58,7 @@ class ChatTemplate:
             return chat.text, self._vocabulary.encode(chat.text, add_special_tokens=False)
         return self._encode_with_literals(chat.text, chat.literals)
 
-    def _render(
-        self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]
-    ) -> str:
+    def _render(self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]) -> str:
         if not self._vocabulary.hf.chat_template:
             raise RequestError(
                 "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE."
