@@ -1,5 +1,6 @@
 """/generate, /tokenize and /detokenize."""
 
+import itertools
 import json
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_each_event_of_a_stream_repeats_the_answer_so_far(server: RunningServer)
     assert lines[-1] == "[DONE]"
     texts = [json.loads(line)["text"] for line in lines[:-1]]
     assert texts[-1] == "Hello world"
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert len(texts) > 2
 
 

@@ -1,5 +1,7 @@
 """Stop strings against an oracle that reads the whole text, a character at a time."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +36,7 @@ def test_however_the_text_is_cut_the_answer_ends_where_the_oracle_says(
     text: str, stops: tuple[str, ...], cuts: list[int]
 ) -> None:
     borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
     assert feed(StopStringFinder(stops), pieces) == oracle(text, stops)
 
 
