@@ -1,0 +1,1 @@
+"""The worker process: weights, KV pool, forward pass and sampling."""

@@ -1,0 +1,55 @@
+"""How likely did the model itself find the tokens? Log-probabilities before any sampling setting."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from radixrt.messages import LogprobRow, pack_ids
+
+
+def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of given tokens and of the likeliest ones.
+
+    Args:
+        logits: float32 [n, vocab].
+        token_ids: int64 [n], the token that came at each position.
+        num_top: how many of the likeliest to add.
+
+    Returns:
+        Token ids, int64 [n, 1 + num_top], and their log-probabilities, float32 alike: first the given
+        token, then the likeliest in descending order (the given one again, if it is among them).
+    """
+    num_top = min(num_top, logits.shape[-1])
+    top = logits.topk(num_top, dim=-1)
+    chosen = token_ids.unsqueeze(-1)
+    ids = torch.cat([chosen, top.indices], dim=-1)
+    values = torch.cat([logits.gather(-1, chosen), top.values], dim=-1)
+    return ids, values - logits.logsumexp(-1, keepdim=True)
+
+
+def logprob_rows(
+    token_ids: Tensor, logprobs: Tensor, slots: Sequence[int], num_top: Sequence[int]
+) -> list[LogprobRow]:
+    """The result of :func:`raw_logprobs` as messages, each with as many tokens as its slot asked for."""
+    columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), strict=True)
+    return [
+        LogprobRow(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
+        for slot, top, ids, values in columns
+    ]
+
+
+def prompt_logprob_rows(
+    logits: Tensor, next_tokens: Tensor, slot: int, num_top: int
+) -> list[LogprobRow]:
+    """Log-probabilities of a stretch of a prompt, one row a position.
+
+    Args:
+        logits: [n, vocab], of the positions before the tokens asked about.
+        next_tokens: int [n], the prompt's tokens at the positions after.
+        slot: the sequence's slot.
+        num_top: how many of the likeliest tokens to add at each position.
+    """
+    ids, values = raw_logprobs(logits.float(), next_tokens.long(), num_top)
+    count = len(ids)
+    return logprob_rows(ids, values, [slot] * count, [num_top] * count)
