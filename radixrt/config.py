@@ -219,7 +219,7 @@ class _Kind:
 
     @staticmethod
     def of(setting_field: dataclasses.Field) -> "_Kind":
-        annotation = setting_field.type
+        annotation: Any = setting_field.type
         optional = isinstance(annotation, types.UnionType)
         if optional:
             annotation = next(a for a in typing.get_args(annotation) if a is not types.NoneType)
@@ -268,9 +268,9 @@ def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     return ServerConfig(**{name: getattr(arguments, name) for name in names}).validate()
 
 
-def markdown_table() -> str:
-    """The settings as the sections of docs/server.md."""
-    lines: list[str] = []
+def markdown_page() -> str:
+    """docs/server.md: how to start a server, and every setting."""
+    lines = [_PAGE_HEAD]
     group = None
     for setting_field in dataclasses.fields(ServerConfig):
         metadata, kind = setting_field.metadata, _Kind.of(setting_field)
@@ -278,16 +278,31 @@ def markdown_table() -> str:
             group = metadata["group"]
             lines += [
                 "",
-                f"### {group}",
+                f"## {group}",
                 "",
                 "| flag | value | default | meaning |",
                 "|---|---|---|---|",
             ]
-        value = " \\| ".join(kind.choices) if kind.choices else kind.type.__name__
-        value = "switch" if kind.type is bool else value
-        default = "" if setting_field.default is None else f"`{setting_field.default}`"
-        default = "off" if kind.type is bool else default
+        value = "switch" if kind.type is bool else " \\| ".join(kind.choices) or kind.type.__name__
+        default = "off" if kind.type is bool else f"`{setting_field.default}`"
+        default = "" if setting_field.default is None else default
         lines.append(
             f"| `{flag_of(setting_field.name)}` | {value} | {default} | {metadata['help']} |"
         )
-    return "\n".join(lines[1:]) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+_PAGE_HEAD = """# The server's settings
+
+<!-- Written by `make docs` from radixrt/config.py; a test holds the two together. -->
+
+    radixrt serve --model-path DIR_OR_HUB_ID [flags]
+    python -m radixrt.launch_server --model-path DIR_OR_HUB_ID [flags]
+
+are the same. The offline `LLM(model_path, **settings)` takes the same settings as keyword arguments, with
+underscores: `LLM(path, page_size=1)`. The server prints its address when it is ready to answer and ends
+cleanly on Ctrl-C or SIGTERM; it ends with status 1 and one sentence when it cannot start, or when one of
+its processes has died."""
+
+if __name__ == "__main__":
+    print(markdown_page(), end="")

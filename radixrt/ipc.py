@@ -5,6 +5,7 @@ A link between two processes is two channels, one a direction. The receiving sid
 """
 
 import logging
+import math
 import stat
 import tempfile
 from pathlib import Path
@@ -69,6 +70,7 @@ def _connect(context: zmq.Context, address: str) -> zmq.Socket:
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)  # queues are bounded by --max-queued-requests, not here
     socket.setsockopt(zmq.LINGER, 500)
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)  # milliseconds: the other side may still be starting
     socket.connect(address)
     return socket
 
@@ -93,7 +95,7 @@ class Inbox(Generic[Received]):
 
     def receive_waiting(self) -> list[Received]:
         """All messages that are here already, without waiting."""
-        messages = []
+        messages: list[Received] = []
         while True:
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
@@ -131,7 +133,7 @@ class Poller:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until a message is here, or the time is over; True if one is here."""
-        return bool(self._poller.poll(None if timeout_s is None else timeout_s * 1000))
+        return bool(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
 
 
 class AsyncInbox(Generic[Received]):
@@ -148,7 +150,7 @@ class AsyncInbox(Generic[Received]):
     async def receive(self) -> Received:
         """Wait for the next well-formed message."""
         while True:
-            message = self._decoder.decode(await self.socket.recv())
+            message = self._decoder.decode(await self.socket.recv())  # type: ignore[misc]
             if message is not None:
                 return message
 

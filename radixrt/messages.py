@@ -20,7 +20,7 @@ PackedIds = bytes
 FinishReason = Literal["stop", "length", "abort"]
 
 
-def pack_ids(ids: Sequence[int] | TokenIds) -> PackedIds:
+def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> PackedIds:
     """Pack token, page, slot or sequence ids as little-endian int32 bytes."""
     return np.asarray(ids, dtype="<i4").tobytes()
 
@@ -37,16 +37,16 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 # ---------------------------------------------------------------- api → tokenizer
 
 
-class TextPrompt(Message):
+class TextPrompt(Message, frozen=True):
     text: str
     add_special_tokens: bool = True
 
 
-class TokenPrompt(Message):
+class TokenPrompt(Message, frozen=True):
     token_ids: PackedIds
 
 
-class ChatPrompt(Message):
+class ChatPrompt(Message, frozen=True):
     """A conversation, to be rendered by the model's chat template."""
 
     messages: list[dict[str, Any]]
@@ -59,8 +59,8 @@ class ChatPrompt(Message):
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
-class GenerateRequest(Message, kw_only=True):
-    """One prompt, ``sampling.n`` answers. Answered by AnswerChunks until each answer has finished,
+class GenerateRequest(Message, frozen=True, kw_only=True):
+    """One prompt, ``sampling.n`` answers. Answered by AnswerChunks (in AnswerBatches) until each has finished,
     or by one RequestFailed."""
 
     request_id: str
@@ -75,20 +75,20 @@ class GenerateRequest(Message, kw_only=True):
     return_prompt_token_ids: bool = False
 
 
-class AbortRequest(Message):
+class AbortRequest(Message, frozen=True):
     """Drop a request. Unknown and finished ids are ignored."""
 
     request_id: str
 
 
-class TokenizeCall(Message):
+class TokenizeCall(Message, frozen=True):
     """Answered by a CallReply whose value is {"token_ids": list[int], "prompt": str}."""
 
     call_id: int
     prompt: Prompt
 
 
-class DetokenizeCall(Message):
+class DetokenizeCall(Message, frozen=True):
     """Answered by a CallReply whose value is {"text": str}."""
 
     call_id: int
@@ -96,7 +96,7 @@ class DetokenizeCall(Message):
     skip_special_tokens: bool = False
 
 
-class FlushCacheCall(Message):
+class FlushCacheCall(Message, frozen=True):
     """Empty the radix tree. Answered by a CallReply whose value is {"pages_freed": int}.
 
     Only what no running request uses is dropped.
@@ -105,7 +105,7 @@ class FlushCacheCall(Message):
     call_id: int
 
 
-class StatsCall(Message):
+class StatsCall(Message, frozen=True):
     """Answered by a CallReply whose value is a SchedulerStats, as builtins."""
 
     call_id: int
@@ -150,7 +150,7 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """From arrival at the scheduler to the last token."""
 
 
-class AnswerChunk(Message, kw_only=True):
+class AnswerChunk(Message, frozen=True, kw_only=True):
     """A piece of one answer (or the whole of it, where the request did not stream)."""
 
     request_id: str
@@ -173,7 +173,13 @@ class AnswerChunk(Message, kw_only=True):
     """With the last chunk."""
 
 
-class RequestFailed(Message, kw_only=True):
+class AnswerBatch(Message, frozen=True):
+    """The chunks of one step for all its answers: one frame, whatever the batch size."""
+
+    chunks: list[AnswerChunk]
+
+
+class RequestFailed(Message, frozen=True, kw_only=True):
     """The request was refused, or was lost. See :class:`radixrt.errors.RequestError`."""
 
     request_id: str
@@ -184,13 +190,13 @@ class RequestFailed(Message, kw_only=True):
     retry_after_s: int | None = None
 
 
-class CallReply(Message, kw_only=True):
+class CallReply(Message, frozen=True, kw_only=True):
     call_id: int
     value: Any = None
     error: RequestFailed | None = None
 
 
-class EngineInfo(Message, kw_only=True):
+class EngineInfo(Message, frozen=True, kw_only=True):
     """Sent once, up the whole chain, when the engine can take requests. Lengths are in tokens."""
 
     context_length: int
@@ -214,7 +220,7 @@ class EngineInfo(Message, kw_only=True):
 # ---------------------------------------------------------------- tokenizer → scheduler
 
 
-class SequenceRequest(Message, kw_only=True):
+class SequenceRequest(Message, frozen=True, kw_only=True):
     """One answer to be generated. Valid by construction: the tokenizer has checked it."""
 
     seq_id: int
@@ -225,7 +231,7 @@ class SequenceRequest(Message, kw_only=True):
     deadline: float | None = None
 
 
-class ReleaseSequences(Message):
+class ReleaseSequences(Message, frozen=True):
     """Nobody wants more tokens of these: the client is gone or a stop string was found."""
 
     seq_ids: PackedIds
@@ -265,7 +271,7 @@ class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[float]
 
 
-class TokenBatch(Message, kw_only=True):
+class TokenBatch(Message, frozen=True, kw_only=True):
     """The new tokens of one step, in columns; a sequence with several tokens has several entries."""
 
     seq_ids: PackedIds
@@ -278,7 +284,7 @@ class TokenBatch(Message, kw_only=True):
     """In order of position, from the prompt's second token on."""
 
 
-class SequenceRefused(Message, kw_only=True):
+class SequenceRefused(Message, frozen=True, kw_only=True):
     """The scheduler can't take this sequence; see RequestFailed."""
 
     seq_id: int
@@ -346,8 +352,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """How many of token_ids were generated: penalties and min_tokens count them."""
 
 
-class Extend(msgspec.Struct, frozen=True, array_like=True):
-    """Append pages to a slot's block table."""
+class BlockTable(msgspec.Struct, frozen=True, array_like=True):
+    """The whole block table of a slot, in place of the one it had."""
 
     slot: int
     pages: PackedIds
@@ -365,27 +371,29 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int
 
 
-class StepPlan(Message, kw_only=True):
+class StepPlan(Message, frozen=True, kw_only=True):
     """What changes before this step, then the step itself.
 
-    Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend``. Then one forward pass
-    computes the ``prefill`` chunks and one token for every slot whose prompt is complete: those need no
-    mention, so a step in which nothing changes is a few bytes whatever the batch size.
+    Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend_*``. Then one forward pass
+    computes the ``prefill`` chunks and one token for every slot whose prompt was complete before: those
+    need no mention, so a step in which nothing changes is a few bytes whatever the batch size.
     """
 
     step_id: int
     release: list[int] = []
     admit: list[Admit] = []
-    block_tables: list[Extend] = []
-    """Replace a slot's whole block table (it adopted another sequence's pages)."""
-    extend: list[Extend] = []
+    block_tables: list[BlockTable] = []
+    """Of slots that adopted pages which another sequence computes."""
+    extend_slots: PackedIds = b""
+    extend_pages: PackedIds = b""
+    """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``."""
     prefill: list[Prefill] = []
 
 
 # ---------------------------------------------------------------- worker → scheduler
 
 
-class StepResult(Message, kw_only=True):
+class StepResult(Message, frozen=True, kw_only=True):
     """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
 
     step_id: int
@@ -402,7 +410,7 @@ class StepResult(Message, kw_only=True):
 ToTokenizerFromApi = (
     GenerateRequest | AbortRequest | TokenizeCall | DetokenizeCall | FlushCacheCall | StatsCall
 )
-ToApi = EngineInfo | AnswerChunk | RequestFailed | CallReply
+ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
 ToScheduler = SequenceRequest | ReleaseSequences | FlushCacheCall | StatsCall
 ToTokenizerFromScheduler = EngineInfo | TokenBatch | SequenceRefused | CallReply
 ToWorker = StepPlan

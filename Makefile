@@ -1,0 +1,42 @@
+# radixrt: `make serve` answers on http://127.0.0.1:30000, `make test` runs the tests. Both set up what they need.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test lint format bench docs clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/.installed ## Make .venv with everything radixrt needs
+
+$(VENV)/.installed: pyproject.toml deploy/set_up_venv.py
+	$(PYTHON) deploy/set_up_venv.py $(VENV)
+	@touch $@
+
+serve: install ## Serve a model on 127.0.0.1:30000; ARGS="--model-path DIR" for your own
+	@$(BIN)/radixrt serve $(ARGS)
+
+test: install ## Run the tests; ARGS="-k radix" for some of them
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install ## Check format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install ## Run the benchmarks of docs/benchmarks.md
+	$(BIN)/python bench/run_all.py $(ARGS)
+
+docs: install ## Write the generated pages of docs/
+	$(BIN)/python -m radixrt.config > docs/server.md
+
+clean: ## Remove the environment and all caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,129 @@
+"""What is this server, what does it serve, and is it well?"""
+
+import asyncio
+import dataclasses
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from radixrt import __version__
+from radixrt.api.events import json_response, while_connected
+from radixrt.api.state import ServerState, new_id
+from radixrt.errors import RequestError
+from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.sampling_params import SamplingParams
+
+HEALTH_TIMEOUT_S = 30
+
+
+def about_routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/")
+    async def root(request: Request) -> Response:
+        paths = sorted({route.path for route in _routes(request) if route.path != "/openapi.json"})
+        return json_response(
+            {
+                "server": f"radixrt {__version__}",
+                "model": state.config.model_name,
+                "documentation": "docs/api.md in the source tree; machine-readable: /openapi.json",
+                "endpoints": paths,
+            }
+        )
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [_model(state)]})
+
+    @router.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        state.check_model(model)
+        return json_response(_model(state))
+
+    @router.get("/health")
+    async def health() -> Response:
+        return json_response({"status": "ok"})
+
+    @router.get("/health_generate")
+    async def health_generate(request: Request) -> Response:
+        await while_connected(request, _generate_one_token(state))
+        return json_response({"status": "ok"})
+
+    @router.get("/get_model_info")
+    async def get_model_info() -> Response:
+        return json_response(
+            {
+                "model_path": state.config.model_path,
+                "tokenizer_path": state.config.tokenizer_path or state.config.model_path,
+                "served_model_name": state.config.model_name,
+                "is_generation": True,
+                "preferred_sampling_params": state.default_sampling or None,
+            }
+            | _without_ids(state)
+        )
+
+    @router.get("/get_server_info")
+    async def get_server_info(check_invariants: bool = False) -> Response:
+        stats = await state.client.stats(check_invariants)
+        settings = dataclasses.asdict(state.config)
+        del settings["api_key"]
+        return json_response(
+            {
+                "version": __version__,
+                "settings": settings,
+                "engine": _without_ids(state),
+                "stats": msgspec.to_builtins(stats),
+            }
+        )
+
+    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache() -> Response:
+        return json_response({"success": True, "pages_freed": await state.client.flush_cache()})
+
+    return router
+
+
+def _routes(request: Request) -> list[Any]:
+    return [route for route in request.app.routes if hasattr(route, "path")]
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    return {
+        "id": state.config.model_name,
+        "object": "model",
+        "created": state.started_at,
+        "owned_by": "radixrt",
+        "root": state.config.model_path,
+        "max_model_len": state.info.context_length,
+    }
+
+
+def _without_ids(state: ServerState) -> dict[str, Any]:
+    info: dict[str, Any] = msgspec.to_builtins(state.info)
+    del info["type"]
+    return info
+
+
+async def _generate_one_token(state: ServerState) -> None:
+    """Go the whole way of a request: through queue, prefill and sampling.
+
+    Raises:
+        RequestError: it did not come back, or not in time.
+    """
+    request = GenerateRequest(
+        request_id=new_id("health"),
+        prompt=TokenPrompt(pack_ids([0])),
+        sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+        cache_salt="health",
+    )
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            async with aclosing(state.generate([request])) as chunks:
+                async for _ in chunks:
+                    pass
+    except TimeoutError as error:
+        raise RequestError(
+            f"The engine gave no token within {HEALTH_TIMEOUT_S} s.", status=503
+        ) from error

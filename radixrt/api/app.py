@@ -1,0 +1,27 @@
+"""Which endpoints are there? The app, put together."""
+
+from fastapi import FastAPI
+
+from radixrt import __version__
+from radixrt.api.about import about_routes
+from radixrt.api.chat import chat_routes
+from radixrt.api.completions import completion_routes
+from radixrt.api.errors import install_error_handlers
+from radixrt.api.metrics import metrics_routes
+from radixrt.api.middleware import LimitBody, RequireApiKey
+from radixrt.api.native import native_routes
+from radixrt.api.state import ServerState
+from radixrt.api.text import text_routes
+
+
+def build_app(state: ServerState) -> FastAPI:
+    # The interactive pages load scripts from elsewhere, so only the description itself is served.
+    app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
+    install_error_handlers(app)
+    app.add_middleware(LimitBody, max_bytes=state.config.max_body_bytes)
+    if state.config.api_key is not None:
+        app.add_middleware(RequireApiKey, api_key=state.config.api_key)
+    for routes in (chat_routes, completion_routes, native_routes, text_routes, about_routes):
+        app.include_router(routes(state))
+    app.include_router(metrics_routes(state.metrics, state.client))
+    return app

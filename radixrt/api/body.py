@@ -1,0 +1,80 @@
+"""How does a request body become a typed struct? Strictly, with errors that name the field."""
+
+import logging
+import re
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from radixrt.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_warned: set[str] = set()
+_MOST_WARNINGS = 1000
+"""Names come from clients; no more of them are remembered."""
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object.
+
+    Raises:
+        RequestError: it is not a JSON object in UTF-8. NaN and lone surrogates are not JSON.
+    """
+    try:
+        raw = await request.body()
+    except ClientDisconnect as error:
+        raise RequestError("The client left before its request was complete.") from error
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise RequestError("The body must be a JSON object.")
+    return body
+
+
+def to_struct(body: dict[str, Any], struct: type[Body]) -> Body:
+    """Check types. Unknown fields are accepted, as OpenAI does, and logged once each.
+
+    Raises:
+        RequestError: a field is missing or of the wrong type; names the field.
+    """
+    try:
+        value = msgspec.convert(body, struct)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(error) from error
+    warn_of_unknown_fields(body, set(struct.__struct_fields__))
+    return value
+
+
+def warn_of_unknown_fields(body: dict[str, Any], known: set[str]) -> None:
+    for name in body.keys() - known - _warned:
+        if len(_warned) < _MOST_WARNINGS:
+            _warned.add(name)
+            log.warning("Ignored the unknown request field %r (said once).", name[:100])
+
+
+def _wrong_field(error: msgspec.ValidationError) -> RequestError:
+    """msgspec says ``Expected `int`, got `str` - at `$.max_tokens```."""
+    text, _, path = str(error).partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    missing = re.match(r"Object missing required field `(.*)`", text)
+    if missing:
+        path = f"{path}.{missing.group(1)}".lstrip(".")
+        return RequestError(f"{path} is missing.", param=path)
+    wrong = re.match(r"Expected `(.*)`, got `(.*)`", text)
+    if wrong:
+        expected, got = (_json_names(names) for names in wrong.groups())
+        text = f"must be {expected}, not {got}"
+    return RequestError(f"{path or 'The body'}: {text}.", param=path or None)
+
+
+def _json_names(types: str) -> str:
+    names = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
+    return " or ".join(names.get(name, name) for name in types.split(" | "))

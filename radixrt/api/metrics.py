@@ -1,0 +1,179 @@
+"""``/metrics``: what clients experience, measured here, and what the scheduler counts, fetched at each scrape."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Response
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from radixrt.engine_client import EngineClient
+from radixrt.messages import AnswerChunk, HistogramSnapshot, SchedulerStats
+
+log = logging.getLogger(__name__)
+
+_TTFT_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_ITL_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+_E2E_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+
+STATS_TIMEOUT_S = 5
+
+
+class Metrics:
+    """The counters of one api process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.engine = EngineCollector()
+        self.registry.register(self.engine)
+        self.ttft = Histogram(
+            "radixrt_time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            registry=self.registry,
+            buckets=_TTFT_BOUNDS,
+        )
+        self.itl = Histogram(
+            "radixrt_inter_token_latency_seconds",
+            "Between two tokens of a streamed answer.",
+            registry=self.registry,
+            buckets=_ITL_BOUNDS,
+        )
+        self.tpot = Histogram(
+            "radixrt_time_per_output_token_seconds",
+            "Mean time of an answer's tokens after the first.",
+            registry=self.registry,
+            buckets=_ITL_BOUNDS,
+        )
+        self.e2e = Histogram(
+            "radixrt_e2e_request_latency_seconds",
+            "From a request's arrival to the last token of an answer.",
+            registry=self.registry,
+            buckets=_E2E_BOUNDS,
+        )
+        self.answers = Counter(
+            "radixrt_answers",
+            "Answers by how they ended: stop, length, abort, error (refused or lost), client_left.",
+            ["outcome"],
+            registry=self.registry,
+        )
+
+
+class AnswerTimer:
+    """Observes the chunks of one request as they come in."""
+
+    def __init__(self, metrics: Metrics, streams: bool) -> None:
+        self._metrics = metrics
+        self._streams = streams
+        self._began = time.perf_counter()
+        self._last: dict[int, float] = {}
+        """When each answer's last chunk came."""
+
+    def observe(self, chunk: AnswerChunk) -> None:
+        now = time.perf_counter()
+        num_new = len(chunk.token_ids) // 4
+        last = self._last.get(chunk.index)
+        if last is not None:
+            for _ in range(num_new):
+                self._metrics.itl.observe((now - last) / num_new)
+        elif self._streams:
+            self._metrics.ttft.observe(now - self._began)
+        self._last[chunk.index] = now
+        if chunk.finish_reason is not None:
+            self._observe_end(chunk, now)
+
+    def _observe_end(self, chunk: AnswerChunk, now: float) -> None:
+        self._metrics.e2e.observe(now - self._began)
+        self._metrics.answers.labels(chunk.finish_reason).inc()
+        if chunk.times is None:
+            return
+        first_s = chunk.times.queued_s + chunk.times.prefill_s
+        if not self._streams:
+            self._metrics.ttft.observe(first_s)
+        if chunk.num_output_tokens > 1:
+            decode_s = max(0.0, chunk.times.total_s - first_s)
+            self._metrics.tpot.observe(decode_s / (chunk.num_output_tokens - 1))
+
+
+class EngineCollector(Collector):
+    """Presents the scheduler's own counters; set ``stats`` before each scrape."""
+
+    def __init__(self) -> None:
+        self.stats: SchedulerStats | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats
+        if stats is None:
+            return
+        for name, text, value in _gauges(stats):
+            yield GaugeMetricFamily(f"radixrt_{name}", text, value=value)
+        for name, text, count in _counters(stats):
+            yield CounterMetricFamily(f"radixrt_{name}", text, value=count)
+        yield _histogram(
+            "radixrt_step_seconds", "Time of a step on the worker.", stats.step_seconds
+        )
+        yield _histogram(
+            "radixrt_plan_seconds", "Time the scheduler took to plan a step.", stats.plan_seconds
+        )
+
+
+def _gauges(stats: SchedulerStats) -> list[tuple[str, str, float]]:
+    hit_rate = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
+    return [
+        ("running_requests", "Sequences in the running batch.", stats.running),
+        ("queued_requests", "Sequences that wait.", stats.waiting),
+        ("cache_hit_rate", "Cached share of all prompt tokens since start.", hit_rate),
+        ("kv_pages_capacity", "Pages of the KV pool.", stats.pages_total),
+        ("kv_pages_used", "Pages held by running sequences alone.", stats.pages_owned),
+        ("kv_pages_cached", "Pages in the radix tree.", stats.pages_cached),
+        ("kv_pages_evictable", "Pages in the radix tree in nobody's use.", stats.pages_evictable),
+        ("kv_pages_free", "Pages that hold nothing.", stats.pages_free),
+        ("radix_tree_nodes", "Nodes of the radix tree.", stats.tree_nodes),
+    ]
+
+
+def _counters(stats: SchedulerStats) -> list[tuple[str, str, int]]:
+    return [
+        ("prompt_tokens", "Prompt tokens of admitted sequences.", stats.prompt_tokens),
+        ("cached_tokens", "Prompt tokens found in the radix tree.", stats.cached_tokens),
+        ("generated_tokens", "Tokens generated.", stats.output_tokens),
+        ("finished_sequences", "Sequences that came to their end.", stats.finished),
+        ("aborted_sequences", "Sequences dropped before their end.", stats.aborted),
+        ("refused_sequences", "Sequences that the scheduler did not take.", stats.refused),
+        ("retractions", "Sequences set back for lack of memory.", stats.retractions),
+        ("evicted_pages", "Pages evicted from the radix tree.", stats.evicted_pages),
+        ("steps", "Steps of the worker.", stats.steps),
+        ("malformed_frames", "Frames that the scheduler could not read.", stats.malformed_frames),
+    ]
+
+
+def _histogram(name: str, text: str, snapshot: HistogramSnapshot) -> HistogramMetricFamily:
+    bounds = [*(str(bound) for bound in snapshot.bounds), "+Inf"]
+    cumulative = list(itertools.accumulate(snapshot.counts))
+    buckets = list(zip(bounds, cumulative, strict=True))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=snapshot.total)
+
+
+def metrics_routes(metrics: Metrics, client: EngineClient) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/metrics")
+    async def scrape() -> Response:
+        try:
+            stats = await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("The scheduler did not tell its counters within %d s.", STATS_TIMEOUT_S)
+            stats = None
+        metrics.engine.stats = stats
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router

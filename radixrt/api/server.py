@@ -1,0 +1,51 @@
+"""How does the api process run? It waits for the engine, then serves HTTP on an inherited socket."""
+
+import asyncio
+import logging
+import socket
+
+import uvicorn
+import uvloop
+
+from radixrt.api.app import build_app
+from radixrt.api.state import ServerState
+from radixrt.config import ServerConfig
+from radixrt.engine_client import EngineClient
+from radixrt.ipc import Channels
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_GRACE_S = 5
+"""How long answers under way may go on after a signal to stop."""
+
+
+def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> None:
+    """Serve until a signal to stop.
+
+    Args:
+        listen_socket_fd: a bound TCP socket. It begins to listen when the engine is ready.
+    """
+    uvloop.run(serve(config, channels, socket.socket(fileno=listen_socket_fd)))
+
+
+async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.socket) -> None:
+    client = EngineClient(channels)
+    try:
+        state = ServerState(config, client, await client.ready())
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build_app(state),
+                http="httptools",
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=config.log_level == "debug",
+                server_header=False,
+                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+            )
+        )
+        await server.serve(sockets=[listen_socket])
+    except asyncio.CancelledError:
+        pass
+    finally:
+        client.close()

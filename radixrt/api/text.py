@@ -1,0 +1,73 @@
+"""``/tokenize`` and ``/detokenize``: what the model's tokenizer makes of a text, and back."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from radixrt.api.body import read_json, to_struct
+from radixrt.api.chat import chat_prompt
+from radixrt.api.completions import token_prompt
+from radixrt.api.events import json_response
+from radixrt.api.protocol import ChatCompletionRequest
+from radixrt.api.state import ServerState
+from radixrt.errors import RequestError
+from radixrt.messages import Prompt, TextPrompt, unpack_ids
+
+
+class TokenizeText(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    text: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class Detokenize(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[Any]
+    skip_special_tokens: bool | None = None
+
+
+def text_routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = await read_json(request)
+        token_ids, prompt = await state.client.tokenize(_prompt(body, state))
+        return json_response(
+            {
+                "tokens": token_ids,
+                "count": len(token_ids),
+                "max_model_len": state.info.context_length,
+                "prompt": prompt,
+            }
+        )
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        fields = to_struct(await read_json(request), Detokenize)
+        state.check_model(fields.model)
+        ids: list[int] = []
+        if fields.tokens:
+            ids = unpack_ids(
+                token_prompt(fields.tokens, state.info.vocab_size, "tokens").token_ids
+            ).tolist()
+        text = await state.client.detokenize(ids, bool(fields.skip_special_tokens))
+        return json_response({"prompt": text, "text": text})
+
+    return router
+
+
+def _prompt(body: dict[str, Any], state: ServerState) -> Prompt:
+    """A text, or a conversation as the chat endpoint takes it."""
+    if "messages" in body:
+        chat = to_struct(body, ChatCompletionRequest)
+        state.check_model(chat.model)
+        return chat_prompt(chat)
+    fields = to_struct(body, TokenizeText)
+    state.check_model(fields.model)
+    text = fields.prompt if fields.prompt is not None else fields.text
+    if text is None:
+        raise RequestError("Give a prompt (a string), or messages.", param="prompt")
+    return TextPrompt(text, fields.add_special_tokens is not False)

@@ -1,0 +1,163 @@
+"""Attention in plain PyTorch: runs on any device, short enough to read, and what other backends are tested against."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.metadata import AttentionMetadata
+
+QUERY_BLOCK = 256
+"""Prefill queries attended at once: bounds the score matrix, and skips keys that no query of a block sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Equally many queries of each of several sequences, attended in one batched computation."""
+
+    tokens: torch.Tensor  # [batch, queries] rows of the step's flat batch
+    slots: torch.Tensor  # [batch, keys] cache slots; short rows repeat a slot of their own
+    visible: torch.Tensor | None  # [batch, 1, queries, keys] bool; None: every key
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Consecutive queries of one sequence and the keys they may see, as positions in the sequence."""
+
+    sequence: int
+    token: int
+    """Row of the first query in the flat batch."""
+    first_query: int
+    queries: int
+    first_key: int
+    end_key: int
+
+
+class TorchReferenceBackend:
+    """Gathers each sequence's keys and values from its pages, then computes dense masked attention.
+
+    Decoding sequences are padded to one another and computed together, those of similar length in one
+    block; a prefill is computed alone, in blocks of queries. Which slots and masks that takes is the
+    same for all layers with one sliding window, and is worked out once a step.
+    """
+
+    def __init__(self) -> None:
+        self._metadata: AttentionMetadata | None = None
+        self._blocks: dict[int | None, list[_Block]] = {}
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+        self._blocks = {}
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        spec: AttentionSpec,
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.attend``."""
+        assert self._metadata is not None, "plan() comes before attend()"
+        keys = key_cache.view(-1, *key_cache.shape[2:])  # [slots, num_kv_heads, head_dim]
+        values = value_cache.view(-1, *value_cache.shape[2:])
+        keys.index_copy_(0, self._metadata.kv_slots, key)
+        values.index_copy_(0, self._metadata.kv_slots, value)
+        if spec.sliding_window not in self._blocks:
+            groups = _group(_spans(self._metadata, spec.sliding_window))
+            self._blocks[spec.sliding_window] = [
+                _block(spans, self._metadata, spec.sliding_window) for spans in groups
+            ]
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for block in self._blocks[spec.sliding_window]:
+            output[block.tokens] = _dense_attention(
+                query[block.tokens], keys[block.slots], values[block.slots], block.visible, spec
+            )
+        return output
+
+
+def _spans(metadata: AttentionMetadata, window: int | None) -> list[_Span]:
+    """Cut each sequence's queries into blocks and find the keys of each."""
+    spans = []
+    starts = metadata.qo_indptr_cpu.tolist()
+    for sequence, kv_length in enumerate(metadata.kv_lengths().tolist()):
+        start, end = starts[sequence], starts[sequence + 1]
+        first_position = kv_length - (end - start)
+        for token in range(start, end, QUERY_BLOCK):
+            queries = min(QUERY_BLOCK, end - token)
+            first_query = first_position + token - start
+            first_key = 0 if window is None else max(0, first_query - window + 1)
+            end_key = first_query + queries
+            spans.append(_Span(sequence, token, first_query, queries, first_key, end_key))
+    return spans
+
+
+def _group(spans: list[_Span]) -> list[list[_Span]]:
+    """Decodes (one query) whose key counts lie within a factor of two go together, prefills alone."""
+    decodes: dict[int, list[_Span]] = {}
+    groups = []
+    for span in spans:
+        if span.queries == 1:
+            decodes.setdefault((span.end_key - span.first_key).bit_length(), []).append(span)
+        else:
+            groups.append([span])
+    return [*decodes.values(), *groups]
+
+
+def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) -> _Block:
+    """Where the spans' keys lie in the cache, and who sees which."""
+    page_size, device = metadata.page_size, metadata.kv_indices.device
+    first_pages = metadata.kv_indptr_cpu.tolist()
+    rows = torch.tensor(
+        [(s.token, s.first_query, s.first_key, s.end_key, first_pages[s.sequence]) for s in spans]
+    )
+    token, first_query, first_key, end_key, first_page = rows.unsqueeze(-1).unbind(1)  # [batch, 1]
+    queries = torch.arange(spans[0].queries)
+    key_positions = first_key + torch.arange(int((end_key - first_key).max()))  # [batch, keys]
+    within = key_positions < end_key
+    key_positions = torch.where(within, key_positions, first_key)
+
+    distance = (first_query + queries)[:, :, None] - key_positions[:, None, :]
+    visible = within[:, None, :] & (distance >= 0)  # [batch, queries, keys]
+    if window is not None:
+        visible &= distance < window
+
+    pages = metadata.kv_indices[(first_page + key_positions // page_size).to(device)].long()
+    return _Block(
+        tokens=(token + queries).to(device),
+        slots=pages * page_size + (key_positions % page_size).to(device),
+        visible=None if visible.all() else visible[:, None].to(device),
+    )
+
+
+def _dense_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor | None,
+    spec: AttentionSpec,
+) -> torch.Tensor:
+    """
+    Args:
+        query: [batch, queries, num_heads, head_dim]
+        key, value: [batch, keys, num_kv_heads, head_dim]
+        visible: [batch, 1, queries, keys] bool
+
+    Returns:
+        [batch, queries, num_heads, head_dim]
+    """
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # heads before tokens
+    if spec.soft_cap is None:
+        output = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, scale=spec.scale, enable_gqa=True
+        )
+        return output.transpose(1, 2)
+    groups = spec.num_heads // spec.num_kv_heads
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = (query @ key.transpose(-1, -2)).float() * spec.scale  # [batch, heads, queries, keys]
+    scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return (scores.softmax(dim=-1).to(value.dtype) @ value).transpose(1, 2)

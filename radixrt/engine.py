@@ -1,0 +1,341 @@
+"""The offline door: the same processes as a server, in reach of one Python program."""
+
+import asyncio
+import itertools
+import os
+import queue
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from radixrt.config import DEMO_MODEL, ServerConfig
+from radixrt.engine_client import EngineClient
+from radixrt.errors import ConfigError, EngineDiedError, RequestError
+from radixrt.launch import Supervisor, prepare
+from radixrt.messages import (
+    AnswerChunk,
+    AnswerTimes,
+    ChatPrompt,
+    EngineInfo,
+    FinishReason,
+    GenerateRequest,
+    Prompt,
+    PromptInfo,
+    SchedulerStats,
+    TextPrompt,
+    TokenLogprob,
+    TokenPrompt,
+    pack_ids,
+    unpack_ids,
+)
+from radixrt.sampling_params import SamplingParams
+
+Result = TypeVar("Result")
+PromptLike = str | Sequence[int]
+"""Text, or token ids."""
+
+MAX_CONCURRENT_REQUESTS = 2048
+"""Requests that :meth:`LLM.generate` has under way at once; the others wait here."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One of the ``n`` answers to a prompt."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    times: AnswerTimes | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What came of one prompt."""
+
+    num_prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV was in the radix tree."""
+    answers: list[Answer] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] | None = None
+
+    @property
+    def text(self) -> str:
+        """Of the first answer."""
+        return self.answers[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the first answer."""
+        return self.answers[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the first answer."""
+        return self.answers[0].finish_reason
+
+
+class LLM:
+    """A model and the engine around it, until :meth:`close`; best used as a context manager.
+
+    Example::
+
+        with LLM("path/to/checkpoint") as llm:
+            output = llm.generate("Once upon a time", SamplingParams(max_tokens=20))
+            print(output.text, output.cached_tokens)
+
+    Args:
+        model_path: folder of a Hugging Face checkpoint, or a hub id.
+        settings: any field of :class:`radixrt.config.ServerConfig`, such as ``page_size=1``.
+
+    Raises:
+        ConfigError: a setting, the checkpoint or the machine makes it impossible to start.
+    """
+
+    def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
+        try:
+            config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
+        except TypeError as error:
+            raise ConfigError(f"LLM takes the settings of ServerConfig: {error}.") from None
+        self._supervisor = Supervisor(prepare(config))
+        self._loop = asyncio.new_event_loop()
+        self._failure: Exception | None = None
+        self._new_id = itertools.count()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="radixrt-client").start()
+        self._client = self._run(_make_client(self._supervisor))
+        threading.Thread(target=self._watch, daemon=True, name="radixrt-watch").start()
+        try:
+            self.info: EngineInfo = self._run(self._client.ready())
+        except BaseException:
+            self.close()
+            raise self._failure or EngineDiedError("The engine ended while starting.") from None
+
+    # ------------------------------------------------------------ generation
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        progress: bool = True,
+    ) -> Any:
+        """Answer prompts, all at once.
+
+        Args:
+            prompts: text or token ids, one or many.
+            sampling_params: for all prompts, or one for each; by default those of the checkpoint's
+                generation_config.json.
+            cache_salt: prefixes are shared only among requests with the same salt.
+            progress: show a progress bar (only for many prompts).
+
+        Returns:
+            An :class:`Output` for one prompt, a list of them for many, in their order.
+
+        Raises:
+            RequestError: a prompt or setting is invalid; nothing goes on running then.
+            EngineDiedError: a process of the engine ended.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        many: Sequence[Any] = [prompts] if single else prompts
+        outputs = self._answer(
+            [_prompt(p) for p in many], sampling_params, cache_salt, progress and not single
+        )
+        return outputs[0] if single else outputs
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str = "",
+        progress: bool = True,
+    ) -> Any:
+        """Like :meth:`generate`, for one conversation or many, rendered by the model's chat template."""
+        single = len(messages) > 0 and isinstance(messages[0], dict)
+        many: Sequence[Any] = [messages] if single else messages
+        prompts = [
+            ChatPrompt(messages=list(m), tools=tools, template_kwargs=template_kwargs) for m in many
+        ]
+        outputs = self._answer(prompts, sampling_params, cache_salt, progress and not single)
+        return outputs[0] if single else outputs
+
+    def stream(
+        self,
+        prompt: PromptLike | Sequence[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+    ) -> Iterator[AnswerChunk]:
+        """Yield the pieces of the answers to one prompt (or conversation) as they come.
+
+        Leaving the loop early aborts the request.
+        """
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        wire_prompt: Prompt = ChatPrompt(messages=list(prompt)) if is_chat else _prompt(prompt)  # type: ignore[arg-type]
+        request = self._request(
+            wire_prompt, sampling_params or self.default_sampling_params(), cache_salt, stream=True
+        )
+        chunks: queue.SimpleQueue[AnswerChunk | BaseException | None] = queue.SimpleQueue()
+        task = asyncio.run_coroutine_threadsafe(
+            _forward(self._client.generate(request), chunks), self._loop
+        )
+        try:
+            while (chunk := chunks.get()) is not None:
+                if isinstance(chunk, BaseException):
+                    raise chunk
+                yield chunk
+        finally:
+            task.cancel()
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's authors recommend."""
+        return SamplingParams(**self.info.default_sampling)
+
+    # ------------------------------------------------------------ the engine
+
+    def flush_cache(self) -> int:
+        """Empty the radix tree of what no running request uses; returns the number of pages freed."""
+        return self._run(self._client.flush_cache())
+
+    def stats(self, *, check_invariants: bool = False) -> SchedulerStats:
+        """Counters of the scheduler."""
+        return self._run(self._client.stats(check_invariants))
+
+    def close(self) -> None:
+        """Stop all processes. May be called twice."""
+        if self._loop.is_closed():
+            return
+        self._supervisor.stop()
+        self._loop.call_soon_threadsafe(self._client.engine_died, "The engine was closed.")
+        self._run(_close_client(self._client))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        while self._loop.is_running():
+            threading.Event().wait(0.001)
+        self._loop.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        if self._loop.is_closed():
+            coroutine.close()
+            raise EngineDiedError("This LLM is closed; make a new one.")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _watch(self) -> None:
+        try:
+            self._supervisor.wait()
+        except (ConfigError, EngineDiedError) as error:
+            self._failure = error
+            self._loop.call_soon_threadsafe(self._client.engine_died, str(error))
+
+    def _request(
+        self, prompt: Prompt, sampling: SamplingParams, cache_salt: str, *, stream: bool = False
+    ) -> GenerateRequest:
+        return GenerateRequest(
+            request_id=f"llm-{os.getpid()}-{next(self._new_id)}",
+            prompt=prompt,
+            sampling=sampling.validate(self.info.vocab_size),
+            stream=stream,
+            cache_salt=cache_salt,
+        )
+
+    def _answer(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        cache_salt: str,
+        progress: bool,
+    ) -> list[Output]:
+        if sampling_params is None:
+            sampling_params = self.default_sampling_params()
+        each = (
+            [sampling_params] * len(prompts)
+            if isinstance(sampling_params, SamplingParams)
+            else sampling_params
+        )
+        if len(each) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
+            )
+        requests = [self._request(p, s, cache_salt) for p, s in zip(prompts, each, strict=True)]
+        columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, disable=not progress, transient=True) as bar:
+            return self._run(self._gather(requests, bar))
+
+    async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
+        task = bar.add_task("", total=len(requests))
+        room = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+
+        async def answer(request: GenerateRequest) -> Output:
+            async with room:
+                chunks = [chunk async for chunk in self._client.generate(request)]
+            bar.advance(task)
+            return _output(chunks)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(answer(request)) for request in requests]
+        except* (RequestError, EngineDiedError) as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+
+async def _make_client(supervisor: Supervisor) -> EngineClient:
+    return EngineClient(supervisor.channels)
+
+
+async def _close_client(client: EngineClient) -> None:
+    client.close()
+
+
+async def _forward(source: AsyncIterator[AnswerChunk], target: queue.SimpleQueue) -> None:
+    """Move chunks to another thread; errors too, then None for the end."""
+    try:
+        async for chunk in source:
+            target.put(chunk)
+        target.put(None)
+    except Exception as error:
+        target.put(error)
+    finally:
+        await source.aclose()  # type: ignore[attr-defined]
+
+
+def _prompt(prompt: PromptLike) -> Prompt:
+    return TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(pack_ids(prompt))
+
+
+def _output(chunks: list[AnswerChunk]) -> Output:
+    """Put the answers of a request that did not stream together; each came as one chunk."""
+    chunks.sort(key=lambda chunk: chunk.index)
+    prompt: PromptInfo | None = next(
+        (chunk.prompt for chunk in chunks if chunk.prompt is not None), None
+    )
+    return Output(
+        num_prompt_tokens=0 if prompt is None else prompt.num_tokens,
+        cached_tokens=chunks[0].cached_tokens,
+        prompt_logprobs=None if prompt is None else prompt.logprobs,
+        answers=[
+            Answer(
+                text=chunk.text,
+                token_ids=unpack_ids(chunk.token_ids).tolist(),
+                finish_reason=chunk.finish_reason,
+                stop_reason=chunk.stop_reason,
+                logprobs=chunk.logprobs,
+                times=chunk.times,
+            )
+            for chunk in chunks
+        ],
+    )

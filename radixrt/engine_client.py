@@ -1,0 +1,198 @@
+"""How does a process talk to the engine? The api process and the offline ``LLM`` both use this client."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+
+from radixrt.errors import EngineDiedError, RequestError
+from radixrt.ipc import AsyncInbox, Channels, Outbox
+from radixrt.messages import (
+    AbortRequest,
+    AnswerBatch,
+    AnswerChunk,
+    CallReply,
+    DetokenizeCall,
+    EngineInfo,
+    FlushCacheCall,
+    GenerateRequest,
+    Prompt,
+    RequestFailed,
+    SchedulerStats,
+    StatsCall,
+    ToApi,
+    TokenizeCall,
+    pack_ids,
+)
+
+log = logging.getLogger(__name__)
+
+Arrival = AnswerChunk | RequestFailed | EngineDiedError
+
+
+class EngineClient:
+    """One end of the wire to the tokenizer process. Lives in one event loop.
+
+    Make it inside a running loop; use it there alone.
+    """
+
+    def __init__(self, channels: Channels) -> None:
+        self._inbox: AsyncInbox[ToApi] = AsyncInbox(channels.address("tokenizer", "api"), ToApi)
+        self._outbox = Outbox(channels.address("api", "tokenizer"))
+        loop = asyncio.get_running_loop()
+        self._info: asyncio.Future[EngineInfo] = loop.create_future()
+        self._arrivals: dict[str, asyncio.Queue[Arrival]] = {}
+        """What has come in for each request under way."""
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._new_call_id = itertools.count()
+        self._died: EngineDiedError | None = None
+        self._receiving = loop.create_task(self._receive())
+
+    async def ready(self) -> EngineInfo:
+        """Wait until the engine can take requests."""
+        return await asyncio.shield(self._info)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[AnswerChunk, None]:
+        """Yield the chunks of all ``n`` answers until each has finished.
+
+        Closing the iterator, or cancelling the task in it, aborts the request.
+
+        Raises:
+            RequestError: the request was refused, or was lost.
+            EngineDiedError: the engine ended.
+        """
+        if request.request_id in self._arrivals:
+            raise RequestError(
+                f"A request with id {request.request_id!r} is under way; choose another id."
+            )
+        arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+        self._arrivals[request.request_id] = arrivals
+        unfinished = request.sampling.n
+        try:
+            self._send(request)
+            while unfinished:
+                arrival = await arrivals.get()
+                if isinstance(arrival, AnswerChunk):
+                    unfinished -= arrival.finish_reason is not None
+                    yield arrival
+                else:
+                    unfinished = 0
+                    raise _error_of(arrival) if isinstance(arrival, RequestFailed) else arrival
+        finally:
+            del self._arrivals[request.request_id]
+            if unfinished:
+                self.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request. Whoever iterates over it gets what there is, with finish reason "abort".
+        An unknown id is ignored."""
+        self._outbox.send(AbortRequest(request_id))
+
+    def abort_all(self) -> None:
+        """Drop every request of this client."""
+        for request_id in self._arrivals:
+            self.abort(request_id)
+
+    async def tokenize(self, prompt: Prompt) -> tuple[list[int], str]:
+        """Token ids and text of a prompt, with no limit on its length."""
+        value = await self._call(lambda call_id: TokenizeCall(call_id, prompt))
+        return value["token_ids"], value["prompt"]
+
+    async def detokenize(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        packed = pack_ids(token_ids)
+        value = await self._call(lambda i: DetokenizeCall(i, packed, skip_special_tokens))
+        text: str = value["text"]
+        return text
+
+    async def flush_cache(self) -> int:
+        """Empty the radix tree of all that no running request uses; returns the pages freed."""
+        value = await self._call(FlushCacheCall)
+        pages: int = value["pages_freed"]
+        return pages
+
+    async def stats(self, check_invariants: bool = False) -> SchedulerStats:
+        """Raises:
+        RequestError: an invariant is broken (only with ``check_invariants``).
+        """
+        value = await self._call(lambda call_id: StatsCall(call_id, check_invariants))
+        return msgspec.convert(value, SchedulerStats)
+
+    def engine_died(self, reason: str) -> None:
+        """Fail everything under way, and everything from now on."""
+        self._died = EngineDiedError(reason)
+        if not self._info.done():
+            self._info.set_exception(self._died)
+        for arrivals in self._arrivals.values():
+            arrivals.put_nowait(self._died)
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(self._died)
+
+    def close(self) -> None:
+        self._receiving.cancel()
+        self._inbox.close()
+        self._outbox.close()
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._died is not None:
+            raise self._died
+        try:
+            self._outbox.send(message)
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                "The text holds a lone surrogate (half of a UTF-16 pair), which is not a character; "
+                "send valid Unicode."
+            ) from error
+
+    async def _call(self, make_message: Callable[[int], msgspec.Struct]) -> Any:
+        """Send a call and wait for its reply.
+
+        Raises:
+            RequestError: the reply is an error.
+        """
+        call_id = next(self._new_call_id)
+        reply = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(make_message(call_id))
+            return await reply
+        finally:
+            del self._calls[call_id]
+
+    async def _receive(self) -> None:
+        while True:
+            self._dispatch(await self._inbox.receive())
+
+    def _dispatch(self, message: ToApi) -> None:
+        """Hand a message to whom it concerns; who is gone meanwhile misses nothing."""
+        match message:
+            case AnswerBatch():
+                for chunk in message.chunks:
+                    if (arrivals := self._arrivals.get(chunk.request_id)) is not None:
+                        arrivals.put_nowait(chunk)
+            case RequestFailed():
+                if (arrivals := self._arrivals.get(message.request_id)) is not None:
+                    arrivals.put_nowait(message)
+            case CallReply():
+                reply = self._calls.get(message.call_id)
+                if reply is None or reply.done():
+                    return
+                if message.error is not None:
+                    reply.set_exception(_error_of(message.error))
+                else:
+                    reply.set_result(message.value)
+            case EngineInfo():
+                if not self._info.done():
+                    self._info.set_result(message)
+
+
+def _error_of(failed: RequestFailed) -> RequestError:
+    return RequestError(
+        failed.message,
+        status=failed.status,
+        param=failed.param,
+        code=failed.code,
+        retry_after_s=failed.retry_after_s,
+    )

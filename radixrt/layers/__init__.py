@@ -1,0 +1,1 @@
+"""The building blocks of every model, tensor-parallel from birth."""

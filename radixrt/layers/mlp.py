@@ -1,0 +1,33 @@
+"""The gated MLP (Shazeer, 2020) of a decoder layer."""
+
+import torch
+from torch import nn
+
+from radixrt.layers.activation import gated_activation
+from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from radixrt.layers.parallel import TensorParallel
+
+
+class GatedMLP(nn.Module):
+    """``down(act(gate(x)) * up(x))``"""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        tp: TensorParallel,
+        *,
+        activation: str,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        gate_up = [
+            Projection.even(name, intermediate_size, tp) for name in ("gate_proj", "up_proj")
+        ]
+        self.gate_up_proj = ColumnParallelLinear(hidden_size, gate_up, bias)
+        self.activate = gated_activation(activation)
+        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias, tp)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
+        return self.down_proj(self.activate(self.gate_up_proj(hidden)))

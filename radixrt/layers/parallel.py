@@ -1,0 +1,50 @@
+"""What a layer knows about the ranks that share a model, and the two ways it talks to them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from radixrt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """This rank's place among the ``size`` ranks that hold the shards of one model.
+
+    Layers follow Megatron-LM (Shoeybi et al., 2019): column-parallel into row-parallel, so attention
+    and MLP each cost one all-reduce. With ``size`` 1 no communication happens and torch.distributed
+    need not be initialised.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+    """The ranks' process group; None: the default group."""
+
+    def share(self, total: int, what: str) -> int:
+        """This rank's part of ``total``, which must divide evenly.
+
+        Raises:
+            ConfigError: it does not; ``what`` names the quantity.
+        """
+        if total % self.size:
+            raise ConfigError(
+                f"The model's {what} ({total}) cannot be split over --tp {self.size} ranks; "
+                f"choose a --tp that divides it."
+            )
+        return total // self.size
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The ranks' tensors side by side: [rows, columns] -> [rows, size * columns]."""
+        if self.size == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous(), group=self.group)
+        return torch.cat(parts, dim=-1)

@@ -1,0 +1,97 @@
+"""Where the tensors of a checkpoint go: each is copied, in part or whole, into memory a layer owns."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from radixrt.errors import ConfigError
+
+_LISTED = 5
+"""How many names an error message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlot:
+    """The destination of one checkpoint tensor on this rank."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor, as the checkpoint has it."""
+    target: torch.Tensor
+    """A view into a parameter: this rank's part."""
+    dim: int = 0
+    """The dimension of which a rank keeps a part."""
+    start: int = 0
+    """Where in ``dim`` this rank's part begins."""
+
+    def load(self, tensor: torch.Tensor) -> None:
+        """Copy this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
+        self.target.copy_(tensor.narrow(self.dim, self.start, self.target.shape[self.dim]))
+
+
+@runtime_checkable
+class HasWeightSlots(Protocol):
+    """A layer whose parameters are not simply the checkpoint's tensors."""
+
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+        """Checkpoint names, given the layer's own path in the model, and their slots."""
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    """An uninitialised parameter, of torch's current default dtype and device."""
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:
+    """Every tensor that a checkpoint of the model must hold, by name."""
+    slots: dict[str, WeightSlot] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, HasWeightSlots):
+            slots.update(module.weight_slots(path))
+            continue
+        for name, weight in module.named_parameters(recurse=False):
+            slots[f"{path}.{name}"] = WeightSlot(tuple(weight.shape), weight)
+    return slots
+
+
+def load_into(
+    slots: dict[str, WeightSlot], tensors: Iterable[tuple[str, torch.Tensor]], ignored: set[str]
+) -> None:
+    """Copy ``tensors`` into their slots, one at a time.
+
+    Args:
+        slots: of the whole model.
+        tensors: the checkpoint's, under the names the slots have. Rotary tables, which old
+            checkpoints store and every implementation recomputes, are passed over.
+        ignored: other names that may occur and mean nothing.
+
+    Raises:
+        ConfigError: tensors are missing, unexpected or misshapen; names some of them.
+    """
+    missing, unexpected, misshapen = set(slots), [], []
+    for name, tensor in tensors:
+        slot = slots.get(name)
+        if slot is None:
+            if name not in ignored and not name.endswith("rotary_emb.inv_freq"):
+                unexpected.append(name)
+            continue
+        missing.discard(name)
+        if tuple(tensor.shape) != slot.shape:
+            misshapen.append(f"{name} is {list(tensor.shape)}, expected {list(slot.shape)}")
+        else:
+            slot.load(tensor)
+    problems = [
+        f"{len(names)} {what} ({'; '.join(names[:_LISTED])}{'; ...' if len(names) > _LISTED else ''})"
+        for what, names in [
+            ("missing", sorted(missing)),
+            ("unexpected", unexpected),
+            ("misshapen", misshapen),
+        ]
+        if names
+    ]
+    if problems:
+        raise ConfigError(
+            f"The checkpoint's tensors do not fit its config.json: {', '.join(problems)}."
+        )

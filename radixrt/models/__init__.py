@@ -1,0 +1,1 @@
+"""Models by architecture, and the way from a checkpoint folder to one that runs."""

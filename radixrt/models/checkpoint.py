@@ -1,0 +1,241 @@
+"""What a checkpoint folder says about itself, read without torch, so that a bad one is refused before anything starts."""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixrt.config import DEMO_MODEL
+from radixrt.errors import ConfigError
+from radixrt.models.registry import check_architecture
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
+_NOT_FROM_HUB = ["consolidated*", "original/*"]
+"""Second copies of the weights in their makers' own formats."""
+_LARGEST_HEADER = 100 << 20  # bytes; the limit of the safetensors library
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def resolve_model_path(path_or_hub_id: str) -> Path:
+    """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first.
+
+    Raises:
+        ConfigError: neither a folder nor a hub id that can be downloaded.
+    """
+    if path_or_hub_id == DEMO_MODEL:
+        return Path(__file__).parent.parent / "demo_model"
+    folder = Path(path_or_hub_id).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigError(
+            f"--model-path {path_or_hub_id} is a file; give the folder that holds config.json and the weights."
+        )
+    if path_or_hub_id.startswith((".", "/", "~")) or path_or_hub_id.count("/") != 1:
+        raise ConfigError(f"--model-path {path_or_hub_id}: there is no such folder.")
+    return _download(path_or_hub_id)
+
+
+def _download(hub_id: str) -> Path:
+    failure = f"--model-path {hub_id} is neither a folder here nor a hub id that can be downloaded"
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ConfigError(f"{failure} (huggingface_hub is not installed).") from None
+    try:
+        return Path(
+            snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_FROM_HUB)
+        )
+    except Exception as error:  # whatever the network, the hub or the id can do wrong
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ConfigError(f"{failure} ({type(error).__name__}: {reason}).") from error
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """The content of config.json.
+
+    Raises:
+        ConfigError: it is missing or not a JSON object.
+    """
+    if not model_dir.is_dir():
+        raise ConfigError(f"The model folder {model_dir} does not exist.")
+    if not (model_dir / "config.json").is_file():
+        raise ConfigError(f"{model_dir} is no checkpoint: it holds no config.json.")
+    return _read_json(model_dir / "config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no JSON object.")
+    return content
+
+
+def check_checkpoint(model_dir: Path, load_format: str = "auto") -> dict[str, Any]:
+    """Everything that can be known to be wrong with a checkpoint without reading its tensors.
+
+    Args:
+        load_format: ``dummy`` needs no weight files.
+
+    Returns:
+        the content of config.json
+
+    Raises:
+        ConfigError: one sentence on what is wrong.
+    """
+    config = read_config(model_dir)
+    check_architecture(config)
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ConfigError(
+            f"The checkpoint {model_dir} is quantized ({method}), which is not supported; "
+            "choose its float32, bfloat16 or float16 original."
+        )
+    checkpoint_dtype(config)
+    context_length(config)
+    if load_format != "dummy":
+        for file in weight_files(model_dir):
+            read_header(file)
+    return config
+
+
+def checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype of a checkpoint's weights by its config: float32 where it does not say.
+
+    Raises:
+        ConfigError: a dtype that is not served.
+    """
+    text = text_config(config)
+    candidates = (c.get(key) for c in (config, text) for key in ("dtype", "torch_dtype"))
+    name = str(next((c for c in candidates if c), "float32")).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ConfigError(
+            f"The checkpoint's dtype {name} is not supported; give --dtype one of {', '.join(_DTYPES)}."
+        )
+    return name
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model: itself, unless it has more modalities."""
+    return config.get("text_config") or config
+
+
+def context_length(config: Mapping[str, Any]) -> int:
+    """The longest sequence, in tokens, that a checkpoint is made for.
+
+    Raises:
+        ConfigError: config.json does not say.
+    """
+    text = text_config(config)
+    longest = text.get("max_position_embeddings")
+    if not isinstance(longest, int) or longest < 1:
+        raise ConfigError("The checkpoint's config.json has no usable 'max_position_embeddings'.")
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) == "yarn":
+        # Qwen's YaRN recipe leaves max_position_embeddings as it was before the stretch.
+        original = rope.get("original_max_position_embeddings") or longest
+        longest = max(longest, int(original * (rope.get("factor") or 1)))
+    return longest
+
+
+def generation_config(model_dir: Path) -> dict[str, Any]:
+    """A checkpoint's own sampling defaults.
+
+    Returns:
+        those of temperature, top_p, top_k, min_p and repetition_penalty that generation_config.json sets,
+        and ``eos_token_ids``: the sorted end-of-sequence ids of both files.
+    """
+    config = read_config(model_dir)
+    path = model_dir / "generation_config.json"
+    generation = _read_json(path) if path.is_file() else {}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    defaults = {name: generation[name] for name in names if generation.get(name) is not None}
+    if generation.get("do_sample") is False:
+        defaults = {name: defaults[name] for name in defaults if name == "repetition_penalty"}
+        defaults["temperature"] = 0.0
+    ends: set[int] = set()
+    for source in (config, text_config(config), generation):
+        ids = source.get("eos_token_id")
+        ends.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return {**defaults, "eos_token_ids": sorted(ends)}
+
+
+def weight_files(model_dir: Path) -> list[Path]:
+    """The safetensors files of a checkpoint.
+
+    Raises:
+        ConfigError: there are none, or the index names files that are missing.
+    """
+    index = model_dir / INDEX_FILE
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ConfigError(f"{index} holds no 'weight_map'.")
+        files = [model_dir / name for name in sorted(set(weight_map.values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ConfigError(
+                f"{model_dir} lacks {len(missing)} of the {len(files)} weight files in its index: "
+                f"{_some(missing)}."
+            )
+        return files
+    if (model_dir / SINGLE_FILE).is_file():
+        return [model_dir / SINGLE_FILE]
+    if any(model_dir.glob("*.bin")) or any(model_dir.glob("*.pt*")):
+        raise ConfigError(
+            f"{model_dir} holds its weights as pickle (.bin), which can run code when it is loaded and is not read; "
+            "convert it once with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)."
+        )
+    raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
+
+
+def _some(names: Iterable[str], most: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor as a safetensors header describes it."""
+
+    dtype: str
+    """``F32``, ``BF16``, ``F16``, ..."""
+    shape: tuple[int, ...]
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """The tensors of a safetensors file, which must be exactly as long as its header says.
+
+    Raises:
+        ConfigError: the file is truncated, overlong or no safetensors file.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            (header_size,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\0"))
+            if not 2 <= header_size <= min(size - 8, _LARGEST_HEADER):
+                raise ConfigError(
+                    f"{file} is truncated or no safetensors file: it is {size} bytes long and announces a header "
+                    f"of {header_size}."
+                )
+            header = json.loads(stream.read(header_size))
+        header.pop("__metadata__", None)
+        end = max((info["data_offsets"][1] for info in header.values()), default=0)
+        tensors = {
+            name: TensorInfo(info["dtype"], tuple(info["shape"])) for name, info in header.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(f"{file} is no readable safetensors file: {error!r}.") from error
+    if size != 8 + header_size + end:
+        raise ConfigError(
+            f"{file} is {size} bytes long where its header says {8 + header_size + end}: "
+            "the file is damaged or its download did not finish."
+        )
+    return tensors

@@ -1,0 +1,107 @@
+"""From a checkpoint folder to a model on a device, without a second copy of the weights in memory."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from radixrt.errors import ConfigError
+from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.weights import weight_slots
+from radixrt.models.checkpoint import check_checkpoint, checkpoint_dtype, weight_files
+from radixrt.models.decoder import CausalLM
+from radixrt.models.registry import check_architecture, model_class
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    model_dir: Path,
+    *,
+    load_format: str = "auto",
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    tp: TensorParallel | None = None,
+    seed: int = 0,
+    context_length: int | None = None,
+    trust_remote_code: bool = False,
+) -> CausalLM:
+    """Load the model of a checkpoint, ready to run.
+
+    Args:
+        load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
+        dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
+        tp: this rank's place; its shards alone are kept.
+        seed: of dummy weights, which are the same whatever the number of ranks.
+        context_length: longest sequence that will be served; default: the checkpoint's.
+        trust_remote_code: let transformers run the checkpoint's own config code.
+
+    Raises:
+        ConfigError: the checkpoint cannot be served; one sentence says why.
+    """
+    raw_config = check_checkpoint(model_dir, load_format)
+    config = _transformers_config(model_dir, trust_remote_code)
+    torch_dtype = _DTYPES[checkpoint_dtype(raw_config) if dtype == "auto" else dtype]
+    model_type = model_class(check_architecture(raw_config))
+    with torch.device(device), _default_dtype(torch_dtype):
+        model = model_type(config, tp or TensorParallel(), context_length).eval()
+    if load_format == "dummy":
+        fill_with_dummy_weights(model, seed)
+    else:
+        model.load_weights(read_tensors(model_dir))
+    return model
+
+
+def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(
+            model_dir, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except Exception as error:  # transformers validates configs with many exception types
+        raise ConfigError(f"{model_dir}/config.json is not a valid config: {error}") from error
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def read_tensors(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in weight_files(model_dir):
+        try:
+            with safe_open(file, framework="pt", device="cpu") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    yield name, tensors.get_tensor(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{file} is no readable safetensors file: {error}.") from error
+
+
+def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
+    """Seeded random matrices that keep activations near unit scale; norms and biases stay as they begin.
+
+    Each tensor is drawn whole from a seed of its own and cut like a checkpoint's, so the model does not
+    depend on the number of ranks.
+    """
+    for name, slot in weight_slots(model).items():
+        if len(slot.shape) == 1:
+            continue
+        target = slot.target
+        generator = torch.Generator(target.device)
+        generator.manual_seed((seed << 32) + zlib.crc32(name.encode()))
+        values = torch.randn(
+            slot.shape, generator=generator, dtype=target.dtype, device=target.device
+        )
+        slot.load(values.mul_(slot.shape[-1] ** -0.5))

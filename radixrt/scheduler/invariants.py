@@ -1,0 +1,118 @@
+"""Is every page accounted for, and every lock?
+
+Tests run this at every idle moment; a server runs it on demand.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from radixrt.scheduler.radix_tree import Node, RadixTree
+from radixrt.scheduler.scheduler import Scheduler
+
+
+class InvariantError(AssertionError):
+    """The books do not balance: a bug."""
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Check tree, pages, locks and slots against each other.
+
+    Raises:
+        InvariantError: says what does not add up.
+    """
+    _check_tree(scheduler.kv.tree)
+    _check_locks(scheduler)
+    _check_pages(scheduler)
+    _check_slots(scheduler)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantError(message)
+
+
+def _check_tree(tree: RadixTree) -> None:
+    size, pages, locked, count = tree.page_size, 0, 0, 0
+    for node in tree.nodes():
+        count += 1
+        pages += len(node.pages)
+        locked += len(node.pages) if node.lock_count else 0
+        parent = node.parent
+        _require(len(node.pages) > 0, "a tree node holds no page")
+        _require(len(node.tokens) == len(node.pages) * size, "an edge's tokens and pages disagree")
+        _require(
+            parent is not None and parent.children.get(node.tokens[:size].tobytes()) is node,
+            "a node is not its parent's child",
+        )
+    _require(pages == tree.num_pages, f"the tree holds {pages} pages and counts {tree.num_pages}")
+    _require(
+        locked == tree.num_locked_pages,
+        f"{locked} pages are locked, {tree.num_locked_pages} counted",
+    )
+    _require(count == tree.num_nodes, f"the tree has {count} nodes and counts {tree.num_nodes}")
+
+
+def _check_locks(scheduler: Scheduler) -> None:
+    expected: Counter[Node] = Counter()
+    for sequence in scheduler.running():
+        node = sequence.node
+        while node is not None:
+            expected[node] += 1
+            node = node.parent
+    tree = scheduler.kv.tree
+    for node in (*tree.nodes(), *tree.roots().values()):
+        _require(
+            node.lock_count == expected[node],
+            f"a node is locked {node.lock_count} times, {expected[node]} running sequences use it",
+        )
+    for salt, root in tree.roots().items():
+        _require(
+            bool(root.children) or root.lock_count > 0,
+            f"namespace {salt!r} is empty and still there",
+        )
+
+
+def _check_pages(scheduler: Scheduler) -> None:
+    slots = scheduler.slots
+    held = [
+        scheduler.kv.allocator.free_pages(),
+        *(node.pages for node in scheduler.kv.tree.nodes()),
+    ]
+    held += [slots.own_pages(sequence.slot) for sequence in scheduler.running()]
+    pages = np.sort(np.concatenate(held))
+    _require(
+        np.array_equal(pages, np.arange(scheduler.limits.num_pages)),
+        f"free + cached + owned are {len(pages)} pages ({len(np.unique(pages))} different) "
+        f"of {scheduler.limits.num_pages}",
+    )
+
+
+def _check_slots(scheduler: Scheduler) -> None:
+    slots = scheduler.slots
+    for slot, sequence in enumerate(slots.owners):
+        _require(
+            slots.in_use[slot] == (sequence is not None), f"slot {slot} is used and empty at once"
+        )
+        if sequence is None:
+            continue
+        _require(sequence.slot == slot, f"sequence {sequence.seq_id} does not know its slot")
+        planned, pages = int(slots.planned[slot]), int(slots.num_pages[slot])
+        _require(
+            planned <= pages * slots.page_size,
+            f"slot {slot} has planned {planned} tokens on {pages} pages",
+        )
+        shared = _path_pages(sequence.node)
+        count = int(slots.num_tree_pages[slot])
+        _require(
+            np.array_equal(shared, slots.block_tables[slot, :count]),
+            f"the block table of slot {slot} does not begin with its tree pages",
+        )
+
+
+def _path_pages(node: Node | None) -> np.ndarray:
+    edges = []
+    while node is not None:
+        edges.append(node.pages)
+        node = node.parent
+    return np.concatenate(edges[::-1])

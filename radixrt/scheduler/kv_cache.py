@@ -1,0 +1,148 @@
+"""The pages of the KV pool: who holds each, how a sequence gets them, and how they come back.
+
+Every page is free, in the radix tree, or owned by exactly one running sequence. Freed pages may be handed
+out in the very next plan although a step still in flight writes to them: steps run in order, so the write
+of the new owner comes later.
+"""
+
+import numpy as np
+
+from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
+from radixrt.scheduler.radix_tree import Match, RadixTree
+from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.slot_table import SlotTable
+
+
+class KVCache:
+    """Allocator and radix tree behind the operations that a sequence needs in its life."""
+
+    def __init__(
+        self, num_pages: int, page_size: int, slots: SlotTable, *, share_prefixes: bool
+    ) -> None:
+        self.page_size = page_size
+        self.allocator = PageAllocator(num_pages)
+        self.tree = RadixTree(page_size)
+        self.evicted_pages = 0
+        self._slots = slots
+        self._share = share_prefixes
+
+    @property
+    def num_available(self) -> int:
+        """Pages that :meth:`allocate` can give."""
+        return self.allocator.num_free + self.tree.num_evictable_pages
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def allocate(self, count: int) -> Pages:
+        """``count`` pages (at most ``num_available``), from the tree's oldest leaves if need be."""
+        missing = count - self.allocator.num_free
+        if missing > 0:
+            self._evict(missing)
+        return self.allocator.allocate(count)
+
+    def _evict(self, count: int) -> int:
+        pages = self.tree.evict(count)
+        self.allocator.free(pages)
+        self.evicted_pages += len(pages)
+        return len(pages)
+
+    def flush(self) -> int:
+        """Drop everything from the tree that no running sequence uses; returns the number of pages."""
+        return self._evict(self.tree.num_evictable_pages)
+
+    # ------------------------------------------------------------ a sequence's life
+
+    def find_prefix(self, sequence: Sequence) -> Match | None:
+        """The longest cached prefix, at most up to the last token but one.
+
+        The last known token is always computed: its logits give the next one.
+        """
+        if not (self._share and sequence.reads_cache):
+            return None
+        return self.tree.match(sequence.known_tokens()[:-1], sequence.salt)
+
+    def num_pages_locked_by(self, match: Match | None) -> int:
+        """Evictable pages that would be locked by using this prefix."""
+        if match is None or match.node.lock_count > 0:
+            return 0
+        pages, node = match.pages_in_edge, match.node.parent
+        while node is not None and node.lock_count == 0:
+            pages += len(node.pages)
+            node = node.parent
+        return pages
+
+    def enter(self, sequence: Sequence, match: Match | None) -> None:
+        """Put a sequence into a slot, on top of a cached prefix."""
+        if match is None:
+            pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
+        else:
+            pages, sequence.node = self.tree.pages_of(match), self.tree.lock_match(match)
+        self._slots.put(sequence, pages)
+
+    def adopt_longer_prefix(self, sequence: Sequence) -> int:
+        """Switch to pages that other sequences have planned meanwhile, if they reach further.
+
+        Two sequences over one long document so take turns at computing it, and none of it twice.
+
+        Returns:
+            How many tokens this sequence needn't compute therefore.
+        """
+        slots, slot = self._slots, sequence.slot
+        match = self.find_prefix(sequence)
+        gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])
+        if match is None or gain <= 0:
+            return 0
+        assert sequence.node is not None
+        pages, node = self.tree.pages_of(match), self.tree.lock_match(match)
+        self.tree.unlock(sequence.node)
+        sequence.node = node
+        self.allocator.free(slots.own_pages(slot))
+        slots.set_tree_pages(slot, pages)
+        return gain
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> Pages:
+        """Extend the block table towards ``num_tokens`` tokens, as far as there are pages."""
+        missing = self.pages_for(num_tokens) - int(self._slots.num_pages[sequence.slot])
+        pages = self.allocate(min(max(missing, 0), self.num_available))
+        self._slots.append_pages(sequence.slot, pages)
+        return pages
+
+    def publish_prefill(self, sequence: Sequence) -> None:
+        """Put the full pages that are planned so far into the tree, for everyone planned from now on."""
+        if not (self._share and sequence.reads_cache):
+            return
+        slot = sequence.slot
+        start, full = self._unpublished(sequence)
+        if start >= full:
+            return
+        assert sequence.node is not None
+        tokens = sequence.tokens[start * self.page_size : full * self.page_size]
+        if self.tree.holds_first_page(sequence.node, tokens):
+            return  # the last page of a known prompt, computed again for its logits: stays our own
+        node, _ = self.tree.insert(
+            sequence.node, tokens, self._slots.block_tables[slot, start:full]
+        )
+        self.tree.move_lock(sequence.node, node)
+        sequence.node = node
+        self._slots.num_tree_pages[slot] = full
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked."""
+        slots, slot = self._slots, sequence.slot
+        assert sequence.node is not None
+        own = slots.own_pages(slot)
+        start, full = self._unpublished(sequence)
+        if self._share and start < full:
+            tokens = sequence.tokens[start * self.page_size : full * self.page_size]
+            _, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
+            own = np.concatenate((own[:existing], own[full - start :]))
+        self.allocator.free(own)
+        self.tree.unlock(sequence.node)
+        sequence.node = None
+        slots.remove(sequence)
+
+    def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
+        """The range of full pages with known tokens that are not in the tree yet."""
+        computed = min(int(self._slots.planned[sequence.slot]), sequence.num_tokens)
+        return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size

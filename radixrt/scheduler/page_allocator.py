@@ -1,0 +1,38 @@
+"""Which pages of the KV pool are free."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pages = NDArray[np.int32]
+
+NO_PAGES: Pages = np.empty(0, dtype=np.int32)
+
+
+class PageAllocator:
+    """A stack of free page ids: pages freed last are handed out first, while they may still be in a cache."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._stack: Pages = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
+        self._num_free = num_pages
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    def allocate(self, count: int) -> Pages:
+        """Take ``count`` pages, which must be free."""
+        assert 0 <= count <= self._num_free, f"asked for {count} of {self._num_free} free pages"
+        self._num_free -= count
+        return self._stack[self._num_free : self._num_free + count].copy()
+
+    def free(self, pages: Pages) -> None:
+        """Give pages back."""
+        end = self._num_free + len(pages)
+        assert end <= self.num_pages, "a page was freed twice"
+        self._stack[self._num_free : end] = pages
+        self._num_free = end
+
+    def free_pages(self) -> Pages:
+        """The free page ids, for invariant checks."""
+        return self._stack[: self._num_free].copy()

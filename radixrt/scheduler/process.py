@@ -1,0 +1,141 @@
+"""The scheduler process: receive, plan, send, absorb."""
+
+import argparse
+import gc
+import time
+
+import msgspec
+
+from radixrt.config import ServerConfig
+from radixrt.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.messages import (
+    CallReply,
+    EngineInfo,
+    FlushCacheCall,
+    ReleaseSequences,
+    RequestFailed,
+    SequenceRequest,
+    StatsCall,
+    TokenBatch,
+    ToScheduler,
+    ToSchedulerFromWorker,
+    pack_ids,
+    unpack_ids,
+)
+from radixrt.scheduler.invariants import InvariantError, check_invariants
+from radixrt.scheduler.scheduler import Scheduler, SchedulerLimits
+
+MAX_STEPS_IN_FLIGHT = 2
+
+
+class SchedulerProcess:
+    """Connects a :class:`Scheduler` with the tokenizer process and the workers."""
+
+    def __init__(self, config: ServerConfig, channels: Channels) -> None:
+        self._from_worker: Inbox[ToSchedulerFromWorker] = Inbox(
+            channels.address("worker", "scheduler"), ToSchedulerFromWorker
+        )
+        self._from_tokenizer: Inbox[ToScheduler] = Inbox(
+            channels.address("tokenizer", "scheduler"), ToScheduler
+        )
+        self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
+        self._to_workers = [
+            Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
+        ]
+        self._poller = Poller(self._from_tokenizer, self._from_worker)
+        self._steps_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
+        info = self._wait_for_worker()
+        self.scheduler = Scheduler(_limits(config, info))
+        self._to_tokenizer.send(info)
+
+    def _wait_for_worker(self) -> EngineInfo:
+        while True:
+            message = self._from_worker.receive()
+            if isinstance(message, EngineInfo):
+                return message
+
+    def run(self) -> None:
+        """Forever. Sleeps whenever nothing can be planned until a message comes."""
+        while True:
+            self._poller.wait(self._seconds_to_next_deadline())
+            for request in self._from_tokenizer.receive_waiting():
+                self._handle(request)
+            for result in self._from_worker.receive_waiting():
+                if not isinstance(result, EngineInfo):
+                    self._to_tokenizer.send(self.scheduler.absorb(result))
+            self._drop_expired()
+            self._fill_pipeline()
+
+    def _fill_pipeline(self) -> None:
+        scheduler = self.scheduler
+        while scheduler.num_in_flight < self._steps_in_flight:
+            begin = time.perf_counter()
+            plan = scheduler.plan()
+            if plan is None:
+                return
+            scheduler.counters.plan_seconds.observe(time.perf_counter() - begin)
+            for worker in self._to_workers:
+                worker.send(plan)
+
+    def _handle(self, message: ToScheduler) -> None:
+        match message:
+            case SequenceRequest():
+                refused = self.scheduler.add(message)
+                if refused is not None:
+                    self._to_tokenizer.send(refused)
+            case ReleaseSequences():
+                self.scheduler.release(unpack_ids(message.seq_ids))
+            case FlushCacheCall():
+                reply = CallReply(
+                    call_id=message.call_id, value={"pages_freed": self.scheduler.flush_cache()}
+                )
+                self._to_tokenizer.send(reply)
+            case StatsCall():
+                self._to_tokenizer.send(self._stats(message))
+
+    def _stats(self, call: StatsCall) -> CallReply:
+        if call.check_invariants:
+            try:
+                check_invariants(self.scheduler)
+            except InvariantError as error:
+                failed = RequestFailed(
+                    request_id="", message=f"An invariant is broken: {error}.", status=500
+                )
+                return CallReply(call_id=call.call_id, error=failed)
+        malformed = self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
+        return CallReply(
+            call_id=call.call_id, value=msgspec.to_builtins(self.scheduler.stats(malformed))
+        )
+
+    def _seconds_to_next_deadline(self) -> float | None:
+        deadline = self.scheduler.next_deadline()
+        return None if deadline is None else max(0.0, deadline - time.time())
+
+    def _drop_expired(self) -> None:
+        dropped = self.scheduler.drop_expired(time.time())
+        if dropped:
+            self._to_tokenizer.send(
+                TokenBatch(seq_ids=pack_ids([]), token_ids=pack_ids([]), finished=dropped)
+            )
+
+
+def _limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_running_requests=config.max_running_requests,
+        max_queued_requests=config.max_queued_requests,
+        max_prefill_tokens=config.max_prefill_tokens,
+        chunked_prefill_size=config.chunked_prefill_size,
+        context_length=info.context_length,
+        num_pages=info.kv_pool_tokens // info.page_size,
+        page_size=info.page_size,
+        schedule_policy=config.schedule_policy,
+        share_prefixes=not config.disable_radix_cache,
+        eos_token_ids=info.eos_token_ids,
+    )
+
+
+def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
+    """Entry point of ``python -m radixrt.scheduler``."""
+    process = SchedulerProcess(config, channels)
+    gc.freeze()  # what start-up made lives to the end: the collector need not look at it
+    process.run()

@@ -1,0 +1,502 @@
+"""Continuous batching: which tokens the worker computes in each step.
+
+The scheduler is a plain state machine without sockets or clocks of its own: :meth:`Scheduler.add` and
+:meth:`Scheduler.release` change who wants tokens, :meth:`Scheduler.plan` makes the next step,
+:meth:`Scheduler.absorb` takes a step's tokens back. Up to two steps are in flight, so a plan is made one
+step before the tokens of the step ahead of it are known; a sequence that turns out to have ended has one
+surplus token under way, which is thrown away.
+"""
+
+import heapq
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.messages import (
+    Admit,
+    BlockTable,
+    FinishReason,
+    LogprobRow,
+    Prefill,
+    SchedulerStats,
+    SequenceFinished,
+    SequenceRefused,
+    SequenceRequest,
+    SequenceStarted,
+    StepPlan,
+    StepResult,
+    TokenBatch,
+    pack_ids,
+    unpack_ids,
+)
+from radixrt.scheduler.admission import OutputEstimator
+from radixrt.scheduler.kv_cache import KVCache
+from radixrt.scheduler.page_allocator import Pages
+from radixrt.scheduler.radix_tree import Match
+from radixrt.scheduler.sequence import NO_SLOT, Sequence
+from radixrt.scheduler.slot_table import SlotTable
+from radixrt.scheduler.stats import Counters
+from radixrt.scheduler.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """The settings that bound a plan. See the flags of the same names."""
+
+    max_running_requests: int
+    max_queued_requests: int
+    max_prefill_tokens: int
+    chunked_prefill_size: int
+    context_length: int
+    num_pages: int
+    page_size: int
+    schedule_policy: Literal["lpm", "fcfs"] = "lpm"
+    share_prefixes: bool = True
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step plan in the making."""
+
+    prefill_budget: int
+    num_decoding: int = 0
+    admit: list[Admit] = field(default_factory=list)
+    block_tables: list[BlockTable] = field(default_factory=list)
+    extend_slots: list[NDArray[np.signedinteger]] = field(default_factory=list)
+    extend_pages: list[Pages] = field(default_factory=list)
+    prefill: list[Prefill] = field(default_factory=list)
+
+    def extend(self, slots: NDArray[np.signedinteger], pages: Pages) -> None:
+        if len(pages):
+            self.extend_slots.append(slots)
+            self.extend_pages.append(pages)
+
+    @property
+    def has_work(self) -> bool:
+        return self.num_decoding > 0 or bool(self.prefill)
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A step that was sent and is not back."""
+
+    step_id: int
+    owners: list[Sequence | None]
+    """Whose tokens these are, by slot; None once nobody wants them."""
+
+
+class Scheduler:
+    """Decides who runs. Owns the queues, the slots and the KV pages."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.slots = SlotTable(
+            limits.max_running_requests,
+            -(-limits.context_length // limits.page_size),
+            limits.page_size,
+        )
+        self.kv = KVCache(
+            limits.num_pages, limits.page_size, self.slots, share_prefixes=limits.share_prefixes
+        )
+        self.waiting = WaitingQueue(limits.schedule_policy, self.kv.tree)
+        self.counters = Counters()
+        self._estimator = OutputEstimator()
+        self._sequences: dict[int, Sequence] = {}
+        self._prefilling: dict[int, Sequence] = {}
+        self._adopters: set[int] = set()
+        """Slots whose block table has changed since the worker last heard of it."""
+        self._in_flight: deque[_InFlight] = deque()
+        self._slots_to_release: list[int] = []
+        self._deadlines: list[tuple[float, int]] = []
+        self._next_step = 0
+
+    # ------------------------------------------------------------ arrivals and departures
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def num_running(self) -> int:
+        return self.slots.num_used
+
+    def running(self) -> list[Sequence]:
+        return self.slots.running()
+
+    def add(self, request: SequenceRequest) -> SequenceRefused | None:
+        """Queue a sequence, or say why not."""
+        max_tokens = len(request.token_ids) // 4 + (request.sampling.max_tokens or 0)
+        if max_tokens > min(
+            self.limits.context_length, self.limits.num_pages * self.limits.page_size
+        ):
+            return SequenceRefused(
+                seq_id=request.seq_id,
+                message=f"{max_tokens} tokens do not fit this engine.",
+                status=400,
+            )
+        if len(self.waiting) >= self.limits.max_queued_requests:
+            self.counters.refused += 1
+            return SequenceRefused(
+                seq_id=request.seq_id,
+                message=f"The server's queue is full ({len(self.waiting)} sequences wait); retry later.",
+                status=503,
+                retry_after_s=self._seconds_until_room(),
+            )
+        sequence = Sequence.from_request(request, self.limits.eos_token_ids)
+        self._sequences[sequence.seq_id] = sequence
+        if sequence.deadline is not None:
+            heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
+        self.waiting.add(sequence)
+        return None
+
+    def _seconds_until_room(self) -> int:
+        """A guess from the mean step time: one running batch's worth of answers."""
+        steps = self.counters.steps
+        mean_step_s = self.counters.step_seconds.snapshot().total / steps if steps else 0.1
+        outputs = [sequence.max_output - sequence.num_output for sequence in self.running()]
+        mean_rest = sum(outputs) / len(outputs) if outputs else 1
+        return max(1, min(60, round(mean_step_s * mean_rest * self._estimator.share)))
+
+    def release(self, seq_ids: Pages) -> None:
+        """Drop sequences whose tokens nobody wants any more; unknown ids are ignored."""
+        for seq_id in seq_ids.tolist():
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                self.counters.aborted += 1
+                self._remove(sequence)
+
+    def drop_expired(self, now: float) -> list[SequenceFinished]:
+        """Drop sequences whose deadline has passed; ``now`` is Unix time."""
+        dropped = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, seq_id = heapq.heappop(self._deadlines)
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                self.counters.aborted += 1
+                dropped.append(self._finished(sequence, "abort", None))
+                self._remove(sequence)
+        return dropped
+
+    def next_deadline(self) -> float | None:
+        """Unix time of the earliest deadline; of a sequence that may have ended already."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def flush_cache(self) -> int:
+        """Empty the tree of everything that no running sequence uses; returns the pages freed."""
+        return self.kv.flush()
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is."""
+        del self._sequences[sequence.seq_id]
+        if sequence.slot == NO_SLOT:
+            self.waiting.remove(sequence.seq_id)
+        else:
+            self._leave_slot(sequence)
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        if self.slots.in_worker[slot]:
+            self._slots_to_release.append(slot)
+        for step in self._in_flight:
+            if step.owners[slot] is sequence:
+                step.owners[slot] = None
+        self._prefilling.pop(sequence.seq_id, None)
+        self._adopters.discard(slot)
+        self.kv.leave(sequence)
+
+    # ------------------------------------------------------------ planning
+
+    def plan(self) -> StepPlan | None:
+        """Plan the next step: a token for everyone who decodes, then prompts as far as the budget goes.
+
+        Returns None if there is nothing to compute until a result or a request comes in.
+        """
+        while True:
+            draft = _Draft(prefill_budget=self.limits.max_prefill_tokens)
+            self._plan_decode(draft)
+            self._continue_prefills(draft)
+            self._admit_waiting(draft)
+            if draft.has_work:
+                return self._seal(draft)
+            if not self._is_stuck():
+                return None
+            self._retract(self._youngest())
+
+    def _is_stuck(self) -> bool:
+        """Prompts half computed hold all pages, and no result is under way that could free one."""
+        return not self._in_flight and bool(self._prefilling)
+
+    def _plan_decode(self, draft: _Draft) -> None:
+        slots = self.slots
+        self._retire_exhausted()
+        while True:
+            decoding = np.flatnonzero(slots.is_decoding)
+            full = slots.planned[decoding] >= slots.num_pages[decoding] * slots.page_size
+            growing = decoding[full]
+            if len(growing) <= self.kv.num_available:
+                break
+            self._retract(self._youngest())
+        if len(growing):
+            pages = self.kv.allocate(len(growing))
+            slots.block_tables[growing, slots.num_pages[growing]] = pages
+            slots.num_pages[growing] += 1
+            draft.extend(growing, pages)
+        slots.planned[decoding] += 1
+        draft.num_decoding = len(decoding)
+
+    def _retire_exhausted(self) -> None:
+        """Sequences whose max_tokens are all under way leave the worker; their pages stay until the end."""
+        slots = self.slots
+        exhausted = np.flatnonzero(slots.is_decoding & (slots.planned >= slots.last_position))
+        slots.is_decoding[exhausted] = slots.in_worker[exhausted] = False
+        self._slots_to_release.extend(exhausted.tolist())
+
+    def _continue_prefills(self, draft: _Draft) -> None:
+        for sequence in list(self._prefilling.values()):
+            if draft.prefill_budget <= 0:
+                return
+            adopted = self.kv.adopt_longer_prefix(sequence)
+            if adopted:
+                self._adopters.add(sequence.slot)
+                self._count_cached(sequence, adopted)
+            self._plan_chunk(sequence, draft)
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        self.waiting.refresh()
+        while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
+            sequence = self.waiting.head()
+            match = self.kv.find_prefix(sequence)
+            if not self._has_room_for(sequence, match):
+                return
+            self.waiting.pop(sequence)
+            self._admit(sequence, match, draft)
+            self._plan_chunk(sequence, draft)
+
+    def _has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
+        """Whether the pages suffice for this sequence and for what the running ones will still need."""
+        if self.slots.num_used == 0:
+            return True
+        cached_pages = 0 if match is None else match.num_pages
+        rest = int(
+            self._estimator.remaining(
+                np.array([sequence.num_output]), np.array([sequence.max_output])
+            )[0]
+        )
+        needed = self.kv.pages_for(sequence.num_tokens + rest) - cached_pages
+        available = self.kv.num_available - self.kv.num_pages_locked_by(match)
+        return needed + self._future_pages() <= available
+
+    def _future_pages(self) -> int:
+        """Pages that the running sequences are expected to take yet."""
+        slots = self.slots
+        used = np.flatnonzero(slots.in_use)
+        max_output = slots.last_position[used] - slots.num_prompt[used] + 1
+        reached = np.maximum(slots.planned[used], slots.known[used])
+        rest = self._estimator.remaining(
+            np.minimum(reached - slots.num_prompt[used], max_output), max_output
+        )
+        pages = -(-(reached + rest) // slots.page_size) - slots.num_pages[used]
+        return int(np.maximum(pages, 0).sum())
+
+    def _admit(self, sequence: Sequence, match: Match | None, draft: _Draft) -> None:
+        self.kv.enter(sequence, match)
+        slot = sequence.slot
+        num_cached = int(self.slots.planned[slot])
+        self._prefilling[sequence.seq_id] = sequence
+        if sequence.first_planned is None:
+            sequence.first_planned = time.monotonic()
+            self.counters.prompt_tokens += sequence.num_prompt
+            self._count_cached(sequence, num_cached)
+        draft.admit.append(
+            Admit(
+                slot=slot,
+                token_ids=pack_ids(sequence.known_tokens()),
+                num_cached=num_cached,
+                pages=pack_ids(self.slots.block_table(slot)),
+                sampling=sequence.sampling,
+                num_output=sequence.num_output,
+            )
+        )
+
+    def _count_cached(self, sequence: Sequence, num_tokens: int) -> None:
+        """Tokens that this sequence needn't compute; what it computes again after a retraction is its own."""
+        if sequence.first_token is None:
+            sequence.cached_tokens += num_tokens
+            self.counters.cached_tokens += num_tokens
+
+    def _plan_chunk(self, sequence: Sequence, draft: _Draft) -> None:
+        """Compute the next piece of a prompt, as much of it as budget and pages allow."""
+        slots, slot = self.slots, sequence.slot
+        start = int(slots.planned[slot])
+        end = min(
+            sequence.num_tokens,
+            start + self.limits.chunked_prefill_size,
+            start + draft.prefill_budget,
+        )
+        pages = self.kv.grow(sequence, end)
+        end = min(end, int(slots.num_pages[slot]) * slots.page_size)
+        if end <= start:
+            return
+        if slot in self._adopters:
+            self._adopters.remove(slot)
+            draft.block_tables.append(BlockTable(slot, pack_ids(slots.block_table(slot))))
+        else:
+            draft.extend(np.full(len(pages), slot, dtype=np.int32), pages)
+        draft.prefill.append(Prefill(slot, start, end - start))
+        draft.prefill_budget -= end - start
+        slots.planned[slot] = end
+        self.kv.publish_prefill(sequence)
+        if end == sequence.num_tokens:
+            del self._prefilling[sequence.seq_id]
+            slots.is_decoding[slot] = True
+
+    def _seal(self, draft: _Draft) -> StepPlan:
+        step_id = self._next_step
+        self._next_step += 1
+        self._in_flight.append(_InFlight(step_id, self.slots.owners.copy()))
+        released, self._slots_to_release = self._slots_to_release, []
+        return StepPlan(
+            step_id=step_id,
+            release=released,
+            admit=draft.admit,
+            block_tables=draft.block_tables,
+            extend_slots=pack_ids(np.concatenate(draft.extend_slots))
+            if draft.extend_slots
+            else b"",
+            extend_pages=pack_ids(np.concatenate(draft.extend_pages))
+            if draft.extend_pages
+            else b"",
+            prefill=draft.prefill,
+        )
+
+    # ------------------------------------------------------------ retraction
+
+    def _youngest(self) -> Sequence:
+        """The running sequence that arrived last. The oldest is never retracted, so work always ends."""
+        candidates = [
+            s
+            for s in self.running()
+            if self.slots.is_decoding[s.slot] or s.seq_id in self._prefilling
+        ]
+        return max(candidates, key=lambda sequence: sequence.seq_id)
+
+    def _retract(self, sequence: Sequence) -> None:
+        """Take back a sequence's pages. Its KV stays in the tree until the pages are really needed, its
+        tokens in flight are dropped: the sampler draws the same ones again."""
+        sequence.prompt_logprobs_to_skip = sequence.prompt_logprobs_sent
+        self._leave_slot(sequence)
+        self.waiting.add_retracted(sequence)
+        self.counters.retractions += 1
+        self._estimator.observe_retraction()
+
+    # ------------------------------------------------------------ results
+
+    def absorb(self, result: StepResult) -> TokenBatch:
+        """Take the tokens of the oldest step in flight; ends the sequences they end."""
+        step = self._in_flight.popleft()
+        assert step.step_id == result.step_id, "the worker answered steps out of order"
+        self.counters.steps += 1
+        self.counters.step_seconds.observe(result.step_s)
+        prompt_logprobs = self._prompt_logprobs(step, result)
+        logprobs = [
+            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
+            for row in result.logprobs
+            if (owner := step.owners[row.owner]) is not None
+        ]
+        seq_ids: list[int] = []
+        token_ids: list[int] = []
+        started: list[SequenceStarted] = []
+        finished: list[SequenceFinished] = []
+        for slot, token in zip(
+            unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
+        ):
+            sequence = step.owners[slot]
+            if sequence is None:
+                continue
+            sequence.append(token)
+            seq_ids.append(sequence.seq_id)
+            token_ids.append(token)
+            if sequence.first_token is None:
+                started.append(self._started(sequence))
+            reason = sequence.finish_reason(token)
+            if reason is not None:
+                finished.append(self._finish(sequence, reason, token))
+        self.counters.output_tokens += len(token_ids)
+        return TokenBatch(
+            seq_ids=pack_ids(seq_ids),
+            token_ids=pack_ids(token_ids),
+            started=started,
+            finished=finished,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _prompt_logprobs(self, step: _InFlight, result: StepResult) -> list[LogprobRow]:
+        rows = []
+        for row in result.prompt_logprobs:
+            sequence = step.owners[row.owner]
+            if sequence is None:
+                continue
+            if sequence.prompt_logprobs_to_skip > 0:
+                sequence.prompt_logprobs_to_skip -= 1
+                continue
+            sequence.prompt_logprobs_sent += 1
+            rows.append(LogprobRow(sequence.seq_id, row.token_ids, row.logprobs))
+        return rows
+
+    def _started(self, sequence: Sequence) -> SequenceStarted:
+        assert sequence.first_planned is not None
+        sequence.first_token = time.monotonic()
+        return SequenceStarted(
+            seq_id=sequence.seq_id,
+            cached_tokens=sequence.cached_tokens,
+            queued_s=sequence.first_planned - sequence.arrived,
+            prefill_s=sequence.first_token - sequence.first_planned,
+        )
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> SequenceFinished:
+        self.counters.finished += 1
+        self._estimator.observe_finish(sequence.num_output, sequence.max_output)
+        self._remove(sequence)
+        return self._finished(sequence, reason, token if reason == "stop" else None)
+
+    def _finished(
+        self, sequence: Sequence, reason: FinishReason, stop_token: int | None
+    ) -> SequenceFinished:
+        return SequenceFinished(
+            sequence.seq_id, reason, stop_token, time.monotonic() - sequence.arrived
+        )
+
+    # ------------------------------------------------------------ inspection
+
+    def stats(self, malformed_frames: int = 0) -> SchedulerStats:
+        """A snapshot of all counters and gauges."""
+        counters, tree = self.counters, self.kv.tree
+        free = self.kv.allocator.num_free
+        return SchedulerStats(
+            running=self.num_running,
+            waiting=len(self.waiting),
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            output_tokens=counters.output_tokens,
+            finished=counters.finished,
+            aborted=counters.aborted,
+            refused=counters.refused,
+            retractions=counters.retractions,
+            evicted_pages=self.kv.evicted_pages,
+            pages_total=self.limits.num_pages,
+            pages_owned=self.limits.num_pages - free - tree.num_pages,
+            pages_cached=tree.num_pages,
+            pages_evictable=tree.num_evictable_pages,
+            pages_free=free,
+            tree_nodes=tree.num_nodes,
+            steps=counters.steps,
+            malformed_frames=malformed_frames,
+            step_seconds=counters.step_seconds.snapshot(),
+            plan_seconds=counters.plan_seconds.snapshot(),
+        )

@@ -1,0 +1,93 @@
+"""One answer being generated, as the scheduler sees it."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from radixrt.messages import FinishReason, SequenceRequest, TokenIds, unpack_ids
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.radix_tree import Node
+
+NO_SLOT = -1
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A prompt and what was generated from it so far. Where its KV lies is the slot table's matter."""
+
+    seq_id: int
+    tokens: TokenIds
+    """Buffer of ids; the first ``num_tokens`` count."""
+    num_tokens: int
+    """Known tokens: the prompt and every token that came back from the worker."""
+    num_prompt: int
+    sampling: SamplingParams
+    max_output: int
+    stop_tokens: frozenset[int]
+    """Tokens that end the answer."""
+    salt: str = ""
+    deadline: float | None = None
+    """Unix time."""
+
+    slot: int = NO_SLOT
+    """Place in the worker's persistent batch while it runs."""
+    node: Node | None = None
+    """Tree node at whose end this sequence's tree pages end; locked while it runs."""
+
+    cached_tokens: int = 0
+    """Prompt tokens that came from the tree at first admission."""
+    arrived: float = field(default_factory=time.monotonic)
+    first_planned: float | None = None
+    first_token: float | None = None
+    prompt_logprobs_sent: int = 0
+    prompt_logprobs_to_skip: int = 0
+    """Rows that will come a second time, because the prompt is computed again after a retraction."""
+
+    @staticmethod
+    def from_request(request: SequenceRequest, eos_token_ids: tuple[int, ...]) -> "Sequence":
+        sampling = request.sampling
+        assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
+        tokens = unpack_ids(request.token_ids)
+        ends = (
+            sampling.stop_token_ids
+            if sampling.ignore_eos
+            else (*sampling.stop_token_ids, *eos_token_ids)
+        )
+        return Sequence(
+            seq_id=request.seq_id,
+            tokens=tokens,
+            num_tokens=len(tokens),
+            num_prompt=len(tokens),
+            sampling=sampling,
+            max_output=sampling.max_tokens,
+            stop_tokens=frozenset(ends),
+            salt=request.cache_salt,
+            deadline=request.deadline,
+        )
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def reads_cache(self) -> bool:
+        """Prompt log-probabilities need the logits of every prompt position, cached or not."""
+        return self.sampling.prompt_logprobs is None
+
+    def known_tokens(self) -> TokenIds:
+        return self.tokens[: self.num_tokens]
+
+    def append(self, token: int) -> None:
+        if self.num_tokens == len(self.tokens):
+            grown = np.empty(2 * self.num_tokens + 16, dtype=np.int32)
+            grown[: self.num_tokens] = self.tokens
+            self.tokens = grown
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def finish_reason(self, token: int) -> FinishReason | None:
+        """Whether ``token``, just appended, is the last one."""
+        if token in self.stop_tokens and self.num_output > self.sampling.min_tokens:
+            return "stop"
+        return "length" if self.num_output >= self.max_output else None

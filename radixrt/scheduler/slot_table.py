@@ -1,0 +1,87 @@
+"""The scheduler's copy of the worker's persistent batch: what each slot holds and how far it is planned.
+
+Columns instead of objects: planning a decode step is a handful of numpy operations, whatever the batch size.
+"""
+
+import heapq
+
+import numpy as np
+
+from radixrt.scheduler.page_allocator import Pages
+from radixrt.scheduler.sequence import NO_SLOT, Sequence
+
+
+class SlotTable:
+    """``max_slots`` places for running sequences; all columns are indexed by slot."""
+
+    def __init__(self, max_slots: int, max_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.owners: list[Sequence | None] = [None] * max_slots
+        self.in_use = np.zeros(max_slots, dtype=bool)
+        self.in_worker = np.zeros(max_slots, dtype=bool)
+        """The worker holds the sequence too. It lets go of one whose last tokens are under way."""
+        self.is_decoding = np.zeros(max_slots, dtype=bool)
+        """The prompt is planned to its end and more tokens are wanted."""
+        self.planned = np.zeros(max_slots, dtype=np.int64)
+        """Leading positions whose KV is computed by the steps planned so far. In decode it runs ahead of
+        the known tokens: the input of a planned step may not be known here yet."""
+        self.last_position = np.zeros(max_slots, dtype=np.int64)
+        """``planned`` at which max_tokens tokens are sampled; the last of them is never an input."""
+        self.known = np.zeros(max_slots, dtype=np.int64)
+        """Tokens known at admission: the part that is prefilled."""
+        self.num_prompt = np.zeros(max_slots, dtype=np.int64)
+        self.num_pages = np.zeros(max_slots, dtype=np.int64)
+        self.num_tree_pages = np.zeros(max_slots, dtype=np.int64)
+        """Leading pages that belong to the tree; the others are the sequence's own."""
+        self.block_tables = np.empty((max_slots, max_pages), dtype=np.int32)
+        self._free = list(range(max_slots))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return len(self.owners) - len(self._free)
+
+    def put(self, sequence: Sequence, tree_pages: Pages) -> None:
+        """Give a sequence the lowest free slot; ``tree_pages`` hold its cached prefix."""
+        slot = sequence.slot = heapq.heappop(self._free)
+        self.owners[slot] = sequence
+        self.in_use[slot] = self.in_worker[slot] = True
+        self.last_position[slot] = sequence.num_prompt + sequence.max_output - 1
+        self.known[slot] = sequence.num_tokens
+        self.num_prompt[slot] = sequence.num_prompt
+        self.set_tree_pages(slot, tree_pages)
+
+    def set_tree_pages(self, slot: int, tree_pages: Pages) -> None:
+        """Let the block table be these pages, all of them from the tree and full."""
+        count = len(tree_pages)
+        self.block_tables[slot, :count] = tree_pages
+        self.num_pages[slot] = self.num_tree_pages[slot] = count
+        self.planned[slot] = count * self.page_size
+
+    def append_pages(self, slot: int, pages: Pages) -> None:
+        start = int(self.num_pages[slot])
+        self.block_tables[slot, start : start + len(pages)] = pages
+        self.num_pages[slot] += len(pages)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Free the slot of a sequence."""
+        slot = sequence.slot
+        self.owners[slot] = None
+        self.in_use[slot] = self.in_worker[slot] = self.is_decoding[slot] = False
+        self.num_pages[slot] = self.num_tree_pages[slot] = 0
+        sequence.slot = NO_SLOT
+        heapq.heappush(self._free, slot)
+
+    def block_table(self, slot: int) -> Pages:
+        """The pages of a slot, in order of position."""
+        return self.block_tables[slot, : self.num_pages[slot]]
+
+    def own_pages(self, slot: int) -> Pages:
+        """Pages of the block table that are not in the tree."""
+        return self.block_tables[slot, self.num_tree_pages[slot] : self.num_pages[slot]].copy()
+
+    def running(self) -> list[Sequence]:
+        return [owner for owner in self.owners if owner is not None]

@@ -1,0 +1,146 @@
+"""How does a conversation become a prompt? The model's own template, with user text kept inert.
+
+Templates are Jinja, run in transformers' sandbox. A template writes control tokens such as
+``<|im_end|>`` as text. Were a user's message pasted in as it is, a user could end the turn and speak as
+the system. So special-token strings inside messages are replaced by unguessable placeholders before
+rendering and become plain text again only after the template's own control tokens are set.
+"""
+
+import dataclasses
+import functools
+import inspect
+import re
+import secrets
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from radixrt.errors import RequestError
+from radixrt.messages import ChatPrompt
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class RenderedChat:
+    text: str
+    """With placeholders in it, if there are literals."""
+    literals: list[str]
+    """Special-token strings from the messages, each to stand at its placeholder as plain text."""
+
+
+class ChatTemplate:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._reserved_names = frozenset(
+            inspect.signature(vocabulary.hf.apply_chat_template).parameters
+        ) - {"kwargs"}
+        strings = sorted(
+            (token.content for token in vocabulary.special_tokens.values()), key=len, reverse=True
+        )
+        self._special = re.compile("|".join(map(re.escape, strings))) if strings else None
+        self._nonce = secrets.token_hex(8)
+
+    def render(self, prompt: ChatPrompt) -> RenderedChat:
+        """Run the template.
+
+        Raises:
+            RequestError: the model has no template, or the template refuses the conversation.
+        """
+        literals: list[str] = []
+        messages = self._hide_special_tokens(prompt.messages, literals)
+        tools = self._hide_special_tokens(prompt.tools, literals)
+        return RenderedChat(self._render(prompt, messages, tools), literals)
+
+    def encode(self, chat: RenderedChat) -> tuple[str, list[int]]:
+        """The prompt as text and as token ids. Only the template adds special tokens."""
+        if not chat.literals:
+            return chat.text, self._vocabulary.encode(chat.text, add_special_tokens=False)
+        return self._encode_with_literals(chat.text, chat.literals)
+
+    def _render(self, prompt: ChatPrompt, messages: Any, tools: Any) -> str:
+        if not self._vocabulary.hf.chat_template:
+            raise RequestError(
+                "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE."
+            )
+        kwargs = prompt.template_kwargs or {}
+        reserved = self._reserved_names.intersection(kwargs)
+        if reserved:
+            raise RequestError(
+                f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}.",
+                param="chat_template_kwargs",
+            )
+        try:
+            text: str = self._vocabulary.hf.apply_chat_template(
+                messages,
+                tools=tools or None,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                tokenize=False,
+                **kwargs,
+            )
+        except Exception as error:  # whatever the template or its sandbox objects to
+            raise RequestError(
+                f"The model's chat template refused the conversation: {error}", param="messages"
+            ) from error
+        return text
+
+    def _hide_special_tokens(self, value: Any, literals: list[str]) -> Any:
+        """A copy of a JSON value in which placeholders stand for special-token strings; these are
+        appended to ``literals``."""
+        if isinstance(value, str):
+            if self._special is None or not self._special.search(value):
+                return value
+
+            def hide(match: re.Match[str]) -> str:
+                literals.append(match.group())
+                return self._placeholder("text", len(literals) - 1)
+
+            return self._special.sub(hide, value)
+        if isinstance(value, list):
+            return [self._hide_special_tokens(item, literals) for item in value]
+        if isinstance(value, dict):
+            return {
+                self._hide_special_tokens(key, literals): self._hide_special_tokens(item, literals)
+                for key, item in value.items()
+            }
+        return value
+
+    def _encode_with_literals(self, text: str, literals: list[str]) -> tuple[str, list[int]]:
+        """Tokenize a rendered text in which the strings of ``literals`` are plain text.
+
+        The tokenizer used reads no special token in text; it knows the template's own by other names.
+        """
+        plain_tokenizer, names, ids_of_names = self._plain_tokenizer
+        assert self._special is not None
+        text = self._special.sub(lambda match: names[match.group()], text)
+        text = self._hidden_literal.sub(lambda match: literals[int(match.group(1))], text)
+        ids = plain_tokenizer.encode(text, add_special_tokens=False).ids
+        for special, name in names.items():
+            text = text.replace(name, special)
+        return text, [ids_of_names.get(i, i) for i in ids]
+
+    @functools.cached_property
+    def _hidden_literal(self) -> re.Pattern[str]:
+        return re.compile(f"\ue000{self._nonce}text([0-9]+)\ue001")
+
+    def _placeholder(self, kind: str, number: int) -> str:
+        return f"\ue000{self._nonce}{kind}{number}\ue001"
+
+    @functools.cached_property
+    def _plain_tokenizer(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
+        """A copy of the tokenizer that takes special-token strings as text, the names under which it
+        knows each special token instead, and the real ids of those names.
+
+        Made when first needed, since it takes about a second for a large vocabulary.
+        """
+        tokenizer = Tokenizer.from_str(self._vocabulary.backend.to_str())
+        tokenizer.encode_special_tokens = True
+        names: dict[str, str] = {}
+        ids: dict[int, int] = {}
+        for number, (token_id, token) in enumerate(self._vocabulary.special_tokens.items()):
+            name = self._placeholder("special", number)
+            flags = {"lstrip": token.lstrip, "rstrip": token.rstrip}
+            tokenizer.add_tokens([AddedToken(name, normalized=False, special=False, **flags)])
+            names[token.content] = name
+            ids[tokenizer.encode(name, add_special_tokens=False).ids[0]] = token_id
+        return tokenizer, names, ids

@@ -1,0 +1,104 @@
+"""Can this prompt be served at all? Checked once, here, so that the scheduler needs no second look."""
+
+import dataclasses
+import hashlib
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from radixrt.errors import RequestError
+from radixrt.messages import EngineInfo
+from radixrt.sampling_params import SamplingParams
+
+_TOO_LONG = "context_length_exceeded"
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the engine can hold, in tokens."""
+
+    context_length: int
+    kv_pool_tokens: int
+    vocab_size: int
+
+    @staticmethod
+    def of(info: EngineInfo) -> "Limits":
+        return Limits(info.context_length, info.kv_pool_tokens, info.vocab_size)
+
+    def check_text(self, text: str, longest_token: int) -> None:
+        """Refuse a text that can't fit whatever its tokens are, before time is spent on tokenizing it.
+
+        Raises:
+            RequestError: even in tokens of the greatest length the text is over the context.
+        """
+        at_least = len(text) // longest_token
+        if at_least > self.context_length:
+            raise RequestError(
+                f"The prompt has {len(text)} characters, more than {at_least} tokens; the model's context is "
+                f"{self.context_length} tokens. Shorten the prompt.",
+                param="prompt",
+                code=_TOO_LONG,
+            )
+
+    def check_token_ids(self, ids: Sequence[int]) -> None:
+        """Raises:
+        RequestError: an id is not in the vocabulary.
+        """
+        for position, token_id in enumerate(ids):
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    f"The prompt's token id {token_id} at position {position} is not in the vocabulary; ids go "
+                    f"from 0 to {self.vocab_size - 1}.",
+                    param="prompt",
+                )
+
+    def max_tokens(self, prompt_length: int, requested: int | None) -> int:
+        """Most tokens to generate: what was asked for, else what is left.
+
+        Raises:
+            RequestError: the prompt is empty, or prompt and answer don't fit.
+        """
+        if prompt_length == 0:
+            raise RequestError("The prompt is empty; give at least one token.", param="prompt")
+        room = min(self.context_length, self.kv_pool_tokens) - prompt_length
+        if room >= (requested or 1):
+            return requested or room
+        if self.context_length - prompt_length < (requested or 1):
+            limit = f"the model's context length is {self.context_length} tokens"
+        else:
+            limit = f"the server's KV cache holds {self.kv_pool_tokens} tokens (--max-total-tokens)"
+        wanted = (
+            f" and max_tokens asks for {requested}, {prompt_length + requested} together"
+            if requested is not None
+            else " and the answer needs at least 1"
+        )
+        raise RequestError(
+            f"The prompt has {prompt_length} tokens{wanted}, but {limit}. Shorten the prompt"
+            + (" or lower max_tokens." if requested is not None else "."),
+            param="max_tokens" if room >= 1 else "prompt",
+            code=_TOO_LONG,
+        )
+
+
+def per_answer_params(
+    sampling: SamplingParams, max_tokens: int, seeds: random.Random
+) -> list[SamplingParams]:
+    """The sampling settings of each of a request's n answers: max_tokens and a seed filled in.
+
+    Answer 0 has the request's own seed, so that n=1 and the first of n are the same answer.
+    """
+    seed = seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+    return [
+        msgspec.structs.replace(
+            sampling, n=1, max_tokens=max_tokens, seed=_answer_seed(seed, index)
+        )
+        for index in range(sampling.n)
+    ]
+
+
+def _answer_seed(seed: int, index: int) -> int:
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,328 @@
+"""What does the tokenizer process do? Turns requests into sequences, and their tokens into answers.
+
+api ──requests──▶ encode ──sequences──▶ scheduler
+api ◀──chunks── detokenize ◀──tokens── scheduler
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from radixrt.config import ServerConfig
+from radixrt.errors import RequestError
+from radixrt.ipc import AsyncInbox, Channels, Outbox
+from radixrt.messages import (
+    AbortRequest,
+    AnswerBatch,
+    AnswerChunk,
+    CallReply,
+    ChatPrompt,
+    DetokenizeCall,
+    EngineInfo,
+    FlushCacheCall,
+    GenerateRequest,
+    Prompt,
+    PromptInfo,
+    ReleaseSequences,
+    RequestFailed,
+    SequenceRefused,
+    SequenceRequest,
+    StatsCall,
+    TokenBatch,
+    TokenizeCall,
+    ToTokenizerFromApi,
+    ToTokenizerFromScheduler,
+    pack_ids,
+    unpack_ids,
+)
+from radixrt.tokenizer.answers import Answer, news_by_sequence
+from radixrt.tokenizer.limits import Limits, per_answer_params
+from radixrt.tokenizer.prompts import LONG_PROMPT_CHARS, PromptEncoder, size_in_chars
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Encoded:
+    """A request whose prompt is encoded and found to fit."""
+
+    request: GenerateRequest
+    text: str | None
+    token_ids: list[int]
+    max_tokens: int
+
+
+class TokenizerProcess:
+    def __init__(self, config: ServerConfig, channels: Channels, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._encoder = PromptEncoder(vocabulary)
+        self._seeds = random.Random(config.random_seed)
+        self._from_api: AsyncInbox[ToTokenizerFromApi] = AsyncInbox(
+            channels.address("api", "tokenizer"), ToTokenizerFromApi
+        )
+        self._from_scheduler: AsyncInbox[ToTokenizerFromScheduler] = AsyncInbox(
+            channels.address("scheduler", "tokenizer"), ToTokenizerFromScheduler
+        )
+        self._to_api = Outbox(channels.address("tokenizer", "api"))
+        self._to_scheduler = Outbox(channels.address("tokenizer", "scheduler"))
+        self._answers: dict[int, Answer] = {}
+        """Answers under way, by sequence id."""
+        self._seq_ids_of: dict[str, set[int]] = {}
+        """Unfinished answers of each request; empty while its prompt is being encoded aside."""
+        self._new_seq_id = itertools.count()
+        self._aside = ThreadPoolExecutor(2, thread_name_prefix="encode")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled. The engine's first message says what it can do."""
+        while not isinstance(info := await self._from_scheduler.receive(), EngineInfo):
+            log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
+        self._info = info
+        self._limits = Limits.of(info)
+        self._to_api.send(info)
+        await asyncio.gather(self._serve_scheduler(), self._serve_api())
+
+    def close(self) -> None:
+        self._aside.shutdown(wait=False, cancel_futures=True)
+        for channel in (self._from_api, self._from_scheduler, self._to_api, self._to_scheduler):
+            channel.close()
+
+    # ------------------------------------------------------------ from the api
+
+    async def _serve_api(self) -> None:
+        while True:
+            self._handle_request(await self._from_api.receive())
+            await asyncio.sleep(0)  # tokens of running answers go first
+
+    def _handle_request(self, message: ToTokenizerFromApi) -> None:
+        match message:
+            case GenerateRequest():
+                self._seq_ids_of[message.request_id] = set()
+                if size_in_chars(message.prompt) > LONG_PROMPT_CHARS:
+                    self._start_task(self._generate_aside(message))
+                else:
+                    self._generate(message)
+            case AbortRequest():
+                self._abort(message.request_id)
+            case TokenizeCall():
+                self._start_task(self._reply(message.call_id, self._tokenize, message.prompt))
+            case DetokenizeCall():
+                self._start_task(self._reply(message.call_id, self._detokenize, message))
+            case FlushCacheCall() | StatsCall():
+                self._to_scheduler.send(message)
+
+    def _generate(self, request: GenerateRequest) -> None:
+        try:
+            self._start(self._encode(request))
+        except Exception as error:
+            self._fail(request.request_id, error)
+
+    async def _generate_aside(self, request: GenerateRequest) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            encoded = await loop.run_in_executor(self._aside, self._encode, request)
+            if request.request_id in self._seq_ids_of:  # else it was aborted meanwhile
+                self._start(encoded)
+        except Exception as error:
+            self._fail(request.request_id, error)
+
+    def _encode(self, request: GenerateRequest) -> _Encoded:
+        """Raises:
+        RequestError: the request can't be served as it is.
+        """
+        request.sampling.validate(self._limits.vocab_size)
+        text, token_ids = self._encoder.encode(request.prompt, self._limits)
+        max_tokens = self._limits.max_tokens(len(token_ids), request.sampling.max_tokens)
+        return _Encoded(request, text, token_ids, max_tokens)
+
+    def _start(self, encoded: _Encoded) -> None:
+        """Hand the n answers of a request to the scheduler."""
+        request, token_ids = encoded.request, encoded.token_ids
+        prompt = self._prompt_info(encoded)
+        packed = pack_ids(token_ids)
+        continues_prompt = (
+            not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_final_message
+        )
+        params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
+        for index, sampling in enumerate(params):
+            seq_id = next(self._new_seq_id) & 0x7FFFFFFF
+            self._answers[seq_id] = Answer(
+                request,
+                index,
+                self._vocabulary,
+                prompt,
+                token_ids,
+                self._info.eos_token_ids,
+                continues_prompt,
+            )
+            self._seq_ids_of[request.request_id].add(seq_id)
+            self._to_scheduler.send(
+                SequenceRequest(
+                    seq_id=seq_id,
+                    token_ids=packed,
+                    sampling=sampling,
+                    cache_salt=request.cache_salt,
+                    deadline=request.deadline,
+                )
+            )
+
+    def _prompt_info(self, encoded: _Encoded) -> PromptInfo:
+        request, token_ids = encoded.request, encoded.token_ids
+        if not (request.return_prompt_token_ids or request.sampling.prompt_logprobs is not None):
+            return PromptInfo(num_tokens=len(token_ids))
+        text = encoded.text
+        if text is None:
+            text = self._vocabulary.decode(token_ids, request.sampling.skip_special_tokens)
+        return PromptInfo(num_tokens=len(token_ids), text=text, token_ids=pack_ids(token_ids))
+
+    def _abort(self, request_id: str) -> None:
+        seq_ids = self._seq_ids_of.pop(request_id, None)
+        if seq_ids is None:
+            return
+        if not seq_ids:  # its prompt is still being encoded
+            self._to_api.send(_failed(request_id, _ABORTED))
+        self._release(seq_ids)
+        answers = [self._answers.pop(seq_id) for seq_id in sorted(seq_ids)]
+        for answer in answers:
+            answer.abort()
+        self._send_chunks([answer.take_chunk() for answer in answers])
+
+    def _release(self, seq_ids: set[int]) -> None:
+        if seq_ids:
+            self._to_scheduler.send(ReleaseSequences(pack_ids(sorted(seq_ids))))
+
+    # ------------------------------------------------------------ calls
+
+    async def _reply(
+        self, call_id: int, work: Callable[[Any], dict[str, Any]], argument: Any
+    ) -> None:
+        """Do the work of a call aside and answer it."""
+        loop = asyncio.get_running_loop()
+        try:
+            value = await loop.run_in_executor(self._aside, work, argument)
+        except Exception as error:
+            self._to_api.send(CallReply(call_id=call_id, error=_failed("", error)))
+        else:
+            self._to_api.send(CallReply(call_id=call_id, value=value))
+
+    def _tokenize(self, prompt: Prompt) -> dict[str, Any]:
+        of_any_length = dataclasses.replace(self._limits, context_length=2**31)
+        text, token_ids = self._encoder.encode(prompt, of_any_length)
+        prompt_text = self._vocabulary.decode(token_ids) if text is None else text
+        return {"token_ids": token_ids, "prompt": prompt_text}
+
+    def _detokenize(self, call: DetokenizeCall) -> dict[str, Any]:
+        ids = unpack_ids(call.token_ids).tolist()
+        self._limits.check_token_ids(ids)
+        return {"text": self._vocabulary.decode(ids, call.skip_special_tokens)}
+
+    # ------------------------------------------------------------ from the scheduler
+
+    async def _serve_scheduler(self) -> None:
+        while True:
+            message = await self._from_scheduler.receive()
+            match message:
+                case TokenBatch():
+                    self._absorb(message)
+                case SequenceRefused():
+                    self._refuse(message)
+                case CallReply():
+                    self._to_api.send(message)
+                case EngineInfo():
+                    log.warning("Ignored a second EngineInfo.")
+
+    def _absorb(self, batch: TokenBatch) -> None:
+        """Turn a step's tokens into text and tell the api. Ids of dropped sequences are ignored."""
+        chunks: list[AnswerChunk | None] = []
+        stopped: set[int] = set()
+        for seq_id, news in news_by_sequence(batch).items():
+            answer = self._answers.get(seq_id)
+            if answer is None:
+                continue
+            try:
+                answer.absorb(news)
+            except Exception as error:
+                self._fail(answer.request.request_id, error)
+                continue
+            chunks.append(answer.take_chunk())
+            if answer.finished:
+                self._forget(seq_id, answer)
+                if news.finished is None:
+                    stopped.add(seq_id)
+        self._release(stopped)
+        self._send_chunks(chunks)
+
+    def _forget(self, seq_id: int, answer: Answer) -> None:
+        del self._answers[seq_id]
+        siblings = self._seq_ids_of[answer.request.request_id]
+        siblings.discard(seq_id)
+        if not siblings:
+            del self._seq_ids_of[answer.request.request_id]
+
+    def _refuse(self, refused: SequenceRefused) -> None:
+        answer = self._answers.get(refused.seq_id)
+        if answer is None:
+            return
+        error = RequestError(
+            refused.message, status=refused.status, retry_after_s=refused.retry_after_s
+        )
+        self._fail(answer.request.request_id, error)
+
+    # ------------------------------------------------------------ to the api
+
+    def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
+        if told := [chunk for chunk in chunks if chunk is not None]:
+            self._to_api.send(AnswerBatch(told))
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        """Drop a request, all its answers, and say why."""
+        seq_ids = self._seq_ids_of.pop(request_id, set())
+        for seq_id in seq_ids:
+            self._answers.pop(seq_id, None)
+        self._release(seq_ids)
+        self._to_api.send(_failed(request_id, error))
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
+
+
+_ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")
+
+
+def _failed(request_id: str, error: Exception) -> RequestFailed:
+    if not isinstance(error, RequestError):
+        log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
+        error = RequestError("The server failed at this request; its log says more.", status=500)
+    return RequestFailed(
+        request_id=request_id,
+        message=error.message,
+        status=error.status,
+        param=error.param,
+        code=error.code,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def run_tokenizer(config: ServerConfig, channels: Channels) -> None:
+    """Run the tokenizer process until it is interrupted.
+
+    Raises:
+        ConfigError: the checkpoint has no tokenizer that can be used.
+    """
+    process = TokenizerProcess(config, channels, Vocabulary.load(config))
+
+    async def serve() -> None:
+        try:
+            await process.run()
+        finally:
+            process.close()
+
+    asyncio.run(serve())

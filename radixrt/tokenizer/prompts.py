@@ -1,0 +1,60 @@
+"""How does a prompt, in whichever form it came, become token ids?"""
+
+from radixrt.errors import RequestError
+from radixrt.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt, unpack_ids
+from radixrt.tokenizer.chat_template import ChatTemplate
+from radixrt.tokenizer.limits import Limits
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+LONG_PROMPT_CHARS = 20_000
+"""Texts above this take milliseconds to encode; they are encoded aside, so that streams go on."""
+
+
+class PromptEncoder:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._template = ChatTemplate(vocabulary)
+
+    def encode(self, prompt: Prompt, limits: Limits) -> tuple[str | None, list[int]]:
+        """The prompt as text (None where it came as token ids) and as token ids.
+
+        Raises:
+            RequestError: it is empty, far too long, not text, or refused by the chat template.
+        """
+        match prompt:
+            case TokenPrompt():
+                ids = unpack_ids(prompt.token_ids).tolist()
+                limits.check_token_ids(ids)
+                return None, ids
+            case TextPrompt(text=""):
+                raise RequestError("The prompt is empty; give at least one token.", param="prompt")
+            case TextPrompt():
+                limits.check_text(prompt.text, self._vocabulary.longest_token)
+                ids = self._vocabulary.encode(prompt.text, prompt.add_special_tokens)
+                return prompt.text, ids
+            case ChatPrompt():
+                chat = self._template.render(prompt)
+                limits.check_text(chat.text, self._vocabulary.longest_token)
+                return self._template.encode(chat)
+
+
+def size_in_chars(prompt: Prompt) -> int:
+    """About how much text there is to encode."""
+    match prompt:
+        case TokenPrompt():
+            return 0
+        case TextPrompt():
+            return len(prompt.text)
+        case ChatPrompt():
+            return _json_size(prompt.messages) + _json_size(prompt.tools)
+
+
+def _json_size(value: object) -> int:
+    match value:
+        case str():
+            return len(value)
+        case list():
+            return sum(map(_json_size, value))
+        case dict():
+            return sum(map(_json_size, value.values()))
+    return 0

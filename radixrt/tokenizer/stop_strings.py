@@ -1,0 +1,59 @@
+"""Where does an answer end, when a request names stop strings? Found also across token borders."""
+
+
+class StopStringFinder:
+    """Passes text through, holding back only what may yet turn out to be a stop string.
+
+    The answer ends before the stop string that is complete first; of several that are complete at the
+    same character, before the longest. The outcome does not depend on how the text is cut in pieces.
+    """
+
+    def __init__(self, stops: tuple[str, ...], include_in_output: bool = False) -> None:
+        self._stops = stops
+        self._include_in_output = include_in_output
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Return the text that is now certain to belong to the answer, and the stop string if one is
+        complete. After a stop string, nothing more may be pushed."""
+        if not self._stops:
+            return text, None
+        text = self._held + text
+        found = self._first_match(text)
+        if found is not None:
+            start, stop = found
+            self._held = ""
+            return text[: start + len(stop)] if self._include_in_output else text[:start], stop
+        certain = len(text) - self._undecided_length(text)
+        self._held = text[certain:]
+        return text[:certain], None
+
+    def flush(self) -> str:
+        """The text that was held back: no more will come, so it is no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        best: tuple[int, str] | None = None
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0 and (best is None or _is_earlier(start, stop, *best)):
+                best = start, stop
+        return best
+
+    def _undecided_length(self, text: str) -> int:
+        """Length of the longest end of the text that begins some stop string."""
+        earliest = len(text)
+        for stop in self._stops:
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+            while 0 <= start < earliest:
+                if stop.startswith(text[start:]):
+                    earliest = start
+                else:
+                    start = text.find(stop[0], start + 1)
+        return len(text) - earliest
+
+
+def _is_earlier(start: int, stop: str, other_start: int, other_stop: str) -> bool:
+    end, other_end = start + len(stop), other_start + len(other_stop)
+    return end < other_end or (end == other_end and start < other_start)

@@ -1,0 +1,129 @@
+"""What do the tokens of this model stand for? The one place that knows the tokenizer's kind."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from radixrt.config import ServerConfig
+from radixrt.errors import ConfigError
+from radixrt.messages import TokenLogprob
+
+
+class Vocabulary:
+    """A checkpoint's tokenizer: encoding, and the bytes behind each token.
+
+    Attributes:
+        hf: the transformers tokenizer, for its chat template and the names of its special tokens.
+        backend: the ``tokenizers`` tokenizer that does the work.
+        special_tokens: the control tokens, by id.
+        special_ids: their ids.
+        longest_token: length in characters of the longest token, at most.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        self.hf = hf
+        self.backend: Tokenizer = hf.backend_tokenizer
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        added = self.backend.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self.special_tokens = {i: token for i, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_tokens)
+        self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
+        self._bos_id: int | None = hf.bos_token_id
+        self._is_byte_level = "ByteLevel" in _component_types(self.backend.decoder)
+
+    @staticmethod
+    def load(config: ServerConfig) -> "Vocabulary":
+        """Load the tokenizer of a checkpoint.
+
+        Raises:
+            ConfigError: there is none, or it is of a kind that can't be used.
+        """
+        import transformers  # here, since it takes seconds
+
+        path = config.tokenizer_path or config.model_path
+        try:
+            hf = transformers.AutoTokenizer.from_pretrained(
+                path, trust_remote_code=config.trust_remote_code
+            )
+        except Exception as error:  # transformers raises many kinds
+            raise ConfigError(
+                f"Can't load a tokenizer from {path}: {error} Is there a tokenizer.json? "
+                "--tokenizer-path can name another folder."
+            ) from error
+        if not isinstance(getattr(hf, "backend_tokenizer", None), Tokenizer):
+            raise ConfigError(
+                f"The tokenizer in {path} ({type(hf).__name__}) has no tokenizer.json form, which radixrt needs; "
+                "convert it with transformers' convert_slow_tokenizer or name another with --tokenizer-path."
+            )
+        if config.chat_template is not None:
+            hf.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+        return Vocabulary(hf)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text in which special tokens count as such. A text that already begins with the
+        beginning-of-sequence token does not get a second one."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
+            return ids[1:]
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to the text; b"" for an id that has no token."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            return b"".join(_BYTE_LEVEL.get(c) or c.encode() for c in token)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return token.replace("\u2581", " ").encode()
+
+    def token_logprob(
+        self, token_id: int, logprob: float | None, top: list[TokenLogprob]
+    ) -> TokenLogprob:
+        token_bytes = self.token_bytes(token_id)
+        return TokenLogprob(
+            token_id, token_bytes.decode("utf-8", "replace"), token_bytes, logprob, top
+        )
+
+
+def _component_types(component: Any) -> set[str]:
+    """Names of a decoder and of all decoders inside it."""
+    if component is None:
+        return set()
+    found: set[str] = set()
+
+    def collect(node: Any) -> None:
+        if isinstance(node, dict):
+            found.add(str(node.get("type")))
+            node = list(node.values())
+        if isinstance(node, list):
+            for child in node:
+                collect(child)
+
+    collect(json.loads(component.__getstate__()))
+    return found
+
+
+def _byte_level_alphabet() -> dict[str, bytes]:
+    """The character that stands for each byte in byte-level BPE (GPT-2): printable Latin-1 characters
+    stand for themselves, the other bytes for 256, 257, ... in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): bytes([byte]) for byte in printable}
+    alphabet |= {chr(256 + i): bytes([byte]) for i, byte in enumerate(others)}
+    return alphabet
+
+
+_BYTE_LEVEL = _byte_level_alphabet()

@@ -1,0 +1,178 @@
+"""The worker's persistent batch: step plans change it, forward passes read it.
+
+A plan says only what changes. Everything else a forward pass needs (block tables, lengths, the tokens
+sampled last) stays here between steps; the sampled tokens stay on the device, so a decode step needs
+nothing from the scheduler.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixrt.attention.metadata import AttentionMetadata
+from radixrt.messages import Admit, StepPlan, TokenIds, unpack_ids
+from radixrt.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Hidden states whose next prompt tokens want log-probabilities."""
+
+    slot: int
+    first_row: int
+    """Into the flat batch."""
+    next_tokens: TokenIds
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One forward pass: decode rows first, then prefill chunks."""
+
+    token_ids: torch.Tensor  # [num_tokens] int64, on the device
+    positions: torch.Tensor  # [num_tokens] int64, on the device
+    attention: AttentionMetadata
+    sampling_slots: NDArray[np.int64]  # [rows] slots that sample a token
+    sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
+    sampling_positions: torch.Tensor  # [rows] int64, where the sampled tokens will stand
+    prompt_spans: list[PromptSpan]
+
+
+class PersistentBatch:
+    """State of every slot between steps; columns are indexed by slot."""
+
+    def __init__(
+        self, max_slots: int, max_pages: int, page_size: int, device: torch.device
+    ) -> None:
+        self.page_size = page_size
+        self.device = device
+        self.block_tables = np.zeros((max_slots, max_pages), dtype=np.int32)
+        self.num_pages = np.zeros(max_slots, dtype=np.int64)
+        self.computed = np.zeros(max_slots, dtype=np.int64)
+        """Positions whose KV is in the cache."""
+        self.is_decoding = np.zeros(max_slots, dtype=bool)
+        """The prompt is computed; each step advances the slot by one token."""
+        self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        """Sampled last, input of the next decode step."""
+        self._prompts: dict[int, Admit] = {}
+
+    # ------------------------------------------------------------ what a plan changes
+
+    def release(self, slot: int) -> None:
+        self.is_decoding[slot] = False
+        self._prompts.pop(slot, None)
+
+    def admit(self, admit: Admit) -> None:
+        slot = admit.slot
+        self._prompts[slot] = admit
+        self.computed[slot] = admit.num_cached
+        self.is_decoding[slot] = False
+        self.set_block_table(slot, unpack_ids(admit.pages))
+
+    def set_block_table(self, slot: int, pages: NDArray[np.int32]) -> None:
+        self.block_tables[slot, : len(pages)] = pages
+        self.num_pages[slot] = len(pages)
+
+    def extend(self, slots: NDArray[np.int32], pages: NDArray[np.int32]) -> None:
+        """Append page ``pages[i]`` to the block table of ``slots[i]``; a slot's entries are adjacent."""
+        starts = np.flatnonzero(np.diff(slots, prepend=-1))
+        rank = np.arange(len(slots)) - np.repeat(starts, np.diff(starts, append=len(slots)))
+        self.block_tables[slots, self.num_pages[slots] + rank] = pages
+        np.add.at(self.num_pages, slots, 1)
+
+    # ------------------------------------------------------------ a step
+
+    def next_step(self, plan: StepPlan) -> StepInputs:
+        """The forward pass of a plan whose changes have been applied; advances the slots."""
+        decoding = np.flatnonzero(self.is_decoding)
+        chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
+        chunk_lengths = np.array([chunk.num_tokens for chunk in plan.prefill], dtype=np.int64)
+        self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
+        slots = np.concatenate((decoding, chunk_slots))
+        lengths = np.concatenate((np.ones(len(decoding), dtype=np.int64), chunk_lengths))
+        starts = self.computed[slots]
+        ends = starts + lengths
+        self.computed[slots] = ends
+        qo_indptr = np.concatenate(([0], np.cumsum(lengths)))
+        positions = np.arange(qo_indptr[-1]) + np.repeat(starts - qo_indptr[:-1], lengths)
+        samples = np.concatenate(
+            (np.ones(len(decoding), dtype=bool), self._finish_prompts(chunk_slots))
+        )
+        prompt_tokens = [unpack_ids(self._prompts[c.slot].token_ids)[c.start : c.start + c.num_tokens]
+                         for c in plan.prefill]  # fmt: skip
+        return StepInputs(
+            token_ids=self._token_ids(decoding, prompt_tokens),
+            positions=self._to_device(positions),
+            attention=self._attention(slots, lengths, ends, qo_indptr, positions),
+            sampling_slots=slots[samples],
+            sampling_rows=self._to_device(qo_indptr[1:][samples] - 1),
+            sampling_positions=self._to_device(ends[samples]),
+            prompt_spans=self._prompt_spans(plan, qo_indptr[len(decoding) :]),
+        )
+
+    def record(self, slots: NDArray[np.int64], tokens: torch.Tensor) -> None:
+        """Keep the sampled tokens, [rows] on the device, as the next inputs."""
+        self.last_tokens[self._to_device(slots)] = tokens
+
+    def _finish_prompts(self, chunk_slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which chunks reach the end of their prompt; those slots decode from the next step on."""
+        known = np.array(
+            [len(self._prompts[slot].token_ids) // 4 for slot in chunk_slots.tolist()],
+            dtype=np.int64,
+        )
+        complete = self.computed[chunk_slots] >= known
+        self.is_decoding[chunk_slots] = complete
+        return complete
+
+    def _token_ids(
+        self, decoding: NDArray[np.int64], prompt_tokens: list[TokenIds]
+    ) -> torch.Tensor:
+        sampled = self.last_tokens[self._to_device(decoding)]
+        if not prompt_tokens:
+            return sampled
+        return torch.cat((sampled, self._to_device(np.concatenate(prompt_tokens).astype(np.int64))))
+
+    def _attention(
+        self,
+        slots: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        qo_indptr: NDArray[np.int64],
+        positions: NDArray[np.int64],
+    ) -> AttentionMetadata:
+        size = self.page_size
+        pages = -(-ends // size)
+        width = int(pages.max())
+        tables = self.block_tables[slots, :width]
+        rows = np.repeat(np.arange(len(slots)), lengths)
+        return AttentionMetadata(
+            qo_indptr_cpu=torch.from_numpy(qo_indptr.astype(np.int32)),
+            kv_indptr_cpu=torch.from_numpy(
+                np.concatenate(([0], np.cumsum(pages))).astype(np.int32)
+            ),
+            last_page_len_cpu=torch.from_numpy((ends - (pages - 1) * size).astype(np.int32)),
+            kv_indices=self._to_device(tables[np.arange(width) < pages[:, None]]),
+            kv_slots=self._to_device(
+                tables[rows, positions // size].astype(np.int64) * size + positions % size
+            ),
+            page_size=size,
+        )
+
+    def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int64]) -> list[PromptSpan]:
+        spans = []
+        for chunk, first_row in zip(plan.prefill, first_rows.tolist(), strict=False):
+            admit = self._prompts[chunk.slot]
+            sampling: SamplingParams = admit.sampling
+            if sampling.prompt_logprobs is None:
+                continue
+            prompt = unpack_ids(admit.token_ids)
+            prompt = prompt[: len(prompt) - admit.num_output]
+            following = prompt[chunk.start + 1 : chunk.start + 1 + chunk.num_tokens]
+            if len(following):
+                spans.append(PromptSpan(chunk.slot, first_row, following, sampling.prompt_logprobs))
+        return spans
+
+    def _to_device(self, array: NDArray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

@@ -1,0 +1,98 @@
+"""The tensors that hold the KV cache, and how large they may be."""
+
+from pathlib import Path
+
+import torch
+
+from radixrt.attention.backend import AttentionSpec
+from radixrt.errors import ConfigError
+
+GIB = 1 << 30
+CPU_POOL_SHARE = 0.5
+"""On a CPU other programs want memory too: the pool takes at most this share of what is available."""
+CPU_POOL_LIMIT = 8 * GIB
+
+
+class KVPool:
+    """One K and one V tensor a layer, [num_pages, page_size, num_kv_heads, head_dim]: FlashInfer's NHD layout."""
+
+    def __init__(
+        self,
+        specs: list[AttentionSpec],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        shapes = [(num_pages, page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        self.key_caches = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        self.value_caches = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+
+
+def bytes_per_token(specs: list[AttentionSpec], dtype: torch.dtype) -> int:
+    """KV of one token over all layers, on this rank."""
+    return sum(2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
+
+
+def pool_pages(
+    token_bytes: int,
+    page_size: int,
+    device: torch.device,
+    *,
+    mem_fraction: float,
+    max_total_tokens: int | None,
+    max_useful_tokens: int,
+) -> int:
+    """How many pages the pool has.
+
+    Args:
+        token_bytes: see :func:`bytes_per_token`.
+        mem_fraction: share of the memory that weights (already there) and pool may fill.
+        max_total_tokens: the user's own wish, in tokens.
+        max_useful_tokens: more than this many tokens are never asked for by default.
+
+    Raises:
+        ConfigError: the memory does not hold it.
+    """
+    available = _available_bytes(device, mem_fraction)
+    if max_total_tokens is not None:
+        tokens, wanted_by = max_total_tokens, f"--max-total-tokens {max_total_tokens}"
+    else:
+        tokens, wanted_by = (
+            min(available // token_bytes, max_useful_tokens),
+            "a KV pool of one page",
+        )
+    pages = tokens // page_size
+    needed = max(1, pages) * page_size * token_bytes
+    if pages < 1 and max_total_tokens is not None:
+        raise ConfigError(f"{wanted_by} is less than one page of {page_size} tokens (--page-size).")
+    if pages < 1 or needed > available:
+        raise ConfigError(
+            f"{wanted_by} needs {needed / GIB:.2f} GiB on {device}, and {max(0, available) / GIB:.2f} GiB may be "
+            "used: lower --max-total-tokens or --context-length, raise --mem-fraction-static, or free memory."
+        )
+    return pages
+
+
+def _available_bytes(device: torch.device, mem_fraction: float) -> int:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total * mem_fraction) - (total - free)
+    return int(min(CPU_POOL_LIMIT, CPU_POOL_SHARE * _available_host_bytes()) * mem_fraction)
+
+
+def _available_host_bytes() -> int:
+    """Memory that could be had without swapping: MemAvailable and the cgroup's limit, whichever is less."""
+    available = 4 * GIB  # where the system does not tell
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(
+            line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line
+        )
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, int(text) - int(used.read_text()))
+    return available

@@ -1,0 +1,150 @@
+"""The worker process: load the model, make the KV pool, execute step plans in order."""
+
+import argparse
+import gc
+import logging
+import math
+import time
+from pathlib import Path
+
+import torch
+
+from radixrt.attention.registry import make_backend
+from radixrt.config import ServerConfig
+from radixrt.errors import ConfigError
+from radixrt.ipc import Channels, Inbox, Outbox
+from radixrt.layers.parallel import TensorParallel
+from radixrt.messages import EngineInfo, ToWorker
+from radixrt.models.checkpoint import context_length, generation_config, read_config
+from radixrt.models.decoder import CausalLM
+from radixrt.models.loader import load_model
+from radixrt.worker.batch import PersistentBatch
+from radixrt.worker.kv_pool import KVPool, bytes_per_token, pool_pages
+from radixrt.worker.runner import ModelRunner
+from radixrt.worker.sampling_state import SamplingState
+
+log = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """One rank: a model runner between two channels."""
+
+    def __init__(self, config: ServerConfig, channels: Channels, tp: TensorParallel) -> None:
+        self._inbox: Inbox[ToWorker] = Inbox(
+            channels.address("scheduler", f"worker{tp.rank}"), ToWorker
+        )
+        self._outbox = Outbox(channels.address("worker", "scheduler"))
+        self._answers = tp.rank == 0
+        device = pick_device(config.device, tp.rank)
+        self._runner, info = build_runner(config, device, tp)
+        if self._answers:
+            self._outbox.send(info)
+
+    def run(self) -> None:
+        """Forever."""
+        while True:
+            result = self._runner.step(self._inbox.receive())
+            if self._answers:
+                self._outbox.send(result)
+
+
+def pick_device(name: str, rank: int) -> torch.device:
+    """The device of a rank.
+
+    Raises:
+        ConfigError: a GPU was asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda was given, but torch finds no CUDA device; use --device cpu."
+        )
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", rank)
+
+
+def build_runner(
+    config: ServerConfig, device: torch.device, tp: TensorParallel
+) -> tuple[ModelRunner, EngineInfo]:
+    """Load the model and lay out its memory.
+
+    Raises:
+        ConfigError: the checkpoint is broken, or the memory does not hold the KV pool.
+    """
+    model_dir = Path(config.model_path)
+    begin = time.perf_counter()
+    model = load_model(
+        model_dir,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        device=device,
+        tp=tp,
+        seed=config.random_seed,
+        context_length=config.context_length,
+        trust_remote_code=config.trust_remote_code,
+    )
+    log.info("Loaded %s in %.1f s.", type(model).__name__, time.perf_counter() - begin)
+    hf_config = read_config(model_dir)
+    longest = _context_length(config, context_length(hf_config))
+    specs, dtype = model.attention_specs(), next(model.parameters()).dtype
+    token_bytes = bytes_per_token(specs, dtype)
+    num_pages = pool_pages(
+        token_bytes,
+        config.page_size,
+        device,
+        mem_fraction=config.mem_fraction_static,
+        max_total_tokens=config.max_total_tokens,
+        max_useful_tokens=2 * config.max_running_requests * longest,
+    )
+    max_pages = math.ceil(longest / config.page_size)
+    defaults = generation_config(model_dir)
+    eos_token_ids = tuple(defaults.pop("eos_token_ids"))
+    runner = ModelRunner(
+        model,
+        make_backend(config.attention_backend, device),
+        KVPool(specs, num_pages, config.page_size, dtype, device),
+        PersistentBatch(config.max_running_requests, max_pages, config.page_size, device),
+        SamplingState(
+            config.max_running_requests,
+            model.vocab_size,
+            eos_token_ids=eos_token_ids,
+            device=device,
+        ),
+    )
+    return runner, EngineInfo(
+        context_length=longest,
+        vocab_size=model.vocab_size,
+        kv_pool_tokens=num_pages * config.page_size,
+        page_size=config.page_size,
+        kv_bytes_per_token=token_bytes * tp.size,
+        num_parameters=_num_parameters(model),
+        weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        attention_backend=config.attention_backend,
+        architecture=hf_config["architectures"][0],
+        default_sampling=defaults,
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _context_length(config: ServerConfig, model_limit: int) -> int:
+    if config.context_length is None:
+        return model_limit
+    if config.context_length > model_limit:
+        raise ConfigError(
+            f"--context-length {config.context_length} is more than the {model_limit} positions that this model "
+            "was made for; answers beyond them would be noise."
+        )
+    return config.context_length
+
+
+def _num_parameters(model: CausalLM) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def run_worker(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
+    """Entry point of ``python -m radixrt.worker``."""
+    process = WorkerProcess(config, channels, TensorParallel(arguments.rank, config.tp))
+    gc.freeze()
+    process.run()

@@ -1,0 +1,130 @@
+"""A server without an engine: the real api and tokenizer, and a scheduler that follows a script."""
+
+import asyncio
+import dataclasses
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from radixrt.api.server import serve
+from radixrt.config import ServerConfig
+from radixrt.ipc import Channels
+from radixrt.messages import EngineInfo
+from radixrt.tokenizer.process import TokenizerProcess
+from radixrt.tokenizer.vocabulary import Vocabulary
+from tests.fake_scheduler import FakeScheduler, engine_info
+from tests.tiny_tokenizers import save_byte_level
+
+
+@dataclasses.dataclass
+class RunningServer:
+    url: str
+    scheduler: FakeScheduler
+    vocabulary: Vocabulary
+
+    def answer_with(self, text: str) -> None:
+        """Let every answer be this text, then the end token."""
+        ids = self.vocabulary.encode(text, add_special_tokens=False)
+        self.scheduler.script = lambda request: [*ids, 1]
+
+    def answer_endlessly(self, text: str = "the ") -> None:
+        ids = self.vocabulary.encode(text, add_special_tokens=False)
+        self.scheduler.script = lambda request: ids
+
+    @property
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    @property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20)
+
+
+class _Loop:
+    """A coroutine in a thread with an event loop of its own."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(make)), daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    async def _run(self, make: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.ensure_future(make())
+        self._ready.set()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(10)
+
+
+StartServer = Callable[..., RunningServer]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_level(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def start_server(model_folder: Path) -> Iterator[StartServer]:
+    """Starts servers that live until the tests are done."""
+    stops: list[Callable[[], None]] = []
+
+    def start(
+        info: EngineInfo | None = None, model: Path = model_folder, **settings: object
+    ) -> RunningServer:
+        config = ServerConfig(model_path=str(model), served_model_name="tiny", **settings)
+        run_dir = Channels.make_run_dir()
+        channels = Channels(run_dir)
+        scheduler = FakeScheduler(channels, info or engine_info())
+        vocabulary = Vocabulary.load(config)
+
+        async def tokenizer() -> None:
+            process = TokenizerProcess(config, channels, vocabulary)
+            try:
+                await process.run()
+            finally:
+                process.close()
+
+        listen_socket = socket.create_server(("127.0.0.1", 0))
+        port = listen_socket.getsockname()[1]
+        loops = [_Loop(tokenizer), _Loop(lambda: serve(config, channels, listen_socket))]
+
+        def stop() -> None:
+            for loop in reversed(loops):
+                loop.stop()
+            scheduler.close()
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+        stops.append(stop)
+        return RunningServer(f"http://127.0.0.1:{port}", scheduler, vocabulary)
+
+    yield start
+    for stop in stops:
+        stop()
+
+
+@pytest.fixture(scope="session")
+def shared_server(start_server: StartServer) -> RunningServer:
+    return start_server()
+
+
+@pytest.fixture
+def server(shared_server: RunningServer) -> RunningServer:
+    """A running server whose scheduler follows no test's script yet."""
+    scheduler = shared_server.scheduler
+    scheduler.step_s = 0.0
+    scheduler.refuse = lambda request: None
+    scheduler.requests.clear()
+    scheduler.released.clear()
+    shared_server.answer_with("Hello world")
+    return shared_server

@@ -1,0 +1,207 @@
+"""Tiny random checkpoints of every architecture, saved by transformers: what tests serve and compare with."""
+
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 384
+MAX_POSITIONS = 512
+END_OF_TURN = 2
+"""Id of ``<|im_end|>`` in the tokenizer of ``make_tokenizer``: the checkpoints' end-of-sequence token."""
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": END_OF_TURN,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [1.5 + 0.5 * i for i in range(6)],
+}
+_EXPERTS = {"num_experts_per_tok": 2}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama_biased_tied": (
+        "LlamaConfig",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 24,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+        },
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": 9, "head_dim": 32}),
+    "qwen2": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "qwen2_yarn": (
+        "Qwen2Config",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **_EXPERTS,
+            "head_dim": 32,
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_moe_unnormed": (
+        "Qwen3MoeConfig",
+        {
+            **_EXPERTS,
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "mixtral": ("MixtralConfig", {**_EXPERTS, "num_local_experts": 4, "sliding_window": 11}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "query_pre_attn_scalar": 40,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "query_pre_attn_scalar": 40,
+            "sliding_window": 8,
+            "sliding_window_pattern": 3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": (
+        "Phi3Config",
+        {
+            "original_max_position_embeddings": MAX_POSITIONS,
+            "partial_rotary_factor": 0.75,
+            "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "phi3_long": (
+        "Phi3Config",
+        {
+            "original_max_position_embeddings": 16,
+            "sliding_window": 40,
+            "partial_rotary_factor": 0.75,
+            "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.75},
+        },
+    ),
+}
+"""Name to the config class in transformers and what it has beside the common settings."""
+
+
+def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
+    """Save a seeded random checkpoint in ``folder`` and return it.
+
+    Args:
+        architecture: a key of ``CONFIGS``.
+        overrides: further fields of the config.
+    """
+    import torch
+    import transformers
+
+    class_name, specific = CONFIGS[architecture]
+    config = getattr(transformers, class_name)(**{**_COMMON, **specific, **overrides})
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:  # norms and biases: random as well, or a forgotten one goes unseen
+                weight.add_(torch.randn_like(weight) * 0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_TRAINING_TEXT = [
+    "The user asks a question and the assistant answers it in a few words.",
+    "A radix tree keeps the prefixes that requests share, so none is computed twice.",
+    "You are a helpful assistant. What is the capital of France? The capital of France is Paris.",
+    "One document, many questions: the first pays for the document, the others read the cache.",
+]
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """Save a byte-level BPE tokenizer with ChatML special tokens and template in ``folder`` and return it.
+
+    It has at most ``VOCAB_SIZE`` tokens; the special ones have ids 0, 1 and 2.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TRAINING_TEXT, trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.save_pretrained(folder)
+    return folder

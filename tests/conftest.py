@@ -1,0 +1,23 @@
+"""Fixtures that several test folders use."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``checkpoint("llama")``: the folder of a tiny checkpoint, made once a session."""
+    made: dict[str, Path] = {}
+
+    def get(architecture: str) -> Path:
+        if architecture not in made:
+            made[architecture] = make_checkpoint(
+                architecture, tmp_path_factory.mktemp(architecture)
+            )
+        return made[architecture]
+
+    return get

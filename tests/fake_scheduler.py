@@ -1,0 +1,171 @@
+"""A scheduler that has no engine: it answers with scripted tokens and remembers what it was told."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+
+from radixrt.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.messages import (
+    CallReply,
+    EngineInfo,
+    FlushCacheCall,
+    HistogramSnapshot,
+    LogprobRow,
+    ReleaseSequences,
+    SchedulerStats,
+    SequenceFinished,
+    SequenceRefused,
+    SequenceRequest,
+    SequenceStarted,
+    StatsCall,
+    TokenBatch,
+    ToScheduler,
+    pack_ids,
+    unpack_ids,
+)
+
+Script = Callable[[SequenceRequest], list[int]]
+
+
+def engine_info(**changes: object) -> EngineInfo:
+    info = EngineInfo(
+        context_length=512,
+        vocab_size=420,
+        kv_pool_tokens=2048,
+        page_size=16,
+        kv_bytes_per_token=1024,
+        num_parameters=1,
+        weight_bytes=4,
+        dtype="float32",
+        device="cpu",
+        attention_backend="torch_reference",
+        architecture="FakeForCausalLM",
+        eos_token_ids=(1,),
+    )
+    fields = {name: getattr(info, name) for name in info.__struct_fields__}
+    return EngineInfo(**(fields | changes))
+
+
+@dataclasses.dataclass
+class _Running:
+    request: SequenceRequest
+    script: list[int]
+    at: int = 0
+
+
+class FakeScheduler:
+    """Serves in a thread of its own, a token for each running sequence a step.
+
+    Attributes:
+        script: the tokens to answer a request with; they are repeated until the request's limit.
+        refuse: given a request, the refusal to send instead of tokens.
+        released: sequence ids that were released while they ran.
+        requests: all that came in.
+    """
+
+    def __init__(self, channels: Channels, info: EngineInfo, step_s: float = 0.0) -> None:
+        self._inbox: Inbox[ToScheduler] = Inbox(
+            channels.address("tokenizer", "scheduler"), ToScheduler
+        )
+        self._outbox = Outbox(channels.address("scheduler", "tokenizer"))
+        self._info = info
+        self.step_s = step_s
+        self.script: Script = lambda request: unpack_ids(request.token_ids).tolist()
+        self.refuse: Callable[[SequenceRequest], SequenceRefused | None] = lambda request: None
+        self.requests: list[SequenceRequest] = []
+        self.released: list[int] = []
+        self.flushes = 0
+        self.paused = threading.Event()
+        self._running: dict[int, _Running] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._inbox.close()
+        self._outbox.close()
+
+    def _run(self) -> None:
+        self._outbox.send(self._info)
+        poller = Poller(self._inbox)
+        while not self._stop.is_set():
+            poller.wait(0.0 if self._running else 0.01)
+            for message in self._inbox.receive_waiting():
+                self._handle(message)
+            if self._running and not self.paused.is_set():
+                self._step()
+                time.sleep(self.step_s)
+
+    def _handle(self, message: ToScheduler) -> None:
+        match message:
+            case SequenceRequest():
+                self.requests.append(message)
+                if refusal := self.refuse(message):
+                    self._outbox.send(refusal)
+                else:
+                    self._running[message.seq_id] = _Running(message, self.script(message))
+            case ReleaseSequences():
+                for seq_id in unpack_ids(message.seq_ids).tolist():
+                    if self._running.pop(seq_id, None) is not None:
+                        self.released.append(seq_id)
+            case FlushCacheCall():
+                self.flushes += 1
+                self._outbox.send(CallReply(call_id=message.call_id, value={"pages_freed": 3}))
+            case StatsCall():
+                self._outbox.send(CallReply(call_id=message.call_id, value=self._stats()))
+
+    def _step(self) -> None:
+        seq_ids, token_ids, started, finished = [], [], [], []
+        logprobs, prompt_logprobs = [], []
+        for seq_id, running in list(self._running.items()):
+            sampling = running.request.sampling
+            token = running.script[running.at % len(running.script)]
+            seq_ids.append(seq_id)
+            token_ids.append(token)
+            if running.at == 0:
+                started.append(SequenceStarted(seq_id, 7, 0.001, 0.002))
+                if sampling.prompt_logprobs is not None:
+                    ids = unpack_ids(running.request.token_ids).tolist()
+                    prompt_logprobs += [
+                        _row(seq_id, token_id, sampling.prompt_logprobs) for token_id in ids[1:]
+                    ]
+            if sampling.logprobs is not None:
+                logprobs.append(_row(seq_id, token, sampling.logprobs))
+            running.at += 1
+            ends = token in self._info.eos_token_ids and not sampling.ignore_eos
+            if ends or token in sampling.stop_token_ids:
+                finished.append(SequenceFinished(seq_id, "stop", token, 0.5))
+                del self._running[seq_id]
+            elif running.at == sampling.max_tokens:
+                finished.append(SequenceFinished(seq_id, "length", None, 0.5))
+                del self._running[seq_id]
+        self._outbox.send(
+            TokenBatch(
+                seq_ids=pack_ids(seq_ids),
+                token_ids=pack_ids(token_ids),
+                started=started,
+                finished=finished,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+        )
+
+    def _stats(self) -> SchedulerStats:
+        histogram = HistogramSnapshot(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
+        counts = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
+        counts["running"] = len(self._running)
+        counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
+        return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))
+
+
+def _row(owner: int, token_id: int, top: int) -> LogprobRow:
+    """Minus a tenth of its rank for each token."""
+    ids = [token_id, *range(300, 300 + top)]
+    return LogprobRow(owner, pack_ids(ids), [-0.1 * rank for rank in range(len(ids))])

@@ -1,0 +1,97 @@
+"""Drives a model with a paged KV cache by hand: what the worker does, with nothing clever in it."""
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from radixrt.attention.backend import AttentionBackend, ForwardContext
+from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.torch_reference import TorchReferenceBackend
+from radixrt.models.decoder import CausalLM
+
+
+@dataclass
+class Sequence:
+    """The KV cache of one sequence."""
+
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+class Harness:
+    """Hands out pages in random order from a pool that begins as NaN, so a stray read shows."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        page_size: int,
+        num_pages: int = 400,
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        self.model = model
+        self.page_size = page_size
+        self.free_pages = random.Random(0).sample(range(num_pages), num_pages)
+        dtype = model.model.embed_tokens.weight.dtype
+        shapes = [
+            (num_pages, page_size, s.num_kv_heads, s.head_dim) for s in model.attention_specs()
+        ]
+        self.context = ForwardContext(
+            backend or TorchReferenceBackend(),
+            [torch.full(shape, torch.nan, dtype=dtype) for shape in shapes],
+            [torch.full(shape, torch.nan, dtype=dtype) for shape in shapes],
+        )
+
+    def step(self, work: list[tuple[Sequence, list[int]]]) -> list[torch.Tensor]:
+        """Append tokens to sequences in one flat batch; each sequence's logits [new tokens, vocab_size]."""
+        slots: list[int] = []
+        positions: list[int] = []
+        for sequence, tokens in work:
+            for position in range(sequence.length, sequence.length + len(tokens)):
+                if position % self.page_size == 0:
+                    sequence.pages.append(self.free_pages.pop())
+                page = sequence.pages[position // self.page_size]
+                slots.append(page * self.page_size + position % self.page_size)
+                positions.append(position)
+            sequence.length += len(tokens)
+        self.context.backend.plan(self._metadata(work, slots))
+        ids = torch.tensor([token for _, tokens in work for token in tokens])
+        hidden = self.model(ids, torch.tensor(positions), self.context)
+        return list(self.model.logits(hidden).split([len(tokens) for _, tokens in work]))
+
+    def _metadata(
+        self, work: list[tuple[Sequence, list[int]]], slots: list[int]
+    ) -> AttentionMetadata:
+        def indptr(lengths: list[int]) -> torch.Tensor:
+            return torch.tensor([0, *lengths]).cumsum(0).int()
+
+        return AttentionMetadata(
+            qo_indptr_cpu=indptr([len(tokens) for _, tokens in work]),
+            kv_indptr_cpu=indptr([len(s.pages) for s, _ in work]),
+            last_page_len_cpu=torch.tensor(
+                [(s.length - 1) % self.page_size + 1 for s, _ in work], dtype=torch.int32
+            ),
+            kv_indices=torch.tensor([p for s, _ in work for p in s.pages], dtype=torch.int32),
+            kv_slots=torch.tensor(slots, dtype=torch.int64),
+            page_size=self.page_size,
+        )
+
+    def logits(self, tokens: list[int], chunk: int | None = None) -> torch.Tensor:
+        """Logits of a whole prompt [len(tokens), vocab_size], computed ``chunk`` tokens a step."""
+        sequence, chunk = Sequence(), chunk or len(tokens)
+        pieces = [
+            self.step([(sequence, tokens[i : i + chunk])])[0] for i in range(0, len(tokens), chunk)
+        ]
+        return torch.cat(pieces)
+
+    def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        """Greedy continuations of several prompts in one batch."""
+        sequences = [Sequence() for _ in prompts]
+        generated: list[list[int]] = [[] for _ in prompts]
+        new = prompts
+        for _ in range(count):
+            logits = self.step(list(zip(sequences, new, strict=True)))
+            new = [[int(rows[-1].argmax())] for rows in logits]
+            for tokens, token in zip(generated, new, strict=True):
+                tokens.extend(token)
+        return generated

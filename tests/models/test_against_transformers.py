@@ -1,0 +1,92 @@
+"""The oracle: every architecture gives the logits and the greedy tokens that transformers gives."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from radixrt.models.decoder import CausalLM
+from radixrt.models.loader import load_model
+from tests.checkpoints import CONFIGS, VOCAB_SIZE
+from tests.models.harness import Harness, Sequence
+
+TOLERANCE = 1e-4
+torch.set_num_threads(1)
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, VOCAB_SIZE) for _ in range(count)]
+
+
+PROMPT = random_tokens(75, seed=1)
+PROMPTS = [random_tokens(n, seed=n) for n in (17, 40, 75, 33)]
+
+
+@dataclass
+class Pair:
+    """A checkpoint, loaded by us and by transformers."""
+
+    ours: CausalLM
+    theirs: transformers.PreTrainedModel
+
+    @torch.inference_mode()
+    def expected_logits(self, tokens: list[int]) -> torch.Tensor:
+        return self.theirs(torch.tensor([tokens])).logits[0]
+
+    def expected_tokens(self, prompt: list[int], count: int) -> list[int]:
+        ids = torch.tensor([prompt])
+        output = self.theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=transformers.GenerationConfig(
+                max_new_tokens=count, do_sample=False, pad_token_id=0
+            ),
+        )
+        return output[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def pair(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> Pair:
+    folder = checkpoint(request.param)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
+    theirs.generation_config.eos_token_id = None
+    return Pair(load_model(folder), theirs)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [None, 1, 7, 64])
+def test_prompt_logits_equal_transformers_whatever_the_chunks_and_pages(
+    pair: Pair, chunk: int | None, page_size: int
+) -> None:
+    logits = Harness(pair.ours, page_size).logits(PROMPT, chunk)
+    torch.testing.assert_close(
+        logits, pair.expected_logits(PROMPT), atol=TOLERANCE, rtol=0, check_stride=False
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_step_that_mixes_prefill_chunks_and_decodes_equals_transformers(
+    pair: Pair, page_size: int
+) -> None:
+    harness = Harness(pair.ours, page_size)
+    decoding, extending, starting, single = (Sequence() for _ in PROMPTS)
+    a, b, c, d = PROMPTS
+    harness.step([(decoding, a[:-2]), (extending, b[:13]), (single, d[:-1])])
+    harness.step([(extending, b[13:20]), (decoding, a[-2:-1])])
+    mixed = harness.step([(decoding, a[-1:]), (extending, b[20:]), (starting, c), (single, d[-1:])])
+    for logits, prompt in zip(mixed, PROMPTS, strict=True):
+        expected = pair.expected_logits(prompt)[-len(logits) :]
+        torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_64_greedy_tokens_of_a_mixed_batch_equal_transformers_generate(pair: Pair) -> None:
+    generated = Harness(pair.ours, page_size=16).generate(PROMPTS, 64)
+    for tokens, prompt in zip(generated, PROMPTS, strict=True):
+        assert tokens == pair.expected_tokens(prompt, 64)

@@ -1,0 +1,100 @@
+"""Scheduler and fake worker with up to two steps between them, and the answers they give."""
+
+from collections import deque
+
+import numpy as np
+
+from radixrt.messages import SequenceRequest, StepPlan, TokenBatch, pack_ids, unpack_ids
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.invariants import check_invariants
+from radixrt.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.scheduler.fake_worker import FakeWorker, expected_answer
+
+EOS = 7
+
+
+def limits(**changes: object) -> SchedulerLimits:
+    settings: dict = dict(
+        max_running_requests=8,
+        max_queued_requests=1000,
+        max_prefill_tokens=64,
+        chunked_prefill_size=32,
+        context_length=256,
+        num_pages=64,
+        page_size=4,
+        eos_token_ids=(EOS,),
+    )
+    return SchedulerLimits(**{**settings, **changes})
+
+
+class EngineModel:
+    """Drives a scheduler step by step and checks every answer against an undisturbed model."""
+
+    def __init__(self, scheduler_limits: SchedulerLimits) -> None:
+        self.scheduler = Scheduler(scheduler_limits)
+        self.worker = FakeWorker(scheduler_limits.page_size)
+        self.sent: deque[StepPlan] = deque()
+        self.plans: list[StepPlan] = []
+        self.requests: dict[int, SequenceRequest] = {}
+        self.answers: dict[int, list[int]] = {}
+        self.cached: dict[int, int] = {}
+        self.finished: dict[int, str] = {}
+
+    def add(
+        self, prompt: list[int], max_tokens: int = 4, salt: str = "", **sampling: object
+    ) -> int:
+        seq_id = len(self.requests)
+        params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
+        request = SequenceRequest(
+            seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params, cache_salt=salt
+        )
+        assert self.scheduler.add(request) is None
+        self.requests[seq_id] = request
+        self.answers[seq_id] = []
+        return seq_id
+
+    def release(self, seq_id: int) -> None:
+        self.scheduler.release(np.array([seq_id], dtype=np.int32))
+        self.finished.setdefault(seq_id, "released")
+
+    def plan(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.sent.append(plan)
+            self.plans.append(plan)
+        return plan
+
+    def absorb(self) -> TokenBatch:
+        batch = self.scheduler.absorb(self.worker.step(self.sent.popleft()))
+        for started in batch.started:
+            self.cached[started.seq_id] = started.cached_tokens
+        for seq_id, token in zip(
+            unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True
+        ):
+            assert seq_id not in self.finished, "a token for an answer that has ended"
+            self.answers[seq_id].append(token)
+        for finished in batch.finished:
+            self.finished[finished.seq_id] = finished.reason
+            assert self.answers[finished.seq_id] == self.expected(finished.seq_id)
+        return batch
+
+    def expected(self, seq_id: int) -> list[int]:
+        request = self.requests[seq_id]
+        sampling = request.sampling
+        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {EOS})
+        prompt = unpack_ids(request.token_ids).tolist()
+        assert sampling.max_tokens is not None
+        return expected_answer(prompt, sampling.max_tokens, stops, sampling.min_tokens)
+
+    def run(self, max_steps: int = 100_000, steps_in_flight: int = 2) -> None:
+        """Until everything has finished."""
+        for _ in range(max_steps):
+            while len(self.sent) < steps_in_flight and self.plan() is not None:
+                pass
+            check_invariants(self.scheduler)
+            if not self.sent:
+                break
+            self.absorb()
+            check_invariants(self.scheduler)
+        assert set(self.finished) == set(self.requests), "somebody never finished"
+        assert self.scheduler.num_running == 0

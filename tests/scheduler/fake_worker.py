@@ -1,0 +1,110 @@
+"""A worker without a model: its KV cache is a dictionary and its next token a hash of the whole prefix.
+
+What it stores for a position is a digest of the sequence up to there, so a wrong page, a wrong order or a
+page that was overwritten too early shows at once, in the row that reads it.
+"""
+
+from dataclasses import dataclass
+
+from radixrt.messages import StepPlan, StepResult, pack_ids, unpack_ids
+
+VOCAB = 50
+
+
+def digest(previous: int, token: int) -> int:
+    return hash((previous, token, "kv"))
+
+
+def next_token(prefix_digest: int) -> int:
+    return prefix_digest % VOCAB
+
+
+def expected_answer(
+    prompt: list[int], max_tokens: int, stop_tokens: frozenset[int], min_tokens: int = 0
+) -> list[int]:
+    """What an undisturbed model would answer."""
+    state = 0
+    for token in prompt:
+        state = digest(state, token)
+    answer: list[int] = []
+    while len(answer) < max_tokens:
+        answer.append(next_token(state))
+        if answer[-1] in stop_tokens and len(answer) > min_tokens:
+            break
+        state = digest(state, answer[-1])
+    return answer
+
+
+@dataclass
+class _Slot:
+    tokens: list[int]
+    num_known: int
+    computed: int
+    pages: list[int]
+
+
+class FakeWorker:
+    """Executes step plans as the real worker does."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.memory: dict[tuple[int, int], int] = {}
+        self.slots: dict[int, _Slot] = {}
+        self.computed_tokens = 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        for slot in plan.release:
+            del self.slots[slot]
+        decoding = [slot for slot, state in self.slots.items() if state.computed >= state.num_known]
+        for admit in plan.admit:
+            assert admit.slot not in self.slots, "admitted into a slot that is taken"
+            tokens = unpack_ids(admit.token_ids).tolist()
+            pages = unpack_ids(admit.pages).tolist()
+            self.slots[admit.slot] = _Slot(tokens, len(tokens), admit.num_cached, pages)
+        for table in plan.block_tables:
+            self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
+        for slot, page in zip(
+            unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages), strict=True
+        ):
+            self.slots[int(slot)].pages.append(int(page))
+        rows = [(slot, self.slots[slot].computed, 1) for slot in decoding]
+        for chunk in plan.prefill:
+            state = self.slots[chunk.slot]
+            assert (
+                chunk.start >= state.computed and chunk.start + chunk.num_tokens <= state.num_known
+            )
+            rows.append((chunk.slot, chunk.start, chunk.num_tokens))
+        assert rows, "an empty step"
+        return self._compute(plan.step_id, rows)
+
+    def _compute(self, step_id: int, rows: list[tuple[int, int, int]]) -> StepResult:
+        for (
+            slot,
+            start,
+            count,
+        ) in rows:  # a layer writes the K and V of all rows before any row attends
+            state, value = self.slots[slot], 0
+            for position, token in enumerate(state.tokens[: start + count]):
+                value = digest(value, token)
+                if position >= start:
+                    self.memory[self._place(state, position)] = value
+        slots, tokens = [], []
+        for slot, start, count in rows:
+            state, value = self.slots[slot], 0
+            state.computed = start + count
+            self.computed_tokens += count
+            for position, token in enumerate(state.tokens[: state.computed]):
+                value = digest(value, token)
+                assert self.memory[self._place(state, position)] == value, (
+                    f"wrong KV at position {position}"
+                )
+            if state.computed >= state.num_known:
+                state.tokens.append(next_token(value))
+                slots.append(slot)
+                tokens.append(state.tokens[-1])
+        return StepResult(
+            step_id=step_id, slots=pack_ids(slots), token_ids=pack_ids(tokens), step_s=0.01
+        )
+
+    def _place(self, state: _Slot, position: int) -> tuple[int, int]:
+        return state.pages[position // self.page_size], position % self.page_size

@@ -1,0 +1,105 @@
+"""Tree, allocator and scheduler under random operations, against a model that is a dictionary."""
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from radixrt.scheduler.invariants import check_invariants
+from tests.scheduler.engine_model import EngineModel, limits
+
+# A few stems over a small alphabet: prompts share prefixes, diverge inside pages, repeat each other.
+STEMS = [[i % 5 for i in range(40)], [i % 5 for i in range(20)] + [9] * 30, [3] * 25, []]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        page_size=st.sampled_from([1, 3, 4, 16]),
+        spare=st.integers(0, 30),
+        chunk=st.sampled_from([1, 7, 64]),
+        budget=st.sampled_from([5, 64, 500]),
+        slots=st.integers(1, 6),
+        policy=st.sampled_from(["lpm", "fcfs"]),
+        share=st.booleans() | st.just(True),
+    )
+    def start(
+        self,
+        page_size: int,
+        spare: int,
+        chunk: int,
+        budget: int,
+        slots: int,
+        policy: str,
+        share: bool,
+    ) -> None:
+        context = 96
+        self.engine = EngineModel(
+            limits(
+                page_size=page_size,
+                num_pages=-(-context // page_size) + spare,
+                context_length=context,
+                chunked_prefill_size=chunk,
+                max_prefill_tokens=budget,
+                max_running_requests=slots,
+                schedule_policy=policy,
+                share_prefixes=share,
+            )
+        )
+
+    @rule(
+        stem=st.sampled_from(STEMS),
+        cut=st.integers(0, 50),
+        tail=st.lists(st.integers(0, 4), min_size=1, max_size=12),
+        max_tokens=st.integers(1, 30),
+        salt=st.sampled_from(["", "", "tenant"]),
+        ignore_eos=st.booleans(),
+        min_tokens=st.integers(0, 3),
+        prompt_logprobs=st.sampled_from([None, None, None, 0]),
+    )
+    def arrive(
+        self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object
+    ) -> None:
+        options["min_tokens"] = min(options["min_tokens"], max_tokens)  # type: ignore[type-var]
+        self.engine.add(stem[:cut] + tail, max_tokens, **options)  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data())
+    def client_goes_away(self, data: st.DataObject) -> None:
+        self.engine.release(data.draw(st.sampled_from(sorted(self.engine.requests))))
+
+    @precondition(lambda self: len(self.engine.sent) < 2)
+    @rule()
+    def plan(self) -> None:
+        self.engine.plan()
+
+    @precondition(lambda self: self.engine.sent)
+    @rule()
+    def absorb(self) -> None:
+        self.engine.absorb()
+
+    @rule()
+    def flush(self) -> None:
+        self.engine.scheduler.flush_cache()
+
+    @rule()
+    def steps(self) -> None:
+        for _ in range(5):
+            if len(self.engine.sent) < 2:
+                self.engine.plan()
+            if self.engine.sent:
+                self.engine.absorb()
+
+    @invariant()
+    def every_page_is_accounted_for(self) -> None:
+        if hasattr(self, "engine"):
+            check_invariants(self.engine.scheduler)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.run()
+        self.engine.scheduler.flush_cache()
+        assert self.engine.scheduler.kv.allocator.num_free == self.engine.scheduler.limits.num_pages
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
