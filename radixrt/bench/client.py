@@ -4,14 +4,13 @@ when its tokens came."""
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import msgspec
 
+from radixrt.bench.arguments import EndpointName
 from radixrt.bench.workloads import Conversation, Prompt
-
-EndpointName = Literal["completions", "chat"]
 
 
 @dataclass

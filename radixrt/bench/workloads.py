@@ -7,12 +7,12 @@ another, each answered before the next. A workload of single requests has conver
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from radixrt.bench.arguments import WorkloadName
+
 Prompt = list[int] | str
-WorkloadName = Literal["shared-prefix", "random", "multi-turn"]
 
 SYLLABLES = [onset + vowel for onset in "bdfgklmnprstvz" for vowel in "aeiou"]
 TOKENS_PER_WORD = 2.0

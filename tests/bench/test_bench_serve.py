@@ -5,19 +5,20 @@ import json
 
 import numpy as np
 import pytest
-from fake_openai_server import FakeServer
 
 from radixrt.bench import serve
+from radixrt.bench.arguments import add_arguments
 from radixrt.bench.client import RequestRecord
 from radixrt.bench.report import summarize
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
 from radixrt.errors import ConfigError
+from tests.bench.fake_openai_server import FakeServer
 
 
 def bench(server: FakeServer, tmp_path, *flags: str) -> tuple[int, dict]:
     """Exit status and JSON of a run."""
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
+    add_arguments(parser)
     out = tmp_path / "run.json"
     small = ["--num-prompts", "12", "--input-len", "10", "--output-len", "5", "--warmup", "0"]
     arguments = ["--base-url", server.base_url, "--json", str(out), *small, *flags]
@@ -199,7 +200,7 @@ def test_failed_requests_are_counted_by_message_and_set_the_exit_status(tmp_path
 
 def test_json_goes_to_stdout_alone(tmp_path, capsys):
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
+    add_arguments(parser)
     with FakeServer(api_key="s3cret") as server:
         flags = ["--base-url", server.base_url, "--num-prompts", "3", "--output-len", "2"]
         serve.run(parser.parse_args([*flags, "--api-key", "s3cret", "--json", "-"]))
