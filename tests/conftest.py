@@ -4,8 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.checkpoints import make_checkpoint
+
+# Tests are small, and several may run at once.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,62 @@
+"""A chat whose every turn finds the ones before it in the cache, the model's own answers included.
+
+    python examples/multi_turn_chat.py [--base-url http://127.0.0.1:30000/v1]
+
+The client sends the whole conversation at each turn, as OpenAI's API wants it. The server computes only
+what is new: generated tokens enter the radix tree like prompt tokens.
+"""
+
+import argparse
+
+from openai import OpenAI
+
+FACTS = (
+    "The mayor of Dorvel is Kanuta. Dorvel's river is Smeno. The tower of Dorvel is 84. "
+    "The mayor of Prilam is Oshek. Prilam's river is Vanto. The tower of Prilam is 315. "
+    "The mayor of Zekoru is Bralin. Zekoru's river is Thame. The tower of Zekoru is 2060."
+)
+TURNS = (
+    "What is the mayor of Dorvel?",
+    "And its river?",
+    "What about Prilam?",
+    "And the tower?",
+    "What about Zekoru?",
+    "And its mayor?",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1")
+    parser.add_argument("--api-key", default="none")
+    arguments = parser.parse_args()
+    client = OpenAI(base_url=arguments.base_url, api_key=arguments.api_key)
+    model = client.models.list().data[0].id
+
+    messages = [{"role": "system", "content": f"Answer from this text.\n\n{FACTS}"}]
+    for question in TURNS:
+        messages.append({"role": "user", "content": question})
+        print(f"\nuser       {question}\nassistant  ", end="")
+        answer, usage = "", None
+        stream = client.chat.completions.create(
+            model=model,
+            messages=messages,
+            temperature=0,
+            max_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        for chunk in stream:
+            if chunk.choices:
+                piece = chunk.choices[0].delta.content or ""
+                answer += piece
+                print(piece, end="", flush=True)
+            usage = chunk.usage or usage
+        messages.append({"role": "assistant", "content": answer})
+        details = usage.prompt_tokens_details
+        cached = details.cached_tokens if details else 0
+        print(f"\n           [{cached} of {usage.prompt_tokens} prompt tokens from the cache]")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Many questions about one document: the server computes the document once.
+
+    python examples/rag_shared_document.py [--base-url http://127.0.0.1:30000/v1]
+
+Nothing here is special to radixrt but the address: the document is sent with every question, as to any
+OpenAI-compatible server. The first request pays for it; from the second on, its KV cache is found in the
+radix tree, and only the question is new.
+"""
+
+import argparse
+import time
+
+from openai import OpenAI
+
+FIELDS = ("captain", "berth", "cargo", "flag")
+SHIPS = """
+Velta      Moren     217   tin      green
+Brado      Kisula    58    wool     red
+Shunel     Tavor     3140  salt     white
+Karimo     Jelan     96    copper   blue
+Plosta     Drenu     402   barley   yellow
+Fenoka     Sorim     75    glass    black
+Thavus     Wilano    1186  paper    orange
+Grelin     Bosek     333   timber   silver
+Zorata     Nuhal     64    honey    purple
+Quenil     Pravo     509   marble   brown
+Lumek      Hadri     2250  linen    golden
+Stovan     Trisel    87    cider    gray
+""".strip().splitlines()
+QUESTIONS = (
+    "What is the captain of Karimo?",
+    "What is Thavus's cargo?",
+    "Tell me the berth of Zorata.",
+    "Which flag does Stovan have?",
+    "What is the cargo of Brado?",
+    "What is Lumek's berth?",
+    "What is the captain of Grelin?",
+    "Tell me the flag of Plosta.",
+)
+
+
+def harbor_book() -> str:
+    """The document: a paragraph a ship."""
+    paragraphs = []
+    for line in SHIPS:
+        ship, *values = line.split()
+        facts = zip(FIELDS, values, strict=True)
+        paragraphs.append(" ".join(f"The {name} of {ship} is {value}." for name, value in facts))
+    return "\n".join(paragraphs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1")
+    parser.add_argument("--api-key", default="none")
+    arguments = parser.parse_args()
+    client = OpenAI(base_url=arguments.base_url, api_key=arguments.api_key)
+    model = client.models.list().data[0].id
+    document = harbor_book()
+
+    print(f"{'prompt':>6} {'cached':>6} {'share':>6} {'seconds':>8}  question and answer")
+    for question in QUESTIONS:
+        start = time.perf_counter()
+        response = client.chat.completions.create(
+            model=model,
+            messages=[
+                {
+                    "role": "system",
+                    "content": f"Answer the questions from the document.\n\n{document}",
+                },
+                {"role": "user", "content": question},
+            ],
+            temperature=0,
+            max_tokens=32,
+        )
+        seconds = time.perf_counter() - start
+        usage = response.usage
+        details = usage.prompt_tokens_details
+        cached = details.cached_tokens if details else 0
+        share = cached / usage.prompt_tokens
+        answer = (response.choices[0].message.content or "").strip()
+        print(
+            f"{usage.prompt_tokens:6} {cached:6} {share:6.0%} {seconds:8.3f}  {question} → {answer!r}"
+        )
+
+
+if __name__ == "__main__":
+    main()

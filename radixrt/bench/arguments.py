@@ -1,0 +1,54 @@
+"""The flags of ``radixrt bench serve``; apart from its code, so that the command line needs none of it."""
+
+import argparse
+from typing import Literal, get_args
+
+EndpointName = Literal["completions", "chat"]
+WorkloadName = Literal["shared-prefix", "random", "multi-turn"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt bench serve``."""
+    server = parser.add_argument_group("Server")
+    server.add_argument("--base-url", default="http://127.0.0.1:30000/v1", metavar="URL", help="as for the openai client (default: %(default)s)")  # fmt: skip
+    server.add_argument("--model", help="name in the API (default: the server's first)")
+    server.add_argument("--api-key", help="sent as a bearer token")
+    server.add_argument("--endpoint", choices=get_args(EndpointName), default="completions", help="which API to use (default: %(default)s)")  # fmt: skip
+    server.add_argument("--prompts", choices=("auto", "tokens", "text"), default="auto", help="prompts as token ids or as pseudo-words; auto: token ids where the vocabulary's size is known (default: %(default)s)")  # fmt: skip
+    server.add_argument("--vocab-size", type=_positive, metavar="N", help="prompts use token ids below this (default: what the server says)")  # fmt: skip
+    server.add_argument("--respect-eos", action="store_true", help="do not send ignore_eos, which some servers refuse; answers may end early")  # fmt: skip
+    server.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds without a byte after which a request has failed (default: %(default)s)")  # fmt: skip
+
+    load = parser.add_argument_group("Load")
+    load.add_argument("--workload", choices=get_args(WorkloadName), default="shared-prefix", help="questions over shared documents, unrelated prompts, or chats (default: %(default)s)")  # fmt: skip
+    load.add_argument("--num-prompts", type=_positive, default=64, metavar="N", help="requests in all (default: %(default)s)")  # fmt: skip
+    arrivals = load.add_mutually_exclusive_group()
+    arrivals.add_argument("--concurrency", type=_positive, default=16, metavar="N", help="closed loop: so many requests at any time (default: %(default)s)")  # fmt: skip
+    arrivals.add_argument("--rate", type=float, metavar="R", help="open loop: R requests (or chats) start per second, as a Poisson process")  # fmt: skip
+    load.add_argument("--input-len", type=_positive, default=64, metavar="N", help="tokens of a prompt or question (default: %(default)s)")  # fmt: skip
+    load.add_argument("--output-len", type=_positive, default=64, metavar="N", help="tokens of an answer (default: %(default)s)")  # fmt: skip
+    load.add_argument("--length-spread", type=float, default=0.0, metavar="SIGMA", help="make both lengths log-normal with this sigma around their means; 0: all equal (default: %(default)s)")  # fmt: skip
+    load.add_argument("--prefix-len", type=_not_negative, default=512, metavar="N", help="tokens of a shared document, or of the chats' system prompt (default: %(default)s)")  # fmt: skip
+    load.add_argument("--groups", type=_positive, default=4, metavar="N", help="shared documents (default: %(default)s)")  # fmt: skip
+    load.add_argument("--turns", type=_positive, default=4, metavar="N", help="questions of a chat (default: %(default)s)")  # fmt: skip
+    load.add_argument("--warmup", type=_not_negative, default=2, metavar="N", help="unrelated requests to send first, unmeasured (default: %(default)s)")  # fmt: skip
+    load.add_argument("--flush-cache", action="store_true", help="empty a radixrt server's cache before the measurement")  # fmt: skip
+    load.add_argument("--seed", type=_not_negative, default=0, help="of prompts and arrivals (default: %(default)s)")  # fmt: skip
+
+    output = parser.add_argument_group("Output")
+    output.add_argument("--json", metavar="FILE", help="write settings, summary and every request; - for stdout")  # fmt: skip
+    output.add_argument("--plot", metavar="FILE", help="draw latencies and timeline, for example to run.png")  # fmt: skip
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
+    return value

@@ -1,0 +1,149 @@
+"""What do the records say? Percentiles and throughput, as a table and as JSON."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from radixrt.bench.client import RequestRecord
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of a latency, in milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> "Percentiles | None":
+        """None if nothing was measured."""
+        if not seconds:
+            return None
+        milliseconds = np.asarray(seconds) * 1e3
+        p50, p90, p99 = np.percentile(milliseconds, (50, 90, 99)).tolist()
+        return Percentiles(float(milliseconds.mean()), p50, p90, p99)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers; tokens and latencies are of the requests that succeeded."""
+
+    duration_s: float
+    """From the first request to the last token."""
+    succeeded: int
+    failed: int
+    errors: dict[str, int]
+    """How often each message came."""
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    """Prompt tokens, cached or not, and output tokens."""
+    ttft_ms: Percentiles | None
+    itl_ms: Percentiles | None
+    """Over all gaps between tokens of all requests."""
+    tpot_ms: Percentiles | None
+    """Over requests: mean gap of each."""
+    e2e_ms: Percentiles | None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarize(records: Sequence[RequestRecord]) -> Summary:
+    """Work out the numbers of a run."""
+    good = [record for record in records if not record.error]
+    start = min((record.sent for record in records), default=0.0)
+    duration = max((record.finished for record in records), default=0.0) - start
+    prompt_tokens = sum(record.prompt_tokens for record in good)
+    output_tokens = sum(record.output_tokens for record in good)
+    per_second = 1 / duration if duration > 0 else 0.0
+    return Summary(
+        duration_s=duration,
+        succeeded=len(good),
+        failed=len(records) - len(good),
+        errors=dict(Counter(record.error for record in records if record.error)),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=sum(record.cached_tokens for record in good),
+        output_tokens=output_tokens,
+        requests_per_s=len(good) * per_second,
+        output_tokens_per_s=output_tokens * per_second,
+        total_tokens_per_s=(prompt_tokens + output_tokens) * per_second,
+        ttft_ms=Percentiles.of([record.ttft for record in good]),
+        itl_ms=Percentiles.of([gap for record in good for gap in record.inter_token_latencies]),
+        tpot_ms=Percentiles.of([r.tpot for r in good if r.tpot is not None]),
+        e2e_ms=Percentiles.of([record.e2e for record in good]),
+    )
+
+
+def request_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    """Each request as JSON; times in seconds since the first was sent."""
+    start = min((record.sent for record in records), default=0.0)
+    return [
+        {
+            "conversation": record.conversation,
+            "turn": record.turn,
+            "sent_s": record.sent - start,
+            "ttft_s": record.ttft if record.token_times else None,
+            "e2e_s": record.e2e if record.token_times else None,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "output_tokens": record.output_tokens,
+            "error": record.error,
+        }
+        for record in sorted(records, key=lambda record: record.sent)
+    ]
+
+
+def print_summary(summary: Summary, console: Console, title: str) -> None:
+    """Two tables: what was done, and how long it took."""
+    console.print()
+    console.print(f"[bold]{title}[/bold]", highlight=False)
+    console.print(_throughput_table(summary))
+    console.print(_latency_table(summary))
+    for message, count in summary.errors.items():
+        console.print(f"[red]{count} failed:[/red] {message}", highlight=False, markup=True)
+
+
+def _throughput_table(summary: Summary) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    share = summary.cached_tokens / summary.prompt_tokens if summary.prompt_tokens else 0.0
+    failed = f", [red]{summary.failed} failed[/red]" if summary.failed else ""
+    table.add_row("requests", f"{summary.succeeded:,}{failed}")
+    table.add_row("duration", f"{summary.duration_s:.2f} s")
+    table.add_row("requests/s", f"{summary.requests_per_s:,.2f}")
+    table.add_row("output tokens/s", f"[bold]{summary.output_tokens_per_s:,.1f}[/bold]")
+    table.add_row("total tokens/s", f"{summary.total_tokens_per_s:,.1f}")
+    table.add_row("prompt tokens", f"{summary.prompt_tokens:,}")
+    table.add_row("  from the cache", f"{summary.cached_tokens:,} ({share:.1%})")
+    table.add_row("output tokens", f"{summary.output_tokens:,}")
+    return table
+
+
+def _latency_table(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("latency, ms", style="dim")
+    for column in ("mean", "p50", "p90", "p99"):
+        table.add_column(column, justify="right")
+    rows = {
+        "time to first token (TTFT)": summary.ttft_ms,
+        "between tokens (ITL)": summary.itl_ms,
+        "per output token (TPOT)": summary.tpot_ms,
+        "whole request (E2E)": summary.e2e_ms,
+    }
+    for name, latency in rows.items():
+        if latency is not None:
+            values = (latency.mean, latency.p50, latency.p90, latency.p99)
+            table.add_row(name, *(f"{value:,.2f}" for value in values))
+    return table

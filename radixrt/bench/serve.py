@@ -1,0 +1,229 @@
+"""``radixrt bench serve``: how fast does a server answer? Any server with an OpenAI base URL will do."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from radixrt.bench.client import RequestRecord, Target, converse
+from radixrt.bench.report import print_summary, request_rows, summarize
+from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
+from radixrt.errors import ConfigError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print and write; the exit status is 1 if any request failed."""
+    if arguments.rate is not None and not arguments.rate > 0:
+        raise ConfigError("--rate must be above 0.")
+    # The table goes out of the way where stdout is for JSON.
+    console = Console(stderr=arguments.json == "-")
+    records = asyncio.run(_measure(arguments))
+    summary = summarize(records)
+    print_summary(summary, console, _title(arguments))
+    if arguments.json:
+        document = {
+            "settings": {k: v for k, v in vars(arguments).items() if k not in ("run", "api_key")},
+            "summary": summary.as_json(),
+            "requests": request_rows(records),
+        }
+        _write_json(arguments.json, document)
+    if arguments.plot:
+        from radixrt.bench.plot import plot_run
+
+        plot_run(records, summary, _title(arguments), Path(arguments.plot))
+        console.print(f"Plot: {arguments.plot}")
+    return 1 if summary.failed or not summary.succeeded else 0
+
+
+def _title(arguments: argparse.Namespace) -> str:
+    if arguments.rate is not None:
+        load = f"{arguments.rate:g} per second"
+    else:
+        load = f"concurrency {arguments.concurrency}"
+    return f"{arguments.workload}, {arguments.num_prompts} requests, {load}"
+
+
+def _write_json(where: str, document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=1) + "\n"
+    if where == "-":
+        sys.stdout.write(text)
+    else:
+        Path(where).write_text(text)
+
+
+async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
+    headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    # No limit of connections: the load, not the client's pool, decides how many requests there are.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        headers=headers, timeout=arguments.timeout, limits=limits
+    ) as client:
+        target, vocab_size = await _discover(client, arguments)
+        settings = _workload_settings(arguments)
+        warmup = make_workload(_warmup_settings(settings, arguments.warmup), vocab_size)
+        conversations = make_workload(settings, vocab_size)
+        await _send_all(client, target, warmup, _closed_loop(4), lambda record: None)
+        if arguments.flush_cache:
+            response = await client.post(f"{_root(arguments.base_url)}/flush_cache")
+            if response.status_code != 200:
+                raise ConfigError(f"--flush-cache: the server answers {response.status_code}.")
+        pace = _closed_loop(arguments.concurrency)
+        if arguments.rate is not None:
+            pace = _open_loop(arguments.rate, arguments.seed)
+        records: list[RequestRecord] = []
+        with _progress() as progress:
+            bar = progress.add_task("", total=sum(len(c.turns) for c in conversations), tokens=0)
+
+            def collect(record: RequestRecord) -> None:
+                records.append(record)
+                shown = progress.tasks[bar].fields["tokens"]
+                progress.update(bar, advance=1, tokens=shown + record.output_tokens)
+
+            await _send_all(client, target, conversations, pace, collect)
+        return records
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[tokens]:,} output tokens"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _workload_settings(arguments: argparse.Namespace) -> WorkloadSettings:
+    return WorkloadSettings(
+        name=arguments.workload,
+        num_prompts=arguments.num_prompts,
+        input_len=arguments.input_len,
+        output_len=arguments.output_len,
+        length_spread=arguments.length_spread,
+        prefix_len=arguments.prefix_len,
+        groups=arguments.groups,
+        turns=arguments.turns,
+        seed=arguments.seed,
+    )
+
+
+def _warmup_settings(settings: WorkloadSettings, count: int) -> WorkloadSettings:
+    """Single requests that share nothing with the workload."""
+    return replace(settings, name="random", num_prompts=count, seed=settings.seed + 2**32)
+
+
+async def _discover(
+    client: httpx.AsyncClient, arguments: argparse.Namespace
+) -> tuple[Target, int | None]:
+    """Ask the server for what the flags leave open.
+
+    Returns:
+        The target, and the size of the vocabulary if prompts are to be token ids.
+    """
+    base_url = arguments.base_url.rstrip("/")
+    model = arguments.model
+    if model is None:
+        listed = await _get_json(client, f"{base_url}/models")
+        if not listed or not listed.get("data"):
+            raise ConfigError(
+                f"{base_url}/models names no model; is the server up? Or use --model."
+            )
+        model = listed["data"][0]["id"]
+    info = await _get_json(client, f"{_root(base_url)}/get_model_info") or {}
+    vocab_size = arguments.vocab_size or info.get("vocab_size")
+    if arguments.prompts == "text" or arguments.endpoint == "chat":
+        vocab_size = None
+    elif arguments.prompts == "tokens" and vocab_size is None:
+        raise ConfigError("--prompts tokens: the server does not say its --vocab-size; give it.")
+    target = Target(
+        base_url=base_url,
+        model=model,
+        endpoint=arguments.endpoint,
+        ignore_eos=not arguments.respect_eos,
+        return_token_ids=bool(info) or vocab_size is not None,
+    )
+    return target, vocab_size
+
+
+def _root(base_url: str) -> str:
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+async def _get_json(client: httpx.AsyncClient, url: str) -> dict[str, Any] | None:
+    """None where the server has no such page."""
+    try:
+        response = await client.get(url)
+    except httpx.HTTPError as error:
+        raise ConfigError(f"Cannot reach {url}: {error or type(error).__name__}") from error
+    if response.status_code in (401, 403):
+        raise ConfigError(f"{url} answers {response.status_code}; is --api-key right?")
+    try:
+        document = response.json() if response.status_code == 200 else None
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+Pace = Callable[[Sequence[Callable[[], Awaitable[None]]]], Awaitable[None]]
+"""Runs conversations, each at the time it is due."""
+
+
+def _closed_loop(concurrency: int) -> Pace:
+    """The next conversation starts when one of ``concurrency`` others has ended."""
+
+    async def run_all(conversations: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        waiting = iter(conversations)
+
+        async def client() -> None:
+            for converse_once in waiting:
+                await converse_once()
+
+        await asyncio.gather(*(client() for _ in range(concurrency)))
+
+    return run_all
+
+
+def _open_loop(rate: float, seed: int) -> Pace:
+    """Conversations start as a Poisson process, whether the server keeps up or not."""
+
+    async def run_all(conversations: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        gaps = np.random.default_rng(seed).exponential(1 / rate, size=len(conversations))
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+
+        async def at(due: float, converse_once: Callable[[], Awaitable[None]]) -> None:
+            await asyncio.sleep(start + due - loop.time())
+            await converse_once()
+
+        arrivals = np.cumsum(gaps) - gaps[0]
+        await asyncio.gather(*(at(t, c) for t, c in zip(arrivals, conversations, strict=True)))
+
+    return run_all
+
+
+async def _send_all(
+    client: httpx.AsyncClient,
+    target: Target,
+    conversations: Sequence[Conversation],
+    pace: Pace,
+    collect: Callable[[RequestRecord], None],
+) -> None:
+    def bound(number: int, conversation: Conversation) -> Callable[[], Awaitable[None]]:
+        async def converse_once() -> None:
+            async for record in converse(client, target, number, conversation):
+                collect(record)
+
+        return converse_once
+
+    await pace([bound(number, each) for number, each in enumerate(conversations)])

@@ -1,0 +1,230 @@
+"""Does the load generator send the load it promises and measure what the server did?"""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from radixrt.bench import serve
+from radixrt.bench.arguments import add_arguments
+from radixrt.bench.client import RequestRecord
+from radixrt.bench.report import summarize
+from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
+from radixrt.errors import ConfigError
+from tests.bench.fake_openai_server import FakeServer
+
+
+def bench(server: FakeServer, tmp_path, *flags: str) -> tuple[int, dict]:
+    """Exit status and JSON of a run."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    out = tmp_path / "run.json"
+    small = ["--num-prompts", "12", "--input-len", "10", "--output-len", "5", "--warmup", "0"]
+    arguments = ["--base-url", server.base_url, "--json", str(out), *small, *flags]
+    status = serve.run(parser.parse_args(arguments))
+    return status, json.loads(out.read_text())
+
+
+def settings(name: str, **changes) -> WorkloadSettings:
+    fields = dict(
+        num_prompts=24, input_len=10, output_len=6, length_spread=0.0,
+        prefix_len=40, groups=3, turns=4, seed=1,
+    )  # fmt: skip
+    return WorkloadSettings(name=name, **fields | changes)
+
+
+# ---------------------------------------------------------------- workloads
+
+
+def test_shared_prefix_asks_each_document_equally_often_and_no_question_twice():
+    workload = make_workload(settings("shared-prefix"), vocab_size=10_000)
+    documents = [tuple(conversation.context) for conversation in workload]
+    assert sorted(documents.count(each) for each in set(documents)) == [8, 8, 8]
+    assert len({tuple(c.turns[0].question) for c in workload}) == 24
+    assert all(len(c.context) == 40 and len(c.turns[0].question) == 10 for c in workload)
+
+
+def test_chats_share_a_system_prompt_and_have_as_many_turns_as_asked_for():
+    workload = make_workload(settings("multi-turn"), vocab_size=10_000)
+    assert [len(conversation.turns) for conversation in workload] == [4] * 6
+    assert len({tuple(conversation.context) for conversation in workload}) == 1
+
+
+@pytest.mark.parametrize("vocab_size", [None, 500])
+def test_a_seed_makes_the_same_workload_again_and_another_seed_another(vocab_size):
+    def made(seed: int) -> list[Conversation]:
+        return make_workload(settings("random", seed=seed), vocab_size)
+
+    assert made(1) == made(1)
+    assert made(1) != made(2)
+
+
+def test_lengths_are_fixed_without_spread_and_log_normal_around_the_mean_with_it():
+    fixed = make_workload(settings("random"), 1000)
+    assert {(len(c.turns[0].question), c.turns[0].output_len) for c in fixed} == {(10, 6)}
+    spread = make_workload(
+        settings("random", num_prompts=3000, input_len=200, length_spread=0.5), 1000
+    )
+    lengths = np.log([len(c.turns[0].question) for c in spread])
+    assert np.exp(lengths + 0).mean() == pytest.approx(200, rel=0.05)
+    assert lengths.std() == pytest.approx(0.5, rel=0.05)
+
+
+def test_token_ids_stay_inside_a_tiny_vocabulary():
+    for vocab_size in (1, 2, 7, 300):
+        workload = make_workload(settings("random"), vocab_size)
+        assert all(0 <= t < vocab_size for c in workload for t in c.turns[0].question)
+
+
+# ---------------------------------------------------------------- what is sent
+
+
+def test_token_prompts_are_sent_where_the_server_says_its_vocabulary(tmp_path):
+    with FakeServer() as server:
+        status, _ = bench(server, tmp_path, "--prefix-len", "20")
+    assert status == 0
+    assert len(server.bodies) == 12
+    for body in server.bodies:
+        assert len(body["prompt"]) == 30 and all(isinstance(t, int) for t in body["prompt"])
+        assert body["max_tokens"] == 5 and body["ignore_eos"] and body["model"] == "fake"
+
+
+def test_text_is_sent_to_servers_that_do_not(tmp_path):
+    with FakeServer(vocab_size=None) as server:
+        _, result = bench(server, tmp_path, "--respect-eos")
+    assert all(isinstance(body["prompt"], str) for body in server.bodies)
+    assert not any("ignore_eos" in body or "return_token_ids" in body for body in server.bodies)
+    assert result["summary"]["output_tokens"] == 60
+
+
+def test_each_turn_of_a_chat_continues_from_the_answer_before_it(tmp_path):
+    flags = ("--workload", "multi-turn", "--turns", "3", "--prefix-len", "8", "--concurrency", "1")
+    with FakeServer() as server:
+        bench(server, tmp_path, *flags)
+    first, second = server.bodies[0]["prompt"], server.bodies[1]["prompt"]
+    assert second[: len(first) + 5] == first + [7] * 5
+    assert [len(body["prompt"]) for body in server.bodies[:3]] == [18, 33, 48]
+
+
+def test_the_chat_endpoint_gets_roles(tmp_path):
+    flags = ("--workload", "multi-turn", "--turns", "2", "--endpoint", "chat", "--concurrency", "1")
+    with FakeServer() as server:
+        bench(server, tmp_path, *flags)
+    messages = server.bodies[1]["messages"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
+    assert messages[2]["content"] == "la la la la la "
+
+
+def test_chats_in_token_ids_need_a_server_that_names_its_tokens(tmp_path):
+    with FakeServer(vocab_size=None) as server:
+        status, result = bench(server, tmp_path, "--workload", "multi-turn", "--vocab-size", "100")
+    assert status == 1
+    assert "use --prompts text" in next(iter(result["summary"]["errors"]))
+
+
+def test_closed_loop_keeps_the_asked_number_of_requests_running(tmp_path):
+    with FakeServer(first_token_s=0.03) as server:
+        bench(server, tmp_path, "--concurrency", "4")
+    assert server.most_running == 4
+
+
+def test_open_loop_starts_requests_at_the_asked_rate_whether_answered_or_not(tmp_path):
+    with FakeServer(first_token_s=0.5) as server:
+        bench(server, tmp_path, "--rate", "100", "--num-prompts", "40", "--output-len", "1")
+    span = server.arrivals[-1] - server.arrivals[0]
+    assert 0.15 < span < 0.8
+    assert server.most_running > 15
+
+
+def test_warmup_is_not_measured_and_flush_cache_comes_after_it(tmp_path):
+    with FakeServer() as server:
+        _, result = bench(server, tmp_path, "--warmup", "3", "--flush-cache")
+    assert len(server.bodies) == 15 and server.flushes == 1
+    assert result["summary"]["succeeded"] == len(result["requests"]) == 12
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+def test_latencies_are_those_of_the_server(tmp_path):
+    with FakeServer(first_token_s=0.06, gap_s=0.02) as server:
+        _, result = bench(server, tmp_path, "--concurrency", "2")
+    summary = result["summary"]
+    assert 60 <= summary["ttft_ms"]["p50"] < 120
+    assert 19 <= summary["itl_ms"]["p50"] < 50
+    assert 19 <= summary["tpot_ms"]["p50"] < 50
+    assert 140 <= summary["e2e_ms"]["p50"] < 320
+    assert summary["output_tokens"] == 60
+    assert summary["cached_tokens"] * 2 == summary["prompt_tokens"]
+
+
+def test_tokens_that_come_in_one_chunk_share_its_gap(tmp_path):
+    with FakeServer(gap_s=0.04, tokens_per_chunk=4) as server:
+        _, result = bench(server, tmp_path, "--output-len", "9", "--concurrency", "1")
+    assert 9 <= result["summary"]["itl_ms"]["p50"] < 20
+    assert result["summary"]["tpot_ms"]["p50"] < 20
+
+
+def test_percentiles_and_rates_from_records_made_by_hand():
+    records = []
+    for number in range(1, 101):
+        record = RequestRecord(sent=10.0, conversation=number, turn=0)
+        record.token_times = [10.0 + number / 100, 10.0 + number / 100 + 0.5]
+        record.token_counts, record.output_tokens, record.prompt_tokens = [1, 1], 2, 7
+        record.finished = record.token_times[-1]
+        records.append(record)
+    records.append(RequestRecord(sent=10.0, conversation=0, turn=0, finished=10.1, error="boom"))
+    summary = summarize(records)
+    assert summary.ttft_ms.p50 == pytest.approx(505)
+    assert summary.ttft_ms.p90 == pytest.approx(901)
+    assert summary.itl_ms.p99 == pytest.approx(500)
+    assert summary.duration_s == pytest.approx(1.5)
+    assert summary.output_tokens_per_s == pytest.approx(200 / 1.5)
+    assert summary.total_tokens_per_s == pytest.approx(900 / 1.5)
+    assert (summary.succeeded, summary.failed, summary.errors) == (100, 1, {"boom": 1})
+
+
+def test_failed_requests_are_counted_by_message_and_set_the_exit_status(tmp_path):
+    with FakeServer(fail_every=4) as server:
+        status, result = bench(server, tmp_path)
+    assert status == 1
+    summary = result["summary"]
+    assert (summary["succeeded"], summary["failed"]) == (9, 3)
+    ((message, count),) = summary["errors"].items()
+    assert count == 3 and "503" in message and "queue is full" in message
+
+
+# ---------------------------------------------------------------- output and bad input
+
+
+def test_json_goes_to_stdout_alone(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with FakeServer(api_key="s3cret") as server:
+        flags = ["--base-url", server.base_url, "--num-prompts", "3", "--output-len", "2"]
+        serve.run(parser.parse_args([*flags, "--api-key", "s3cret", "--json", "-"]))
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["summary"]["succeeded"] == 3
+    assert "TTFT" in captured.err
+    assert "s3cret" not in captured.out
+
+
+def test_a_plot_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "run.png"
+    with FakeServer() as server:
+        bench(server, tmp_path, "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_server_that_is_not_there_is_one_clear_sentence(tmp_path):
+    with FakeServer() as server:
+        pass
+    with pytest.raises(ConfigError, match="Cannot reach"):
+        bench(server, tmp_path)
+
+
+def test_a_wrong_key_is_one_clear_sentence(tmp_path):
+    with FakeServer(api_key="right") as server, pytest.raises(ConfigError, match="api-key"):
+        bench(server, tmp_path, "--api-key", "wrong")
