@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from radixrt import __version__
-from radixrt.bench.arguments import add_arguments as add_bench_serve_arguments
+from radixrt.bench import arguments as bench_arguments
 from radixrt.config import add_arguments, config_from_arguments
 from radixrt.errors import ConfigError
 
@@ -37,8 +37,16 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure")
     benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
     bench_serve = benchmarks.add_parser("serve", help="load a server and measure its latencies")
-    add_bench_serve_arguments(bench_serve)
+    bench_arguments.add_arguments(bench_serve)
     bench_serve.set_defaults(run=_bench_serve)
+    overhead = benchmarks.add_parser(
+        "overhead", help="measure what the engine costs beside the model"
+    )
+    bench_arguments.add_overhead_arguments(overhead)
+    overhead.set_defaults(run=_bench_overhead)
+    model = benchmarks.add_parser("model", help="write an untrained 0.5 B Llama to measure with")
+    bench_arguments.add_model_arguments(model)
+    model.set_defaults(run=_bench_model)
     return parser
 
 
@@ -55,6 +63,18 @@ def _bench_serve(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"radixrt bench needs {error.name}: pip install 'radixrt[bench]'."
         ) from error
+    return run(arguments)
+
+
+def _bench_overhead(arguments: argparse.Namespace) -> int:
+    from radixrt.bench.overhead import run
+
+    return run(arguments)
+
+
+def _bench_model(arguments: argparse.Namespace) -> int:
+    from radixrt.bench.dummy_checkpoint import run
+
     return run(arguments)
 
 

@@ -330,6 +330,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     malformed_frames: int
     step_seconds: HistogramSnapshot
     """Wall time of a step on the worker."""
+    forward_seconds: float
+    """Of that, the model's forward passes; all steps together."""
+    wait_seconds: float
+    """Time that the worker waited for plans although there was work; all steps together."""
     plan_seconds: HistogramSnapshot
     """Time the scheduler took to plan a step."""
 
@@ -402,7 +406,9 @@ class StepResult(Message, frozen=True, kw_only=True):
     logprobs: list[LogprobRow] = []
     prompt_logprobs: list[LogprobRow] = []
     forward_s: float = 0.0
-    """Model's forward pass."""
+    """The model's forward pass, logits included."""
+    wait_s: float = 0.0
+    """What the worker waited for this plan after the step before."""
     step_s: float = 0.0
     """Whole step on the worker: apply the plan, forward, sample."""
 

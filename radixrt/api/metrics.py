@@ -121,6 +121,11 @@ class EngineCollector(Collector):
         yield _histogram(
             "radixrt_step_seconds", "Time of a step on the worker.", stats.step_seconds
         )
+        for name, text, seconds in (
+            ("forward_seconds", "The model's forward passes.", stats.forward_seconds),
+            ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
+        ):
+            yield CounterMetricFamily(f"radixrt_{name}", text, value=seconds)
         yield _histogram(
             "radixrt_plan_seconds", "Time the scheduler took to plan a step.", stats.plan_seconds
         )

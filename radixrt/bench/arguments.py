@@ -40,6 +40,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--plot", metavar="FILE", help="draw latencies and timeline, for example to run.png")  # fmt: skip
 
 
+def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt bench overhead``."""
+    parser.add_argument("--plan-steps", type=_positive, default=1000, metavar="N", help="decode steps planned for each batch size (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--batch-sizes", type=_positive, nargs="+", default=[1, 16, 64], metavar="N", help="running sequences in the engine's measurement (default: 1 16 64)")  # fmt: skip
+    parser.add_argument("--output-tokens", type=_positive, default=200, metavar="N", help="tokens of each answer in the engine's measurement (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--hidden-size", type=_positive, default=512, metavar="N", help="of the engine's dummy model (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--num-layers", type=_positive, default=8, metavar="N", help="of the engine's dummy model (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write both tables; - for stdout")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt bench model``."""
+    parser.add_argument("folder", metavar="DIR", help="where to write it")
+    parser.add_argument(
+        "--hidden-size", type=_positive, default=896, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--num-layers", type=_positive, default=24, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--vocab-size", type=_positive, default=32000, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: %(default)s")  # fmt: skip
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:

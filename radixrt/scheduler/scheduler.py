@@ -88,6 +88,8 @@ class _InFlight:
     step_id: int
     owners: list[Sequence | None]
     """Whose tokens these are, by slot; None once nobody wants them."""
+    follows: bool
+    """It was sent while another step was in flight: a worker that waited for it waited for us."""
 
 
 class Scheduler:
@@ -358,7 +360,7 @@ class Scheduler:
     def _seal(self, draft: _Draft) -> StepPlan:
         step_id = self._next_step
         self._next_step += 1
-        self._in_flight.append(_InFlight(step_id, self.slots.owners.copy()))
+        self._in_flight.append(_InFlight(step_id, self.slots.owners.copy(), bool(self._in_flight)))
         released, self._slots_to_release = self._slots_to_release, []
         return StepPlan(
             step_id=step_id,
@@ -402,6 +404,8 @@ class Scheduler:
         assert step.step_id == result.step_id, "the worker answered steps out of order"
         self.counters.steps += 1
         self.counters.step_seconds.observe(result.step_s)
+        self.counters.forward_seconds += result.forward_s
+        self.counters.wait_seconds += result.wait_s if step.follows else 0.0
         prompt_logprobs = self._prompt_logprobs(step, result)
         logprobs = [
             LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
@@ -498,5 +502,7 @@ class Scheduler:
             steps=counters.steps,
             malformed_frames=malformed_frames,
             step_seconds=counters.step_seconds.snapshot(),
+            forward_seconds=counters.forward_seconds,
+            wait_seconds=counters.wait_seconds,
             plan_seconds=counters.plan_seconds.snapshot(),
         )

@@ -37,5 +37,7 @@ class Counters:
     refused: int = 0
     retractions: int = 0
     steps: int = 0
+    forward_seconds: float = 0.0
+    wait_seconds: float = 0.0
     step_seconds: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS))
     plan_seconds: Histogram = field(default_factory=lambda: Histogram(PLAN_BOUNDS))

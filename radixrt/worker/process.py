@@ -43,7 +43,9 @@ class WorkerProcess:
     def run(self) -> None:
         """Forever."""
         while True:
-            result = self._runner.step(self._inbox.receive())
+            begin = time.perf_counter()
+            plan = self._inbox.receive()
+            result = self._runner.step(plan, time.perf_counter() - begin)
             if self._answers:
                 self._outbox.send(result)
 

@@ -35,8 +35,8 @@ class ModelRunner:
         self._context = ForwardContext(backend, pool.key_caches, pool.value_caches)
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan) -> StepResult:
-        """Execute one plan.
+    def step(self, plan: StepPlan, waited_s: float = 0.0) -> StepResult:
+        """Execute one plan, for which the worker has waited ``waited_s``.
 
         Raises:
             BadLogitsError: the model computed NaN.
@@ -45,9 +45,9 @@ class ModelRunner:
         self._apply(plan)
         inputs = self._batch.next_step(plan)
         before_forward = time.perf_counter()
-        hidden = self._forward(inputs)
+        hidden, logits = self._forward(inputs)
         after_forward = time.perf_counter()
-        token_ids, logprobs = self._sample(inputs, hidden)
+        token_ids, logprobs = self._sample(inputs, logits)
         return StepResult(
             step_id=plan.step_id,
             slots=pack_ids(inputs.sampling_slots),
@@ -55,6 +55,7 @@ class ModelRunner:
             logprobs=logprobs,
             prompt_logprobs=self._prompt_logprobs(inputs.prompt_spans, hidden),
             forward_s=after_forward - before_forward,
+            wait_s=waited_s,
             step_s=time.perf_counter() - begin,
         )
 
@@ -72,15 +73,15 @@ class ModelRunner:
         if plan.extend_slots:
             self._batch.extend(unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages))
 
-    def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Hidden states, [num_tokens, hidden_size]."""
+    def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [num_tokens, hidden_size], and logits [rows, vocab] of the rows that sample."""
         self._backend.plan(inputs.attention)
-        return self._model.forward(inputs.token_ids, inputs.positions, self._context)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
+        return hidden, self._model.logits(hidden[inputs.sampling_rows])
 
-    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> tuple[bytes, list[LogprobRow]]:
+    def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> tuple[bytes, list[LogprobRow]]:
         if not len(inputs.sampling_slots):
             return b"", []
-        logits = self._model.logits(hidden[inputs.sampling_rows])
         sampled = sample(self._sampling, logits, inputs.sampling_slots, inputs.sampling_positions)
         self._batch.record(inputs.sampling_slots, sampled.token_ids)
         token_ids, logprobs = sampled.to_host()

@@ -1,0 +1,73 @@
+"""A checkpoint folder without weights, for measurements where the text does not matter."""
+
+import argparse
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+
+def write_dummy_checkpoint(
+    folder: Path,
+    *,
+    hidden_size: int = 896,
+    num_layers: int = 24,
+    num_heads: int | None = None,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    intermediate_size: int | None = None,
+    vocab_size: int = 32000,
+    context_length: int = 8192,
+    dtype: str = "bfloat16",
+) -> Path:
+    """Write config and tokenizer of a Llama-shaped model; serve it with ``--load-format dummy``.
+
+    The defaults are the shape of a 0.5 B model with a vocabulary of 32k. The tokenizer knows bytes only.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size or round(hidden_size * 5.43),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads or hidden_size // head_dim,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": context_length,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "torch_dtype": dtype,
+        "eos_token_id": 256,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "chat_template": "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}assistant: ",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the benchmark model and say how to serve it."""
+    folder = write_dummy_checkpoint(
+        Path(arguments.folder),
+        hidden_size=arguments.hidden_size,
+        num_layers=arguments.num_layers,
+        vocab_size=arguments.vocab_size,
+        dtype=arguments.dtype,
+    )
+    print(f"Serve it with: radixrt serve --model-path {folder} --load-format dummy")
+    return 0

@@ -1,0 +1,183 @@
+"""What does the engine itself cost? ``radixrt bench overhead``.
+
+Two tables. The first drives the real scheduler with made-up results: time to plan a pure decode step, to
+encode the plan, and to absorb its result. The second runs the whole engine on a dummy model and compares
+the wall time of its decode steps with the model's forward passes inside them.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
+from radixrt.messages import SequenceRequest, StepResult, pack_ids
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.scheduler import Scheduler, SchedulerLimits
+
+BATCH_SIZES = (1, 16, 64, 256)
+PROMPT_TOKENS = 64
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class PlanCost:
+    """Microseconds of the scheduler for one pure decode step."""
+
+    running: int
+    plan_p50: float
+    plan_p99: float
+    encode_p50: float
+    absorb_p50: float
+    absorb_p99: float
+    plan_bytes_p50: float
+
+
+@dataclass(frozen=True)
+class StepAnatomy:
+    """Milliseconds of a mean decode step of the whole engine."""
+
+    running: int
+    period_ms: float
+    """Wall time from one step to the next."""
+    forward_ms: float
+    """Of that, the model."""
+    apply_and_sample_ms: float
+    """Of that, the worker before and after the model."""
+    wait_ms: float
+    """Of that, the worker waiting for a plan."""
+    overhead_percent: float
+    """Everything but the model, of the period."""
+
+
+def measure_planning(running: int, steps: int) -> PlanCost:
+    """Plan, encode and absorb ``steps`` decode steps of ``running`` sequences."""
+    pages = running * (-(-(PROMPT_TOKENS + steps + 8) // PAGE_SIZE) + 1)
+    limits = SchedulerLimits(
+        max_running_requests=running,
+        max_queued_requests=running,
+        max_prefill_tokens=running * PROMPT_TOKENS,
+        chunked_prefill_size=PROMPT_TOKENS,
+        context_length=PROMPT_TOKENS + steps + 8,
+        num_pages=pages,
+        page_size=PAGE_SIZE,
+    )
+    scheduler = Scheduler(limits)
+    rng = np.random.default_rng(0)
+    sampling = SamplingParams(max_tokens=steps + 4, ignore_eos=True)
+    for seq_id in range(running):
+        prompt = rng.integers(0, 32000, PROMPT_TOKENS + seq_id % PAGE_SIZE - PAGE_SIZE)
+        scheduler.add(SequenceRequest(seq_id=seq_id, token_ids=pack_ids(prompt), sampling=sampling))
+    scheduler.plan()
+    slots = pack_ids(range(running))
+    encoder = msgspec.msgpack.Encoder()
+    rows = []
+    for step in range(steps):
+        begin = time.perf_counter()
+        plan = scheduler.plan()
+        planned = time.perf_counter()
+        frame = encoder.encode(plan)
+        encoded = time.perf_counter()
+        tokens = pack_ids(rng.integers(0, 32000, running))
+        result = StepResult(step_id=step, slots=slots, token_ids=tokens)
+        before_absorb = time.perf_counter()
+        scheduler.absorb(result)
+        absorbed = time.perf_counter()
+        rows.append((planned - begin, encoded - planned, absorbed - before_absorb, len(frame)))
+    plan_s, encode_s, absorb_s, sizes = np.array(rows).T
+    return PlanCost(
+        running=running,
+        plan_p50=_microseconds(plan_s, 50),
+        plan_p99=_microseconds(plan_s, 99),
+        encode_p50=_microseconds(encode_s, 50),
+        absorb_p50=_microseconds(absorb_s, 50),
+        absorb_p99=_microseconds(absorb_s, 99),
+        plan_bytes_p50=float(np.percentile(sizes, 50)),
+    )
+
+
+def _microseconds(seconds: np.ndarray, percentile: float) -> float:
+    return float(np.percentile(seconds, percentile)) * 1e6
+
+
+def measure_engine(
+    model_dir: Path, batch_sizes: list[int], output_tokens: int
+) -> list[StepAnatomy]:
+    """Decode with all processes running; prompts are cached before, so that almost all steps are decode steps."""
+    from radixrt.engine import LLM
+
+    rows = []
+    sampling = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
+    settings = {
+        "load_format": "dummy",
+        "max_running_requests": max(batch_sizes),
+        "context_length": 1024,
+    }
+    with LLM(str(model_dir), **settings) as llm:
+        for running in batch_sizes:
+            prompts = [[5 + i % 1000, 7, 9 + i // 1000] for i in range(running)]
+            llm.generate(prompts, sampling, progress=False)
+            before = llm.stats()
+            llm.generate(prompts, sampling, progress=False)
+            after = llm.stats()
+            steps = after.steps - before.steps
+            worked_s = after.step_seconds.total - before.step_seconds.total
+            forward_s = after.forward_seconds - before.forward_seconds
+            wait_s = after.wait_seconds - before.wait_seconds
+            period_s = worked_s + wait_s
+            rows.append(
+                StepAnatomy(
+                    running=running,
+                    period_ms=period_s / steps * 1e3,
+                    forward_ms=forward_s / steps * 1e3,
+                    apply_and_sample_ms=(worked_s - forward_s) / steps * 1e3,
+                    wait_ms=wait_s / steps * 1e3,
+                    overhead_percent=100 * (period_s - forward_s) / period_s,
+                )
+            )
+    return rows
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; see :func:`radixrt.bench.arguments.add_overhead_arguments`."""
+    console = Console(stderr=arguments.json == "-")
+    planning = [
+        measure_planning(running, arguments.plan_steps)
+        for running in track(BATCH_SIZES, "Planning", console=console, transient=True)
+    ]
+    console.print(_table("The scheduler, per pure decode step (µs)", planning))
+    with tempfile.TemporaryDirectory() as folder:
+        model_dir = write_dummy_checkpoint(
+            Path(folder),
+            hidden_size=arguments.hidden_size,
+            num_layers=arguments.num_layers,
+            dtype="float32",
+        )
+        engine = measure_engine(model_dir, arguments.batch_sizes, arguments.output_tokens)
+    console.print(_table("The whole engine, per mean step (ms)", engine))
+    report = {
+        "planning_us": [asdict(row) for row in planning],
+        "engine_ms": [asdict(row) for row in engine],
+    }
+    if arguments.json == "-":
+        print(json.dumps(report, indent=2))
+    elif arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=2))
+    return 0
+
+
+def _table(title: str, rows: list[PlanCost] | list[StepAnatomy]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in asdict(rows[0]):
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(str(v) if isinstance(v, int) else f"{v:.2f}" for v in asdict(row).values()))
+    return table
