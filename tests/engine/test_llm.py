@@ -1,0 +1,133 @@
+"""The offline door: ``LLM`` with real processes behind it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from radixrt import LLM, SamplingParams
+from radixrt.errors import ConfigError, EngineDiedError, RequestError
+from tests.checkpoints import make_checkpoint, make_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture(scope="module")
+def llm(model_dir: Path) -> Iterator[LLM]:
+    with LLM(str(model_dir), page_size=4, max_total_tokens=8192) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def transformers_answer(model_dir: Path) -> Callable[[list[int]], list[int]]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+
+    def answer(ids: list[int]) -> list[int]:
+        settings = {
+            "max_new_tokens": 16,
+            "min_new_tokens": 16,
+            "do_sample": False,
+            "eos_token_id": None,
+        }
+        return model.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist()
+
+    return answer
+
+
+def test_answers_come_in_the_order_of_the_prompts(
+    llm: LLM, transformers_answer: Callable[[list[int]], list[int]]
+) -> None:
+    prompts = [[5 + i, 9, 100 + i] for i in range(20)]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.token_ids for output in outputs] == [transformers_answer(p) for p in prompts]
+    assert {output.finish_reason for output in outputs} == {"length"}
+
+
+def test_one_text_gives_one_output_and_the_second_time_from_the_cache(llm: LLM) -> None:
+    first = llm.generate("One document, many questions.", GREEDY)
+    second = llm.generate("One document, many questions.", GREEDY)
+    assert first.text == second.text
+    assert second.num_prompt_tokens == first.num_prompt_tokens
+    assert second.cached_tokens >= second.num_prompt_tokens - 4
+
+
+def test_each_prompt_may_have_its_own_settings(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (1, 5, 9)]
+    assert [len(o.token_ids) for o in llm.generate(["a", "b", "c"], params)] == [1, 5, 9]
+    with pytest.raises(RequestError, match="3 prompts came with 2"):
+        llm.generate(["a", "b", "c"], params[:2])
+
+
+def test_n_answers(llm: LLM) -> None:
+    output = llm.generate("a", SamplingParams(n=3, max_tokens=8, seed=1))
+    assert len(output.answers) == 3 and len({answer.text for answer in output.answers}) > 1
+
+
+def test_chat_renders_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "What is it?"}]
+    rendered = "<|im_start|>user\nWhat is it?<|im_end|>\n<|im_start|>assistant\n"
+    assert llm.chat(messages, GREEDY).text == llm.generate(rendered, GREEDY).text
+    assert len(llm.chat([messages, messages], GREEDY)) == 2
+
+
+def test_stream_yields_the_whole_text_in_pieces(llm: LLM) -> None:
+    chunks = list(llm.stream("abc", GREEDY))
+    assert "".join(chunk.text for chunk in chunks) == llm.generate("abc", GREEDY).text
+    assert chunks[-1].finish_reason == "length" and len(chunks) > 3
+
+
+def test_leaving_a_stream_early_aborts_it(llm: LLM) -> None:
+    for _ in llm.stream("abc", SamplingParams(max_tokens=400, ignore_eos=True)):
+        break
+    deadline = time.monotonic() + 5
+    while llm.stats().running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert llm.stats(check_invariants=True).running == 0
+
+
+def test_an_invalid_prompt_names_its_fault_and_leaves_nothing_running(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="512"):
+        llm.generate([[5] * 10, [5] * 600], GREEDY)
+    with pytest.raises(RequestError, match="temperature"):
+        llm.generate("a", SamplingParams(temperature=-1.0))
+    deadline = time.monotonic() + 5
+    while llm.stats().running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert llm.stats(check_invariants=True).running == 0
+
+
+def test_close_leaves_no_process(model_dir: Path) -> None:
+    llm = LLM(str(model_dir))
+    family = [psutil.Process(pid) for pid in llm._supervisor.pids.values()]
+    assert len(family) == 3
+    llm.close()
+    llm.close()
+    assert not any(process.is_running() for process in family)
+    with pytest.raises(EngineDiedError, match="closed"):
+        llm.generate("a")
+
+
+def test_death_of_the_worker_ends_waiting_calls_with_its_log(model_dir: Path) -> None:
+    with LLM(str(model_dir)) as llm:
+        psutil.Process(llm._supervisor.pids["worker"]).kill()
+        with pytest.raises(EngineDiedError, match="worker process was killed by SIGKILL"):
+            llm.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
+
+
+def test_wrong_settings_say_what_to_change(model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        LLM("/nowhere/at/all")
+    with pytest.raises(ConfigError, match="page_sise"):
+        LLM(str(model_dir), page_sise=3)
+    with pytest.raises(ConfigError, match="less than one page"):
+        LLM(str(model_dir), max_total_tokens=1)
