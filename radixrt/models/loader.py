@@ -100,7 +100,7 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
             continue
         target = slot.target
         generator = torch.Generator(target.device)
-        generator.manual_seed((seed << 32) + zlib.crc32(name.encode()))
+        generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # the CPU's takes 32 bits
         values = torch.randn(
             slot.shape, generator=generator, dtype=target.dtype, device=target.device
         )
