@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.body import read_json, to_struct
-from radixrt.api.conversation import to_template_messages
+from radixrt.api.conversation import check_depth, to_template_messages
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
 from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
@@ -89,6 +89,8 @@ def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
     """Raises:
     RequestError: the messages are not what a chat template can take.
     """
+    check_depth(fields.tools, "tools")
+    check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
     add_generation_prompt = fields.add_generation_prompt
     if fields.continue_final_message:
         if add_generation_prompt:
