@@ -65,7 +65,7 @@ class Decoder(Generic[Received]):
     def decode(self, frame: bytes) -> Received | None:
         try:
             return self._decoder.decode(frame)  # type: ignore[no-any-return]
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             self.malformed_frames += 1
             log.warning("Dropped a malformed frame of %d bytes: %s", len(frame), error)
             return None

@@ -73,6 +73,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
     return_prompt_token_ids: bool = False
+    parse_tool_calls: bool = False
+    """Take tool calls out of the answers' text."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -150,6 +152,16 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """From arrival at the scheduler to the last token."""
 
 
+class ToolCall(msgspec.Struct, frozen=True, array_like=True):
+    """One complete call of a tool."""
+
+    index: int
+    """Which of the answer's calls."""
+    name: str
+    arguments: str
+    """JSON."""
+
+
 class AnswerChunk(Message, frozen=True, kw_only=True):
     """A piece of one answer (or the whole of it, where the request did not stream)."""
 
@@ -160,6 +172,8 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     """New text: complete characters only, nothing that may yet turn out to be a stop string."""
     token_ids: PackedIds
     """New tokens. Their text may come in a later chunk."""
+    tool_calls: list[ToolCall] = []
+    """New calls; their text is not in ``text``."""
     logprobs: list[TokenLogprob] | None = None
     prompt: PromptInfo | None = None
     finish_reason: FinishReason | None = None

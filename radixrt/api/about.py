@@ -77,7 +77,8 @@ def about_routes(state: ServerState) -> APIRouter:
             }
         )
 
-    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    @router.get("/flush_cache", include_in_schema=False)  # as SGLang's users call it
+    @router.post("/flush_cache")
     async def flush_cache() -> Response:
         return json_response({"success": True, "pages_freed": await state.client.flush_cache()})
 

@@ -9,14 +9,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.body import read_json, to_struct
-from radixrt.api.conversation import to_template_messages
+from radixrt.api.conversation import check_depth, to_template_messages
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
 from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, sampling_from_fields
 from radixrt.api.state import ServerState, new_id
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, unpack_ids
+from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, ToolCall, unpack_ids
 
 
 def chat_routes(state: ServerState) -> APIRouter:
@@ -60,6 +60,7 @@ class _Chat:
             cache_salt=fields.cache_salt or "",
             deadline=deadline(fields.timeout),
             return_prompt_token_ids=bool(fields.return_token_ids),
+            parse_tool_calls=bool(fields.tools) and fields.tool_choice != "none",
         )
         return _Chat(fields, request)
 
@@ -88,6 +89,8 @@ def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
     """Raises:
     RequestError: the messages are not what a chat template can take.
     """
+    check_depth(fields.tools, "tools")
+    check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
     add_generation_prompt = fields.add_generation_prompt
     if fields.continue_final_message:
         if add_generation_prompt:
@@ -113,6 +116,16 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
     return None
 
 
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": new_id("call"), "type": "function", "function": function}
+
+
+def _reason_with_calls(chunk: AnswerChunk) -> str | None:
+    """Of an answer that calls tools: those who asked are to run them."""
+    return "tool_calls" if chunk.finish_reason == "stop" else chunk.finish_reason
+
+
 async def _whole(chat: _Chat, state: ServerState) -> dict[str, Any]:
     usage = Usage()
     choices: list[dict[str, Any]] = []
@@ -121,8 +134,13 @@ async def _whole(chat: _Chat, state: ServerState) -> dict[str, Any]:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)
             extras |= prompt_extras(chunk, bool(chat.fields.return_token_ids))
-            message = {"role": "assistant", "content": chunk.text, "refusal": None}
-            choices.append({"index": chunk.index, "message": message, **chat.choice_extras(chunk)})
+            message: dict[str, Any] = {"role": "assistant", "content": chunk.text, "refusal": None}
+            choice = {"index": chunk.index, "message": message, **chat.choice_extras(chunk)}
+            if chunk.tool_calls:
+                message["content"] = chunk.text.strip() or None
+                message["tool_calls"] = [_tool_call(call) for call in chunk.tool_calls]
+                choice["finish_reason"] = _reason_with_calls(chunk)
+            choices.append(choice)
     choices.sort(key=lambda choice: choice["index"])
     envelope = chat.envelope(state, "chat.completion", choices)
     return {**envelope, **extras, "usage": usage.as_json()}
@@ -133,6 +151,8 @@ async def _stream(chat: _Chat, state: ServerState) -> AsyncGenerator[bytes, None
     options = chat.fields.stream_options
     begun: set[int] = set()
     """Choices whose role has been told."""
+    called: set[int] = set()
+    """Choices that have called a tool."""
 
     def piece(choices: list[dict[str, Any]]) -> dict[str, Any]:
         envelope = chat.envelope(state, "chat.completion.chunk", choices)
@@ -150,10 +170,16 @@ async def _stream(chat: _Chat, state: ServerState) -> AsyncGenerator[bytes, None
                 start = {"role": "assistant", "content": ""}
                 first = piece([{"index": chunk.index, "delta": start, "finish_reason": None}])
                 yield event(first | prompt_extras(chunk, bool(chat.fields.return_token_ids)))
-            delta = {"content": chunk.text}
-            yield event(
-                piece([{"index": chunk.index, "delta": delta, **chat.choice_extras(chunk)}])
-            )
+            delta: dict[str, Any] = {"content": chunk.text}
+            choice = {"index": chunk.index, "delta": delta, **chat.choice_extras(chunk)}
+            if chunk.tool_calls:
+                called.add(chunk.index)
+                delta["tool_calls"] = [
+                    {"index": call.index, **_tool_call(call)} for call in chunk.tool_calls
+                ]
+            if chunk.index in called:
+                choice["finish_reason"] = _reason_with_calls(chunk)
+            yield event(piece([choice]))
     if options and options.include_usage:
         yield event(piece([]) | {"usage": usage.as_json()})
     yield DONE

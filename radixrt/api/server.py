@@ -15,8 +15,8 @@ from radixrt.ipc import Channels
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_GRACE_S = 5
-"""How long answers under way may go on after a signal to stop."""
+SHUTDOWN_GRACE_S = 1
+"""How long connections may go on after a signal to stop; the engine stops at the same time."""
 
 
 def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> None:
@@ -29,6 +29,8 @@ def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> 
 
 
 async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.socket) -> None:
+    debugging = config.log_level == "debug"
+    logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     client = EngineClient(channels)
     try:
         state = ServerState(config, client, await client.ready())
@@ -39,7 +41,7 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
                 lifespan="off",
                 ws="none",
                 log_config=None,
-                access_log=config.log_level == "debug",
+                access_log=debugging,
                 server_header=False,
                 timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
             )

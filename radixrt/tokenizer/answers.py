@@ -17,11 +17,13 @@ from radixrt.messages import (
     SequenceStarted,
     TokenBatch,
     TokenLogprob,
+    ToolCall,
     pack_ids,
     unpack_ids,
 )
 from radixrt.tokenizer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.stop_strings import StopStringFinder
+from radixrt.tokenizer.tool_calls import ToolCallParser
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 
@@ -80,7 +82,9 @@ class Answer:
             prompt_ids if continues_prompt else (),
         )
         self._stops = StopStringFinder(sampling.stop, sampling.include_stop_str_in_output)
+        self._tool_parser = ToolCallParser() if request.parse_tool_calls else None
         self._text: list[str] = []
+        self._tool_calls: list[ToolCall] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_rows: list[LogprobRow] = []
@@ -123,11 +127,15 @@ class Answer:
         """What is to be told now: all that is new, if the request streams; else the whole, at the end."""
         if not self.finished and not (self.request.stream and self._num_tokens):
             return None
+        text = "".join(self._text)
+        if self._tool_parser is not None:
+            text = self._take_tool_calls(self._tool_parser, text)
         chunk = AnswerChunk(
             request_id=self.request.request_id,
             index=self.index,
-            text="".join(self._text),
+            text=text,
             token_ids=pack_ids(self._token_ids),
+            tool_calls=self._tool_calls,
             logprobs=self._logprobs if self.request.sampling.logprobs is not None else None,
             prompt=self._take_prompt(),
             finish_reason=self._finish_reason,
@@ -136,7 +144,7 @@ class Answer:
             cached_tokens=self._started.cached_tokens if self._started else 0,
             times=self._times() if self.finished else None,
         )
-        self._text, self._token_ids, self._logprobs = [], [], []
+        self._text, self._tool_calls, self._token_ids, self._logprobs = [], [], [], []
         return chunk
 
     @property
@@ -153,6 +161,15 @@ class Answer:
         self._text.append(certain)
         if stop is not None:
             self._finish_reason, self._stop_reason = "stop", stop
+
+    def _take_tool_calls(self, parser: ToolCallParser, text: str) -> str:
+        """Move calls from the text to ``_tool_calls``; returns the content that is left."""
+        content, calls = parser.push(text)
+        if self.finished:
+            last_content, last_calls = parser.flush()
+            content, calls = content + last_content, calls + last_calls
+        self._tool_calls = calls
+        return content
 
     def _flush_text(self) -> None:
         self._add_text(self._detokenizer.flush())

@@ -104,10 +104,7 @@ class TokenizerProcess:
         match message:
             case GenerateRequest():
                 self._seq_ids_of[message.request_id] = set()
-                if size_in_chars(message.prompt) > LONG_PROMPT_CHARS:
-                    self._start_task(self._generate_aside(message))
-                else:
-                    self._generate(message)
+                self._generate(message)
             case AbortRequest():
                 self._abort(message.request_id)
             case TokenizeCall():
@@ -119,7 +116,10 @@ class TokenizerProcess:
 
     def _generate(self, request: GenerateRequest) -> None:
         try:
-            self._start(self._encode(request))
+            if size_in_chars(request.prompt) > LONG_PROMPT_CHARS:
+                self._start_task(self._generate_aside(request))
+            else:
+                self._start(self._encode(request))
         except Exception as error:
             self._fail(request.request_id, error)
 

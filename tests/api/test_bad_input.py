@@ -135,6 +135,22 @@ def test_what_would_have_to_be_ignored_is_refused(
     assert error["param"] == next(iter(fields)) and error["code"] == "unsupported_parameter"
 
 
+@pytest.mark.parametrize("depth", [50, 300, 490])
+@pytest.mark.parametrize("field", ["tools", "chat_template_kwargs"])
+def test_deep_nesting_is_refused_and_brings_nothing_down(
+    server: RunningServer, field: str, depth: int
+) -> None:
+    value = '{"a": [' * depth + "]}" * depth
+    value = f"[{value}]" if field == "tools" else value
+    messages = json.dumps(CHAT["messages"])
+    with server.http as http:
+        body = f'{{"messages": {messages}, "{field}": {value}}}'
+        response = http.post("/v1/chat/completions", content=body)
+    status, error = response.status_code, response.json()["error"]
+    assert status == 400 and "64 deep" in error["message"]
+    assert post(server, "/v1/chat/completions", CHAT)[0] == 200
+
+
 def test_a_plain_text_response_format_is_fine(server: RunningServer) -> None:
     status, _ = post(server, "/v1/chat/completions", CHAT | {"response_format": {"type": "text"}})
     assert status == 200

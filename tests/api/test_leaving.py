@@ -19,7 +19,7 @@ def test_a_client_that_leaves_mid_stream_frees_its_sequences(server: RunningServ
         model="tiny", prompt="hi", n=3, max_tokens=500, stream=True
     )
     next(iter(stream))
-    assert server.scheduler.num_running == 3
+    wait_until(lambda: server.scheduler.num_running == 3)
     stream.close()
     wait_until(lambda: len(server.scheduler.released) == 3)
     assert server.scheduler.num_running == 0
