@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -40,7 +41,9 @@ def run_child(
     parser.add_argument("--rank", type=int, default=0, help="tensor-parallel rank of a worker")
     parser.add_argument("--listen-fd", type=int, default=-1, help="bound socket of the api process")
     arguments = parser.parse_args()
-    threading.Thread(target=_end_with_parent, args=(arguments.parent_fd,), daemon=True).start()
+    threading.Thread(
+        target=_end_with_parent, args=(arguments.parent_fd, arguments.run_dir), daemon=True
+    ).start()
     signal.signal(signal.SIGTERM, _exit_quietly)
     run_dir: Path = arguments.run_dir
     config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
@@ -68,7 +71,8 @@ def _exit_quietly(signum: int, frame: object) -> None:
     os._exit(0)  # nothing is worth saving, and taking torch apart politely takes a second
 
 
-def _end_with_parent(parent_fd: int) -> None:
+def _end_with_parent(parent_fd: int, run_dir: Path) -> None:
     """Wait for the end of the supervisor, however it comes: the pipe that it holds open closes."""
     os.read(parent_fd, 1)
+    shutil.rmtree(run_dir, ignore_errors=True)
     os._exit(1)

@@ -15,9 +15,14 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from radixrt.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 Received = TypeVar("Received")
+
+LONGEST_RUN_DIR = 80
+"""Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
 
 MAX_FRAME_BYTES = 512 << 20
 """A frame larger than this is a fault of the sender; ZeroMQ drops the connection."""
@@ -31,8 +36,17 @@ class Channels:
 
     @staticmethod
     def make_run_dir() -> Path:
-        """A fresh directory, mode 0700."""
+        """A fresh directory, mode 0700.
+
+        Raises:
+            ConfigError: its path is too long for a socket's address.
+        """
         run_dir = Path(tempfile.mkdtemp(prefix="radixrt-"))
+        if len(str(run_dir)) > LONGEST_RUN_DIR:
+            run_dir.rmdir()
+            raise ConfigError(
+                f"The path of {run_dir} is too long for Unix sockets: set TMPDIR to a shorter one."
+            )
         assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
         return run_dir
 

@@ -39,6 +39,27 @@ _LONGROPE = {
 }
 _EXPERTS = {"num_experts_per_tok": 2}
 
+_GEMMA3: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 40,
+    "sliding_window": 8,
+    "sliding_window_pattern": 3,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+_TINY_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"rope_parameters": _LLAMA3_ROPE}),
     "llama_biased_tied": (
@@ -99,25 +120,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 40,
             "sliding_window": 8,
             "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 10.0,
+            "final_logit_softcapping": 0.5,
             "tie_word_embeddings": True,
         },
     ),
-    "gemma3": (
-        "Gemma3TextConfig",
-        {
-            "num_hidden_layers": 4,
-            "head_dim": 24,
-            "query_pre_attn_scalar": 40,
-            "sliding_window": 8,
-            "sliding_window_pattern": 3,
-            "tie_word_embeddings": True,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-        },
-    ),
+    "gemma3": ("Gemma3TextConfig", _GEMMA3),
+    "gemma3_vision": ("Gemma3Config", _GEMMA3),
     "phi3": (
         "Phi3Config",
         {
@@ -139,6 +147,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name to the config class in transformers and what it has beside the common settings."""
 
 
+def _config(architecture: str, overrides: dict[str, Any]) -> Any:
+    import transformers
+
+    class_name, specific = CONFIGS[architecture]
+    settings = {**_COMMON, **specific, **overrides}
+    if class_name == "Gemma3Config":
+        return transformers.Gemma3Config(
+            text_config=settings, vision_config=_TINY_VISION, mm_tokens_per_image=4
+        )
+    return getattr(transformers, class_name)(**settings)
+
+
 def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
     """Save a seeded random checkpoint in ``folder`` and return it.
 
@@ -149,14 +169,15 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
     import torch
     import transformers
 
-    class_name, specific = CONFIGS[architecture]
-    config = getattr(transformers, class_name)(**{**_COMMON, **specific, **overrides})
+    config = _config(architecture, overrides)
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 1:  # norms and biases: random as well, or a forgotten one goes unseen
                 weight.add_(torch.randn_like(weight) * 0.2)
+        if config.get_text_config().tie_word_embeddings:  # or the model repeats its last token
+            model.get_input_embeddings().weight.mul_(0.2)
     model.save_pretrained(folder)
     return folder
 

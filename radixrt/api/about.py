@@ -23,13 +23,12 @@ def about_routes(state: ServerState) -> APIRouter:
 
     @router.get("/")
     async def root(request: Request) -> Response:
-        paths = sorted({route.path for route in _routes(request) if route.path != "/openapi.json"})
         return json_response(
             {
                 "server": f"radixrt {__version__}",
                 "model": state.config.model_name,
                 "documentation": "docs/api.md in the source tree; machine-readable: /openapi.json",
-                "endpoints": paths,
+                "endpoints": sorted(request.app.openapi()["paths"]),
             }
         )
 
@@ -83,10 +82,6 @@ def about_routes(state: ServerState) -> APIRouter:
         return json_response({"success": True, "pages_freed": await state.client.flush_cache()})
 
     return router
-
-
-def _routes(request: Request) -> list[Any]:
-    return [route for route in request.app.routes if hasattr(route, "path")]
 
 
 def _model(state: ServerState) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from radixrt.api.completions import completion_routes
 from radixrt.api.errors import install_error_handlers
 from radixrt.api.metrics import metrics_routes
 from radixrt.api.middleware import LimitBody, RequireApiKey
-from radixrt.api.native import native_routes
+from radixrt.api.native import NativeRequest, native_routes
+from radixrt.api.openapi import describe_bodies
+from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest
 from radixrt.api.state import ServerState
-from radixrt.api.text import text_routes
+from radixrt.api.text import Detokenize, TokenizeText, text_routes
 
 
 def build_app(state: ServerState) -> FastAPI:
@@ -24,4 +26,14 @@ def build_app(state: ServerState) -> FastAPI:
     for routes in (chat_routes, completion_routes, native_routes, text_routes, about_routes):
         app.include_router(routes(state))
     app.include_router(metrics_routes(state.metrics, state.client))
+    describe_bodies(
+        app,
+        {
+            "/v1/chat/completions": ChatCompletionRequest,
+            "/v1/completions": CompletionRequest,
+            "/generate": NativeRequest,
+            "/tokenize": TokenizeText,
+            "/detokenize": Detokenize,
+        },
+    )
     return app

@@ -45,7 +45,7 @@ class SchedulerProcess:
         self._poller = Poller(self._from_tokenizer, self._from_worker)
         self._steps_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
-        self.scheduler = Scheduler(_limits(config, info))
+        self.scheduler = Scheduler(scheduler_limits(config, info))
         self._to_tokenizer.send(info)
 
     def _wait_for_worker(self) -> EngineInfo:
@@ -119,7 +119,8 @@ class SchedulerProcess:
             )
 
 
-def _limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
+def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
+    """What the settings and the worker together allow."""
     return SchedulerLimits(
         max_running_requests=config.max_running_requests,
         max_queued_requests=config.max_queued_requests,

@@ -77,7 +77,7 @@ class Answer:
             vocabulary.backend,
             vocabulary.special_ids,
             sampling.skip_special_tokens,
-            prompt_ids[-32:] if continues_prompt else (),
+            prompt_ids if continues_prompt else (),
         )
         self._stops = StopStringFinder(sampling.stop, sampling.include_stop_str_in_output)
         self._text: list[str] = []

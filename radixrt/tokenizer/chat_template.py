@@ -49,7 +49,8 @@ class ChatTemplate:
         literals: list[str] = []
         messages = self._hide_special_tokens(prompt.messages, literals)
         tools = self._hide_special_tokens(prompt.tools, literals)
-        return RenderedChat(self._render(prompt, messages, tools), literals)
+        kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
+        return RenderedChat(self._render(prompt, messages, tools, kwargs), literals)
 
     def encode(self, chat: RenderedChat) -> tuple[str, list[int]]:
         """The prompt as text and as token ids. Only the template adds special tokens."""
@@ -57,12 +58,11 @@ class ChatTemplate:
             return chat.text, self._vocabulary.encode(chat.text, add_special_tokens=False)
         return self._encode_with_literals(chat.text, chat.literals)
 
-    def _render(self, prompt: ChatPrompt, messages: Any, tools: Any) -> str:
+    def _render(self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]) -> str:
         if not self._vocabulary.hf.chat_template:
             raise RequestError(
                 "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE."
             )
-        kwargs = prompt.template_kwargs or {}
         reserved = self._reserved_names.intersection(kwargs)
         if reserved:
             raise RequestError(

@@ -5,12 +5,18 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-CONTEXT_TOKENS = 8
-"""Prompt tokens that the decoder sees before the answer: enough for any character or word border."""
+LEAST_CONTEXT_TOKENS = 8
+MOST_CONTEXT_TOKENS = 256
+"""Prompt tokens that the decoder sees before the answer. More than the least are needed only inside a
+long run of byte-fallback tokens, which decoders take as one."""
 
-MAX_PENDING_TOKENS = 16
-"""A character is at most four bytes, so more tokens than this without a complete one are not text;
-they are given out as U+FFFD rather than decoded again and again at a growing cost."""
+MAX_PENDING_TOKENS = 64
+"""A character is at most four bytes, so as many tokens without a complete one are not text (or they spell
+U+FFFD itself, which looks the same); they are given out as U+FFFD rather than decoded again and again at
+a growing cost."""
+
+MAX_INCOMPLETE_TOKENS = 3
+"""The first bytes of a character that is not complete."""
 
 _REPLACEMENT = "\ufffd"
 
@@ -31,10 +37,7 @@ class IncrementalDetokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped_ids = special_ids if skip_special_tokens else frozenset()
-        self._context = [t for t in context_ids if t not in self._skipped_ids][-CONTEXT_TOKENS:]
-        if self._context and self._decode(self._context).endswith(_REPLACEMENT):
-            # DecodeStream would give out the prompt's text again once its last character is complete.
-            self._context = []
+        self._context = self._end_of_prompt(context_ids)
         self._pending: list[int] = []
         self._stream = self._new_stream()
 
@@ -50,14 +53,40 @@ class IncrementalDetokenizer:
         if text is not None:
             self._context, self._pending = self._pending, []
             return text
-        return self._restart() if len(self._pending) > MAX_PENDING_TOKENS else ""
+        return self._give_out_garbage() if len(self._pending) > MAX_PENDING_TOKENS else ""
 
     def flush(self) -> str:
         """The rest, with U+FFFD for incomplete characters."""
         return self._restart() if self._pending else ""
 
+    def _end_of_prompt(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The last tokens of a prompt, as few as make whole characters.
+
+        None where the prompt itself ends inside a character: DecodeStream would give out the prompt's text
+        again once that is complete.
+        """
+        ids = [t for t in prompt_ids[-MOST_CONTEXT_TOKENS:] if t not in self._skipped_ids]
+        length = LEAST_CONTEXT_TOKENS
+        while ids:
+            if not self._decode(ids[-length:]).endswith(_REPLACEMENT):
+                return ids[-length:]
+            if length >= len(ids):
+                break
+            length *= 2
+        return []
+
+    def _give_out_garbage(self) -> str:
+        """Give out what is pending, but for the end that may yet become a character."""
+        whole = self._decode(self._pending)
+        keep = len(self._pending) - MAX_INCOMPLETE_TOKENS
+        while self._decode(self._pending[:keep]) + self._decode(self._pending[keep:]) != whole:
+            keep -= 1  # it would cut a character in two
+        self._pending, rest = self._pending[:keep], self._pending[keep:]
+        text = self._restart() if self._pending else ""
+        return text + "".join(map(self.push, rest))
+
     def _restart(self) -> str:
-        """Give out what is pending and begin anew.
+        """Give out all that is pending and begin anew.
 
         Byte-fallback decoders may take back a character when an invalid byte follows it (they replace a
         whole run of bytes), which DecodeStream answers with an exception. What is given out can't be

@@ -38,7 +38,7 @@ class Vocabulary:
 
     @staticmethod
     def load(config: ServerConfig) -> "Vocabulary":
-        """Load the tokenizer of a checkpoint.
+        """Load the tokenizer of a checkpoint; both paths of the config are folders by now.
 
         Raises:
             ConfigError: there is none, or it is of a kind that can't be used.
@@ -46,6 +46,8 @@ class Vocabulary:
         import transformers  # here, since it takes seconds
 
         path = config.tokenizer_path or config.model_path
+        if not Path(path).is_dir():
+            raise ConfigError(f"There is no folder {path} to load a tokenizer from.")
         try:
             hf = transformers.AutoTokenizer.from_pretrained(
                 path, trust_remote_code=config.trust_remote_code
@@ -61,7 +63,7 @@ class Vocabulary:
                 "convert it with transformers' convert_slow_tokenizer or name another with --tokenizer-path."
             )
         if config.chat_template is not None:
-            hf.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+            hf.chat_template = _read_template(Path(config.chat_template))
         return Vocabulary(hf)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -96,6 +98,13 @@ class Vocabulary:
         return TokenLogprob(
             token_id, token_bytes.decode("utf-8", "replace"), token_bytes, logprob, top
         )
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Can't read the chat template {path}: {error}") from error
 
 
 def _component_types(component: Any) -> set[str]:

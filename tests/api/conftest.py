@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,6 +45,13 @@ class RunningServer:
     @property
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
 
 
 class _Loop:

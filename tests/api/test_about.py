@@ -1,0 +1,91 @@
+"""Health, information, metrics and the API key."""
+
+import re
+import subprocess
+import sys
+
+import openai
+import pytest
+
+from tests.api.conftest import RunningServer, StartServer
+
+
+def test_the_model_is_listed(server: RunningServer) -> None:
+    assert [m.id for m in server.openai.models.list()] == ["tiny"]
+    assert server.openai.models.retrieve("tiny").id == "tiny"
+
+
+def test_health_is_told_and_health_generate_really_generates(server: RunningServer) -> None:
+    with server.http as http:
+        assert http.get("/health").status_code == 200
+        assert server.scheduler.requests == []
+        assert http.get("/health_generate").status_code == 200
+    assert [r.sampling.max_tokens for r in server.scheduler.requests] == [1]
+
+
+def test_information_about_model_and_server(start_server: StartServer) -> None:
+    server = start_server(api_key="secret")
+    headers = {"Authorization": "Bearer secret"}
+    with server.http as http:
+        model = http.get("/get_model_info", headers=headers).json()
+        info = http.get("/get_server_info?check_invariants=true", headers=headers).json()
+    assert model["context_length"] == 512 and model["architecture"] == "FakeForCausalLM"
+    assert info["settings"]["page_size"] == 16 and "secret" not in str(info)
+    assert info["stats"]["pages_total"] == 128
+
+
+def test_the_root_lists_the_endpoints(server: RunningServer) -> None:
+    with server.http as http:
+        endpoints = http.get("/").json()["endpoints"]
+        assert {"/v1/chat/completions", "/generate", "/metrics"} <= set(endpoints)
+        description = http.get("/openapi.json").json()
+    chat = description["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+    assert chat["content"]["application/json"]["schema"]["$ref"].endswith("ChatCompletionRequest")
+    assert "messages" in description["components"]["schemas"]["ChatCompletionRequest"]["required"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_the_cache_can_be_flushed(server: RunningServer, method: str) -> None:
+    before = server.scheduler.flushes
+    with server.http as http:
+        assert http.request(method, "/flush_cache").json() == {"success": True, "pages_freed": 3}
+    assert server.scheduler.flushes == before + 1
+
+
+def test_metrics_count_what_happened(start_server: StartServer) -> None:
+    server = start_server()
+    server.answer_with("Hello world")
+    tokens = len(server.vocabulary.encode("Hello world", False)) + 1
+    list(server.openai.completions.create(model="tiny", prompt="hi", stream=True))
+    server.openai.completions.create(model="tiny", prompt="hi")
+    with server.http as http:
+        values = dict(re.findall(r"^(radixrt_\S+) (\S+)$", http.get("/metrics").text, re.M))
+    assert float(values["radixrt_time_to_first_token_seconds_count"]) == 2
+    assert float(values["radixrt_inter_token_latency_seconds_count"]) == tokens - 1
+    assert float(values["radixrt_e2e_request_latency_seconds_count"]) == 2
+    assert float(values['radixrt_answers_total{outcome="stop"}']) == 2
+    assert float(values["radixrt_cache_hit_rate"]) == 0.4
+    assert float(values['radixrt_step_seconds_bucket{le="0.01"}']) == 3
+    assert float(values["radixrt_kv_pages_free"]) == 1
+
+
+def test_without_the_key_only_health_and_metrics_are_open(start_server: StartServer) -> None:
+    server = start_server(api_key="secret")
+    server.answer_with("Hello")
+    with server.http as http:
+        for path in ("/health", "/metrics"):
+            assert http.get(path).status_code == 200
+        for key in (None, "Bearer wrong", "secret", "Bearer secretly", "Bearer \xff"):
+            headers = {} if key is None else {"Authorization": key.encode("latin-1")}
+            response = http.get("/v1/models", headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret")
+    assert client.completions.create(model="tiny", prompt="hi").choices[0].text == "Hello"
+
+
+@pytest.mark.parametrize("module", ["radixrt.api.server", "radixrt.engine_client"])
+def test_the_api_process_starts_without_the_heavy_libraries(module: str) -> None:
+    code = f"import {module}, sys; print([m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

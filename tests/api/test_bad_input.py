@@ -1,0 +1,223 @@
+"""Each kind of bad input gets a 4xx that says what to change, and harms nobody."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import RunningServer, StartServer
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+COMPLETION = {"prompt": "hi"}
+
+
+def post(server: RunningServer, path: str, body: object) -> tuple[int, dict[str, Any]]:
+    with server.http as http:
+        response = http.post(path, json=body)
+    return response.status_code, response.json().get("error", {})
+
+
+def post_raw(server: RunningServer, body: bytes) -> tuple[int, dict[str, Any]]:
+    with server.http as http:
+        response = http.post("/v1/completions", content=body)
+    return response.status_code, response.json()["error"]
+
+
+BAD_FIELDS = [
+    ({"temperature": -1}, "temperature", "temperature"),
+    ({"temperature": "hot"}, "temperature", "number"),
+    ({"top_p": 0}, "top_p", "top_p"),
+    ({"top_p": 1.5}, "top_p", "from 0.0 to 1.0"),
+    ({"n": 0}, "n", "from 1 to 128"),
+    ({"n": 1000}, "n", "from 1 to 128"),
+    ({"n": True}, "n", "integer"),
+    ({"max_tokens": -5}, "max_tokens", "max_tokens"),
+    ({"max_tokens": "many"}, "max_tokens", "integer"),
+    ({"max_tokens": 100_000}, "max_tokens", "512"),
+    ({"max_tokens": 10**30}, "max_tokens", "max_tokens"),
+    ({"presence_penalty": 3}, "presence_penalty", "-2.0 to 2.0"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias", "99999"),
+    ({"logit_bias": {"5": 1000}}, "logit_bias", "100"),
+    ({"stop": ["a", 5]}, "stop[1]", "string"),
+    ({"stop": ""}, "stop", "empty"),
+    ({"stop": ["x"] * 17}, "stop", "16"),
+    ({"stop": "x" * 2000}, "stop", "1024"),
+    ({"stop_token_ids": [99999]}, "stop_token_ids", "99999"),
+    ({"seed": 2**64}, "seed", "seed"),
+    ({"timeout": -1}, "timeout", "above 0"),
+    ({"min_tokens": 10, "max_tokens": 5}, "min_tokens", "10"),
+    ({"model": "gpt-9"}, "model", "gpt-9"),
+    ({"stream_options": 7}, "stream_options", "object"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), BAD_FIELDS)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_bad_field_is_named(
+    server: RunningServer, path: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    body = (CHAT if "chat" in path else COMPLETION) | fields
+    status, error = post(server, path, body)
+    assert status == (404 if "model" in fields else 400)
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([[]], "empty"),
+        ([5, "text"], "not mixed"),
+        ([5.5], "5.5"),
+        ([True], "True"),
+        ([420], "420"),
+        ([-1], "-1"),
+        ([10**12], "vocabulary"),
+        (["ok", ""], "empty"),
+        (7, "string or array"),
+        (None, "string or array"),
+        ([3] * 512, "512"),
+        ("the " * 5000, "512"),
+    ],
+)
+def test_a_bad_prompt_is_explained(server: RunningServer, prompt: object, words: str) -> None:
+    status, error = post(server, "/v1/completions", {"prompt": prompt})
+    assert status == 400
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "messages is empty"),
+        ([{"role": "user"}], "messages[0].content is missing"),
+        ([{"content": "hi"}], "messages[0].role is missing"),
+        ([{"role": "wizard", "content": "hi"}], "wizard"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "text parts only",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ("hi", "messages"),
+    ],
+)
+def test_bad_messages_are_explained(server: RunningServer, messages: object, words: str) -> None:
+    status, error = post(server, "/v1/chat/completions", {"messages": messages})
+    assert status == 400
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"guided_json": {}},
+        {"guided_regex": "a"},
+        {"structured_outputs": {"choice": ["a"]}},
+        {"functions": [{"name": "f"}]},
+        {"chat_template": "{{ 1 }}"},
+    ],
+)
+def test_what_would_have_to_be_ignored_is_refused(
+    server: RunningServer, fields: dict[str, Any]
+) -> None:
+    status, error = post(server, "/v1/chat/completions", CHAT | fields)
+    assert status == 400
+    assert error["param"] == next(iter(fields)) and error["code"] == "unsupported_parameter"
+
+
+def test_a_plain_text_response_format_is_fine(server: RunningServer) -> None:
+    status, _ = post(server, "/v1/chat/completions", CHAT | {"response_format": {"type": "text"}})
+    assert status == 200
+
+
+def test_a_missing_field_is_named(server: RunningServer) -> None:
+    status, error = post(server, "/v1/completions", {"max_tokens": 1})
+    assert (status, error["message"]) == (400, "prompt is missing.")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"prompt": "hi",}',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "hi", "temperature": NaN}',
+        b'{"prompt": "hi", "temperature": Infinity}',
+        b"[1]",
+        b'"hi"',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_not_json_is_refused(server: RunningServer, body: bytes) -> None:
+    status, error = post_raw(server, body)
+    assert status == 400
+    assert "JSON" in error["message"]
+
+
+def test_a_number_beyond_all_bounds_is_refused(server: RunningServer) -> None:
+    assert post_raw(server, b'{"prompt": "hi", "temperature": 1e999}')[0] == 400
+
+
+def test_a_large_body_is_refused(start_server: StartServer) -> None:
+    server = start_server(max_body_bytes=2048)
+    large = json.dumps({"prompt": "x" * 5000}).encode()
+    status, error = post_raw(server, large)
+    assert status == 413 and "2048" in error["message"]
+    with server.http as http:  # in chunks, its size not declared
+        pieces = (large[i : i + 500] for i in range(0, len(large), 500))
+        assert http.post("/v1/completions", content=pieces).status_code == 413
+    server.answer_with("Hello")
+    assert post(server, "/v1/completions", COMPLETION)[0] == 200
+
+
+def test_unknown_fields_are_accepted_and_warned_of_once(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "radixrt.api.body"):
+        for _ in range(3):
+            status, _ = post(server, "/v1/completions", COMPLETION | {"sparkle": 1, "user": "me"})
+            assert status == 200
+    assert [r.getMessage() for r in caplog.records].count(
+        "Ignored the unknown request field 'sparkle' (said once)."
+    ) == 1
+    assert "user" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/other", 404)],
+)
+def test_wrong_addresses_get_openai_errors(
+    server: RunningServer, method: str, path: str, status: int
+) -> None:
+    with server.http as http:
+        response = http.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_one_bad_prompt_of_several_fails_the_request_and_aborts_the_others(
+    server: RunningServer,
+) -> None:
+    server.answer_endlessly()
+    body = {"prompt": ["good", "the " * 600, "good"], "max_tokens": 400}
+    status, error = post(server, "/v1/completions", body)
+    assert status == 400 and "512" in error["message"]
+
+
+def test_more_answers_than_the_queue_holds_are_refused_at_once(start_server: StartServer) -> None:
+    server = start_server(max_queued_requests=10)
+    status, error = post(server, "/v1/completions", {"prompt": ["a"] * 4, "n": 3})
+    assert status == 400 and "12 answers" in error["message"]

@@ -1,0 +1,74 @@
+"""The real scheduler and the real worker in one process, without sockets between them."""
+
+from collections import defaultdict, deque
+from pathlib import Path
+
+import torch
+
+from radixrt.config import ServerConfig
+from radixrt.layers.parallel import TensorParallel
+from radixrt.messages import LogprobRow, SequenceRequest, StepPlan, pack_ids, unpack_ids
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.invariants import check_invariants
+from radixrt.scheduler.process import scheduler_limits
+from radixrt.scheduler.scheduler import Scheduler
+from radixrt.worker.process import build_runner
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+
+
+class InProcessEngine:
+    """Two steps in flight, as in a server; the invariants are checked after every step."""
+
+    def __init__(self, model_dir: Path, **settings: object) -> None:
+        torch.set_num_threads(1)
+        defaults = {"max_total_tokens": 4096, "max_running_requests": 16, "log_level": "warning"}
+        config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
+        self.runner, self.info = build_runner(config, torch.device("cpu"), TensorParallel())
+        self.scheduler = Scheduler(scheduler_limits(config, self.info))
+        self.cached: list[int] = []
+        """Cached tokens of each prompt of the last call."""
+        self.logprobs: list[list[LogprobRow]] = []
+        self.prompt_logprobs: list[list[LogprobRow]] = []
+        self._next_id = 0
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams | list[SamplingParams] = GREEDY,
+        salt: str = "",
+    ) -> list[list[int]]:
+        """Answer prompts that arrive together."""
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        answers: dict[int, list[int]] = {}
+        cached: dict[int, int] = {}
+        logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
+        prompt_logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
+        for prompt, params in zip(prompts, each, strict=True):
+            seq_id, self._next_id = self._next_id, self._next_id + 1
+            answers[seq_id] = []
+            request = SequenceRequest(
+                seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params, cache_salt=salt
+            )
+            assert self.scheduler.add(request) is None
+        sent: deque[StepPlan] = deque()
+        while True:
+            while len(sent) < 2 and (plan := self.scheduler.plan()) is not None:
+                sent.append(plan)
+            if not sent:
+                break
+            batch = self.scheduler.absorb(self.runner.step(sent.popleft()))
+            check_invariants(self.scheduler)
+            cached.update({started.seq_id: started.cached_tokens for started in batch.started})
+            for seq_id, token in zip(
+                unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
+            ):
+                answers[int(seq_id)].append(int(token))
+            for row in batch.logprobs:
+                logprobs[row.owner].append(row)
+            for row in batch.prompt_logprobs:
+                prompt_logprobs[row.owner].append(row)
+        self.cached = [cached[seq_id] for seq_id in answers]
+        self.logprobs = [logprobs[seq_id] for seq_id in answers]
+        self.prompt_logprobs = [prompt_logprobs[seq_id] for seq_id in answers]
+        return list(answers.values())

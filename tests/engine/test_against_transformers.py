@@ -1,0 +1,121 @@
+"""Greedy tokens of the engine equal those of transformers, whatever the cache, the chunks and the batch."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import CONFIGS
+from tests.engine.in_process import GREEDY, InProcessEngine
+
+# transformers changes phi3's rope factors in the middle of an answer, and with them the keys it has cached;
+# radixrt decides once (see layers/rotary.py), and tests/models holds the long factors to transformers.
+ARCHITECTURES = [name for name in CONFIGS if name != "phi3_long"]
+PAGE_AND_CHUNK = [(1, 7), (16, 64), (16, 1), (3, 512)]
+
+
+def make_prompts(seed: int = 0) -> list[list[int]]:
+    """Mixed lengths; the last three share their first forty tokens."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(3, 380) for _ in range(40)]
+    prompts = [[rng.randrange(3, 380) for _ in range(n)] for n in (1, 2, 17, 33)]
+    return prompts + [stem + [rng.randrange(3, 380) for _ in range(n)] for n in (1, 9, 26)]
+
+
+Oracle = Callable[[str, list[int]], list[int]]
+
+
+@pytest.fixture(scope="module")
+def transformers_greedy(checkpoint: Callable[[str], Path]) -> Oracle:
+    """64 greedy tokens of transformers' own generate, remembered."""
+    from transformers import AutoModelForCausalLM
+
+    models: dict[str, torch.nn.Module] = {}
+    answers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+
+    def greedy(architecture: str, prompt: list[int]) -> list[int]:
+        key = (architecture, tuple(prompt))
+        if architecture not in models:
+            folder = checkpoint(architecture)
+            models[architecture] = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32
+            ).eval()
+        if key not in answers:
+            torch.set_num_threads(1)
+            output = models[architecture].generate(  # type: ignore[operator]
+                torch.tensor([prompt]),
+                max_new_tokens=64,
+                min_new_tokens=64,
+                do_sample=False,
+                eos_token_id=None,
+            )
+            answers[key] = output[0, len(prompt) :].tolist()
+        return answers[key]
+
+    return greedy
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_64_greedy_tokens_equal_transformers_with_cold_and_warm_cache(
+    architecture: str, checkpoint: Callable[[str], Path], transformers_greedy: Oracle
+) -> None:
+    prompts = make_prompts()
+    expected = [transformers_greedy(architecture, prompt) for prompt in prompts]
+    for page_size, chunk in PAGE_AND_CHUNK:
+        engine = InProcessEngine(
+            checkpoint(architecture), page_size=page_size, chunked_prefill_size=chunk
+        )
+        assert engine.generate(prompts) == expected, "cold"
+        assert engine.generate(prompts) == expected, "warm"
+        assert engine.cached == [(len(p) - 1) // page_size * page_size for p in prompts], (
+            "the cache was not hit"
+        )
+        follow_up = [p + e + [5, 6] for p, e in zip(prompts, expected, strict=True)]
+        engine.generate(follow_up)
+        for prompt, answer, cached in zip(prompts, expected, engine.cached, strict=True):
+            # the last token of an answer is never computed, so its page may be missing
+            assert cached >= (len(prompt) + len(answer) - 1) // page_size * page_size, (
+                "the answer was not cached"
+            )
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
+def test_tokens_are_the_same_after_retraction_and_under_eviction(
+    architecture: str, checkpoint: Callable[[str], Path], transformers_greedy: Oracle
+) -> None:
+    prompts = make_prompts()
+    expected = [transformers_greedy(architecture, prompt) for prompt in prompts]
+    engine = InProcessEngine(checkpoint(architecture), page_size=4, max_total_tokens=160)
+    for _ in range(3):
+        assert engine.generate(prompts) == expected
+    assert engine.scheduler.counters.retractions > 0
+    assert engine.scheduler.kv.evicted_pages > 0
+
+
+def test_cache_salts_keep_prefixes_apart(checkpoint: Callable[[str], Path]) -> None:
+    engine = InProcessEngine(checkpoint("llama"), page_size=4)
+    prompt = make_prompts()[-1:]
+    first = engine.generate(prompt, salt="a")
+    assert engine.generate(prompt, salt="b") == first and engine.cached == [0]
+    assert engine.generate(prompt, salt="a") == first and engine.cached[0] > 60
+
+
+def test_radix_cache_can_be_switched_off(
+    checkpoint: Callable[[str], Path], transformers_greedy: Oracle
+) -> None:
+    engine = InProcessEngine(checkpoint("llama"), disable_radix_cache=True)
+    prompts = make_prompts()
+    for _ in range(2):
+        assert engine.generate(prompts) == [transformers_greedy("llama", p) for p in prompts]
+        assert engine.cached == [0] * len(prompts)
+
+
+def test_first_token_may_end_the_answer(checkpoint: Callable[[str], Path]) -> None:
+    engine = InProcessEngine(checkpoint("llama"))
+    prompt = make_prompts()[3]
+    one = GREEDY.__class__(temperature=0.0, max_tokens=1, ignore_eos=True)
+    (token,) = engine.generate([prompt], one)[0]
+    stops = GREEDY.__class__(temperature=0.0, max_tokens=9, stop_token_ids=(token,))
+    assert engine.generate([prompt], stops) == [[token]]

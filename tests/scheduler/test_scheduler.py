@@ -1,0 +1,245 @@
+"""What the scheduler promises, one test a promise."""
+
+import time
+
+import numpy as np
+import pytest
+
+from radixrt.messages import SequenceRequest, pack_ids, unpack_ids
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.invariants import InvariantError, check_invariants
+from radixrt.scheduler.scheduler import Scheduler
+from tests.scheduler.engine_model import EOS, EngineModel, limits
+
+DOCUMENT = [i * 7 % 43 for i in range(200)]
+
+
+def request(seq_id: int, prompt: list[int], **sampling: object) -> SequenceRequest:
+    params = SamplingParams(**{"max_tokens": 4, **sampling})  # type: ignore[arg-type]
+    return SequenceRequest(seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params)
+
+
+@pytest.mark.parametrize("chunk", [16, 32, 500])
+@pytest.mark.parametrize("budget", [32, 64, 1000])
+def test_thirty_two_questions_on_one_new_document_prefill_it_once(chunk: int, budget: int) -> None:
+    engine = EngineModel(
+        limits(
+            num_pages=1000,
+            max_running_requests=32,
+            chunked_prefill_size=chunk,
+            max_prefill_tokens=budget,
+        )
+    )
+    for question in range(32):
+        engine.add(DOCUMENT + [100 + question] * 4, max_tokens=1)
+    engine.run()
+    questions = 32 * 4
+    # each recomputes at most the page its question begins in
+    assert engine.worker.computed_tokens <= len(DOCUMENT) + questions + 32 * 4
+    assert sum(engine.cached.values()) >= 31 * (len(DOCUMENT) - 4)
+
+
+def test_next_turn_of_a_chat_finds_the_answer_of_the_turn_before() -> None:
+    engine = EngineModel(limits())
+    first = engine.add(list(range(20)), max_tokens=13, ignore_eos=True)
+    engine.run()
+    history = list(range(20)) + engine.answers[first]
+    second = engine.add([*history, 40, 41], max_tokens=2)
+    engine.run()
+    assert engine.cached[second] == (len(history) - 1) // 4 * 4
+
+
+def test_a_decode_step_in_which_nothing_changes_is_a_few_bytes() -> None:
+    import msgspec
+
+    engine = EngineModel(
+        limits(num_pages=10_000, max_running_requests=256, page_size=16, max_prefill_tokens=10_000)
+    )
+    for i in range(256):
+        engine.add([i % 43, i // 43, 5], max_tokens=50, ignore_eos=True)
+    plans = [engine.plan() for _ in range(2)]
+    engine.absorb()
+    engine.absorb()
+    quiet = engine.plan()
+    assert plans[0] is not None and len(plans[0].admit) == 256
+    assert quiet is not None and len(msgspec.msgpack.encode(quiet)) < 40
+    engine.run()
+
+
+def test_two_steps_are_planned_before_the_first_result() -> None:
+    engine = EngineModel(limits())
+    engine.add([1, 2, 3], max_tokens=10, ignore_eos=True)
+    assert engine.plan() is not None and engine.plan() is not None
+    engine.run()
+
+
+def test_surplus_token_of_an_ended_sequence_is_thrown_away() -> None:
+    engine = EngineModel(limits())
+    seq_id = engine.add([1, 2, 3], max_tokens=20, ignore_eos=True)
+    engine.run()
+    stop = engine.answers[seq_id][2]
+    end = engine.answers[seq_id].index(stop) + 1
+    again = engine.add([1, 2, 3], max_tokens=20, ignore_eos=True, stop_token_ids=(stop,))
+    engine.run()
+    assert engine.answers[again] == engine.answers[seq_id][:end]
+    assert engine.finished[again] == "stop"
+
+
+def test_every_fourth_pick_is_the_oldest() -> None:
+    engine = EngineModel(limits(max_running_requests=1, num_pages=200))
+    engine.add(DOCUMENT, max_tokens=1)
+    engine.run()
+    strangers = [engine.add([90 + i] * 8, max_tokens=1) for i in range(3)]
+    readers = [engine.add([*DOCUMENT, i], max_tokens=1) for i in range(9)]
+    order: list[int] = []
+    while len(engine.finished) < 13:
+        while len(engine.sent) < 1 and engine.plan() is not None:
+            pass
+        order += [f.seq_id for f in engine.absorb().finished]
+    # the very first request was pick number one
+    expected = [
+        *readers[:2],
+        strangers[0],
+        *readers[2:5],
+        strangers[1],
+        *readers[5:8],
+        strangers[2],
+        readers[8],
+    ]
+    assert order == expected
+
+
+def test_fcfs_keeps_the_order_of_arrival() -> None:
+    engine = EngineModel(limits(max_running_requests=1, schedule_policy="fcfs"))
+    seq_ids = [engine.add([i, i + 1, i + 2] * 3, max_tokens=2, ignore_eos=True) for i in range(6)]
+    engine.run()
+    assert list(engine.finished) == seq_ids
+
+
+def test_full_queue_refuses_with_a_time_to_come_back() -> None:
+    scheduler = Scheduler(limits(max_queued_requests=2))
+    assert scheduler.add(request(0, [1])) is None
+    assert scheduler.add(request(1, [1])) is None
+    refused = scheduler.add(request(2, [1]))
+    assert refused is not None and refused.status == 503 and (refused.retry_after_s or 0) >= 1
+    scheduler.release(np.array([0], dtype=np.int32))
+    assert scheduler.add(request(3, [1])) is None
+
+
+def test_too_long_a_sequence_is_refused_instead_of_waiting_for_ever() -> None:
+    scheduler = Scheduler(limits(num_pages=4, page_size=4, context_length=256))
+    refused = scheduler.add(request(0, [1] * 14, max_tokens=3))
+    assert refused is not None and refused.status == 400
+
+
+def test_release_gives_pages_back_at_the_next_plan() -> None:
+    engine = EngineModel(limits())
+    seq_id = engine.add(list(range(30)), max_tokens=100, ignore_eos=True)
+    for _ in range(5):
+        engine.plan()
+        engine.absorb()
+    engine.release(seq_id)
+    stats = engine.scheduler.stats()
+    assert (
+        stats.running == 0
+        and stats.pages_owned == 0
+        and stats.pages_evictable == stats.pages_cached
+    )
+    check_invariants(engine.scheduler)
+    assert engine.plan() is None
+
+
+def test_release_of_an_unknown_sequence_is_ignored() -> None:
+    engine = EngineModel(limits())
+    engine.scheduler.release(np.array([99], dtype=np.int32))
+    engine.add([1, 2], max_tokens=3)
+    engine.run()
+
+
+def test_deadline_drops_waiting_and_running_sequences() -> None:
+    scheduler = Scheduler(limits(max_running_requests=1))
+    now = time.time()
+    for seq_id in range(2):
+        late = request(seq_id, [1, 2, 3], max_tokens=50)
+        scheduler.add(
+            SequenceRequest(
+                seq_id=seq_id, token_ids=late.token_ids, sampling=late.sampling, deadline=now + 5
+            )
+        )
+    scheduler.plan()
+    assert scheduler.next_deadline() == now + 5
+    assert scheduler.drop_expired(now) == []
+    dropped = scheduler.drop_expired(now + 6)
+    assert {(d.seq_id, d.reason) for d in dropped} == {(0, "abort"), (1, "abort")}
+    assert scheduler.num_running == 0 and scheduler.next_deadline() is None
+    check_invariants(scheduler)
+
+
+def test_flush_drops_only_what_nobody_uses() -> None:
+    engine = EngineModel(limits())
+    engine.add(list(range(16)), max_tokens=1)
+    engine.run()
+    engine.add([40 + i % 3 for i in range(16)], max_tokens=50, ignore_eos=True)
+    engine.plan()
+    cached = engine.scheduler.stats()
+    freed = engine.scheduler.flush_cache()
+    assert freed == cached.pages_evictable == 4
+    check_invariants(engine.scheduler)
+    engine.run()
+
+
+def test_retracted_sequences_find_their_kv_in_the_tree() -> None:
+    engine = EngineModel(limits(num_pages=64, context_length=250, max_running_requests=8))
+    for i in range(6):
+        engine.add([i] * 10, max_tokens=100, ignore_eos=True)
+    engine.run()
+    assert engine.scheduler.counters.retractions > 0
+    needed = 6 * (10 + 100 - 1)
+    assert engine.worker.computed_tokens < 2 * needed
+
+
+def test_tight_memory_lets_everyone_finish() -> None:
+    """A pool barely above one request's need, and a hundred requests."""
+    engine = EngineModel(
+        limits(num_pages=30, page_size=4, context_length=100, max_running_requests=8)
+    )
+    for i in range(100):
+        engine.add(
+            [i % 50, i % 7, 3] * (1 + i % 10), max_tokens=1 + i * 13 % 70, ignore_eos=i % 2 == 0
+        )
+    engine.run()
+    assert all(reason in ("stop", "length") for reason in engine.finished.values())
+
+
+def test_eos_is_a_stop_unless_ignored() -> None:
+    engine = EngineModel(limits())
+    endless = engine.add([2, 9], max_tokens=120, ignore_eos=True)
+    engine.run()
+    assert EOS in engine.answers[endless][:-1]
+    stopped = engine.add([2, 9], max_tokens=120)
+    engine.run()
+    assert engine.answers[stopped][-1] == EOS and engine.finished[stopped] == "stop"
+
+
+def test_first_batch_reports_cached_tokens_and_times() -> None:
+    engine = EngineModel(limits())
+    engine.add(list(range(12)), max_tokens=1)
+    engine.plan()
+    batch = engine.absorb()
+    (started,), (finished,) = batch.started, batch.finished
+    assert started.cached_tokens == 0 and started.queued_s >= 0 and started.prefill_s > 0
+    assert finished.reason == "length" and finished.total_s >= started.prefill_s
+    assert unpack_ids(batch.seq_ids).tolist() == [0]
+
+
+def test_invariant_check_sees_a_leaked_page_and_a_forgotten_lock() -> None:
+    engine = EngineModel(limits())
+    engine.add(list(range(20)), max_tokens=2)
+    engine.run()
+    engine.scheduler.kv.allocator.allocate(1)
+    with pytest.raises(InvariantError, match="63 pages"):
+        check_invariants(engine.scheduler)
+    engine = EngineModel(limits())
+    engine.scheduler.kv.tree.lock_root()
+    with pytest.raises(InvariantError, match="locked 1 times, 0 running"):
+        check_invariants(engine.scheduler)

@@ -1,0 +1,35 @@
+"""The bytes behind each token, added up, are the text's own bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from radixrt.tokenizer.vocabulary import Vocabulary
+from tests.tiny_tokenizers import byte_fallback, byte_level
+
+VOCABULARIES = {
+    "byte_level": Vocabulary(PreTrainedTokenizerFast(tokenizer_object=byte_level())),
+    "byte_fallback": Vocabulary(PreTrainedTokenizerFast(tokenizer_object=byte_fallback())),
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+@given(text=st.text(max_size=30))
+def test_token_bytes_add_up_to_the_text(kind: str, text: str) -> None:
+    vocabulary = VOCABULARIES[kind]
+    ids = vocabulary.encode(text, add_special_tokens=False)
+    joined = b"".join(map(vocabulary.token_bytes, ids))
+    leading = b" " if kind == "byte_fallback" and text else b""
+    assert joined == leading + text.encode()
+
+
+def test_part_of_a_character_has_its_own_bytes_and_a_replacement_character_as_text() -> None:
+    vocabulary = VOCABULARIES["byte_level"]
+    first = vocabulary.encode("\U0001f98a", add_special_tokens=False)[0]
+    logprob = vocabulary.token_logprob(first, -1.0, [])
+    assert logprob.token == "\ufffd" and "\U0001f98a".encode().startswith(logprob.token_bytes)
+
+
+def test_an_id_without_a_token_is_empty() -> None:
+    assert VOCABULARIES["byte_level"].token_bytes(100_000) == b""
