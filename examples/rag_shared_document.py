@@ -12,30 +12,28 @@ import time
 
 from openai import OpenAI
 
-FIELDS = ("captain", "berth", "cargo", "flag")
+FIELDS = ("captain", "berth", "cargo")
 SHIPS = """
-Velta      Moren     217   tin      green
-Brado      Kisula    58    wool     red
-Shunel     Tavor     3140  salt     white
-Karimo     Jelan     96    copper   blue
-Plosta     Drenu     402   barley   yellow
-Fenoka     Sorim     75    glass    black
-Thavus     Wilano    1186  paper    orange
-Grelin     Bosek     333   timber   silver
-Zorata     Nuhal     64    honey    purple
-Quenil     Pravo     509   marble   brown
-Lumek      Hadri     2250  linen    golden
-Stovan     Trisel    87    cider    gray
+Velta   Moren   217   tin
+Brado   Kisula  58    wool
+Shunel  Tavor   3140  salt
+Karimo  Jelan   96    copper
+Plosta  Drenu   402   barley
+Fenoka  Sorim   75    glass
+Thavus  Wilano  1186  paper
+Grelin  Bosek   333   timber
+Zorata  Nuhal   64    honey
+Stovan  Trisel  87    cider
 """.strip().splitlines()
 QUESTIONS = (
     "What is the captain of Karimo?",
     "What is Thavus's cargo?",
     "Tell me the berth of Zorata.",
-    "Which flag does Stovan have?",
-    "What is the cargo of Brado?",
-    "What is Lumek's berth?",
+    "Which cargo does Stovan have?",
+    "What is the captain of Brado?",
+    "What is Plosta's berth?",
     "What is the captain of Grelin?",
-    "Tell me the flag of Plosta.",
+    "Tell me the cargo of Fenoka.",
 )
 
 

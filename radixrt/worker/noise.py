@@ -30,11 +30,16 @@ _GOLDEN_32 = _signed(0x9E3779B9, _INT32)
 _MIX_32 = (0x7FEB352D, _signed(0x846CA68B, _INT32))
 
 
-def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+def seed_keys(seeds: Tensor) -> Tensor:
+    """The part of the hash that depends on the seed alone, to be kept; int64 [rows], as the seeds."""
+    return _mix_64(seeds + _GOLDEN_64)
+
+
+def gumbel_noise(keys: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise that is a pure function of (seed, position, token id).
 
     Args:
-        seeds: int64 [rows].
+        keys: int64 [rows], the seeds' :func:`seed_keys`.
         positions: int64 [rows], of the token being sampled in its sequence.
         token_ids: int32 or int64, [rows, n] or, where all rows ask about the same tokens, [n].
 
@@ -42,8 +47,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
         float32 [rows, n], between about -2.8 and 22.2. Integer arithmetic wraps alike on every
         device; the two logarithms may differ between devices in the last bit.
     """
-    keys = _mix_64(_mix_64(seeds + _GOLDEN_64) + positions * _GOLDEN_64)
-    halves = keys.unsqueeze(-1).view(torch.int32)  # [rows, 2]
+    halves = _mix_64(positions * _GOLDEN_64 + keys).unsqueeze(-1).view(torch.int32)  # [rows, 2]
     bits = token_ids.to(torch.int32) * _GOLDEN_32 + halves[:, :1]  # [rows, n]
     bits ^= _shift_right(bits, 16, width=32)
     bits *= _MIX_32[0]

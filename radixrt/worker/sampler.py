@@ -19,8 +19,8 @@ from radixrt.messages import LogprobRow, TokenIds
 from radixrt.worker.logprobs import logprob_rows, raw_logprobs
 from radixrt.worker.noise import gumbel_noise
 from radixrt.worker.sampling_state import (
+    DrawSettings,
     PenalisedRows,
-    SampledRows,
     SamplingBatch,
     SamplingState,
     TokenBiases,
@@ -94,8 +94,8 @@ def sample(
     token_ids = logits.argmax(dim=-1) if batch.any_greedy else positions.new_empty(len(logits))
     for group, draw in ((batch.truncated, _draw_truncated), (batch.untruncated, _draw_untruncated)):
         if group is not None:
-            scaled = logits[group.rows].div_(group.temperature)
-            token_ids[group.rows] = draw(scaled, group, positions[group.rows])
+            scaled = logits[group.rows].div_(group.settings.temperature)
+            token_ids[group.rows] = draw(scaled, group.settings, positions[group.rows])
     state.record(batch, token_ids)
     logprobs = None
     if raw is not None and batch.logprobs is not None:
@@ -132,19 +132,19 @@ def _bias(logits: Tensor, biases: TokenBiases, positions: Tensor) -> None:
     logits.index_put_((biases.rows, biases.token_ids), values, accumulate=True)
 
 
-def _draw_untruncated(scaled: Tensor, group: SampledRows, positions: Tensor) -> Tensor:
+def _draw_untruncated(scaled: Tensor, settings: DrawSettings, positions: Tensor) -> Tensor:
     """One token for each row of ``scaled`` [n, vocab] out of all that min-p leaves; int64 [n]."""
     every_token = torch.arange(scaled.shape[-1], dtype=torch.int32, device=scaled.device)
-    threshold = scaled.amax(dim=-1, keepdim=True) + group.log_min_p
+    threshold = scaled.amax(dim=-1, keepdim=True) + settings.log_min_p
     scaled.masked_fill_(scaled < threshold, -math.inf)
     for chunk in _chunks(len(scaled), scaled):
-        scaled[chunk] += gumbel_noise(group.seeds[chunk], positions[chunk], every_token)
+        scaled[chunk] += gumbel_noise(settings.seed_keys[chunk], positions[chunk], every_token)
     return scaled.argmax(dim=-1)
 
 
 def _draw_truncated(
     scaled: Tensor,
-    group: SampledRows,
+    settings: DrawSettings,
     positions: Tensor,
     widths: tuple[int, ...] = CPU_CANDIDATES,
 ) -> Tensor:
@@ -156,8 +156,8 @@ def _draw_truncated(
     vocab = scaled.shape[-1]
     width = min(widths[0], vocab) if widths and scaled.device.type == "cpu" else vocab
     values, token_ids = _largest(scaled, width)
-    threshold = _threshold(values, scaled.logsumexp(dim=-1, keepdim=True), group, vocab)
-    noisy = values + gumbel_noise(group.seeds, positions, token_ids)
+    threshold = _threshold(values, scaled.logsumexp(dim=-1, keepdim=True), settings, vocab)
+    noisy = values + gumbel_noise(settings.seed_keys, positions, token_ids)
     choice = noisy.masked_fill_(values < threshold, -math.inf).argmax(dim=-1, keepdim=True)
     tokens = token_ids.gather(-1, choice).squeeze(-1)
     if width < vocab:
@@ -165,7 +165,7 @@ def _draw_truncated(
         unsure = (values[:, -1:] >= threshold).squeeze(-1).nonzero().squeeze(-1)
         if len(unsure):
             tokens[unsure] = _draw_truncated(
-                scaled[unsure], group.take(unsure), positions[unsure], widths[1:]
+                scaled[unsure], settings.take(unsure), positions[unsure], widths[1:]
             )
     return tokens
 
@@ -177,7 +177,7 @@ def _largest(scaled: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return torch.topk(scaled, width, dim=-1)
 
 
-def _threshold(values: Tensor, total: Tensor, group: SampledRows, vocab: int) -> Tensor:
+def _threshold(values: Tensor, total: Tensor, settings: DrawSettings, vocab: int) -> Tensor:
     """The smallest logit that top-k, then top-p among what is left, then min-p keep; float32 [n, 1].
 
     A threshold on the value keeps all tokens that tie with the last one kept, so what may be sampled
@@ -186,16 +186,16 @@ def _threshold(values: Tensor, total: Tensor, group: SampledRows, vocab: int) ->
     Args:
         values: [n, width], each row's largest logits in descending order.
         total: [n, 1], log of the sum of all exponentiated logits of the row.
-        group: settings of the rows.
+        settings: of the rows.
         vocab: size of the vocabulary.
     """
     last = values.shape[-1] - 1
-    kth = values.gather(-1, (group.top_k - 1).clamp(max=last))
+    kth = values.gather(-1, (settings.top_k - 1).clamp(max=last))
     probabilities = (values - total).exp_().masked_fill_(values < kth, 0.0)
     kept = probabilities.sum(dim=-1, keepdim=True)
     # Without top-k all tokens are left, of which the candidates are only a part.
-    mass = torch.where(group.top_k < vocab, kept, 1.0)
+    mass = torch.where(settings.top_k < vocab, kept, 1.0)
     before = probabilities.cumsum(dim=-1) - probabilities
-    size = (before < group.top_p * mass).sum(dim=-1, keepdim=True)
+    size = (before < settings.top_p * mass).sum(dim=-1, keepdim=True)
     nucleus = values.gather(-1, (size - 1).clamp(min=0))
-    return torch.maximum(torch.maximum(kth, nucleus), values[:, :1] + group.log_min_p)
+    return torch.maximum(torch.maximum(kth, nucleus), values[:, :1] + settings.log_min_p)

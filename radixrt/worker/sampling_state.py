@@ -18,6 +18,7 @@ from torch import Tensor
 
 from radixrt.messages import TokenIds
 from radixrt.sampling_params import SamplingParams
+from radixrt.worker.noise import seed_keys
 
 MIN_TEMPERATURE = 1e-5
 """A sampled request is not let closer to 0: float32 logits divided by less lose their differences."""
@@ -48,26 +49,33 @@ _SETTINGS = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class SampledRows:
-    """Rows of the batch that are sampled at random, with what that takes."""
+class DrawSettings:
+    """What drawing a token at random takes, for n rows."""
 
-    rows: Tensor  # [n] int64, into the batch
     temperature: Tensor  # [n, 1] float32
     top_k: Tensor  # [n, 1] int64
     top_p: Tensor  # [n, 1] float32
     log_min_p: Tensor  # [n, 1] float32
-    seeds: Tensor  # [n] int64
+    seed_keys: Tensor  # [n] int64, of radixrt.worker.noise
 
-    def take(self, index: Tensor) -> "SampledRows":
-        """Those of these rows whose places are given by ``index`` [m] int64."""
-        return SampledRows(
-            self.rows[index],
+    def take(self, index: Tensor) -> "DrawSettings":
+        """The settings of the rows given by ``index`` [m] int64."""
+        return DrawSettings(
             self.temperature[index],
             self.top_k[index],
             self.top_p[index],
             self.log_min_p[index],
-            self.seeds[index],
+            self.seed_keys[index],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Rows of the batch that are sampled at random."""
+
+    rows: Tensor | slice
+    """int64 [n], into the batch; a full slice if they are the whole batch, whose logits then need no copy."""
+    settings: DrawSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,14 +275,15 @@ class SamplingState:
         if not len(rows):
             return None
         chosen = settings[rows]
-        return SampledRows(
-            rows=self._tensor(rows),
+        draw_settings = DrawSettings(
             temperature=self._tensor(chosen["temperature"]).unsqueeze(-1),
             top_k=self._tensor(chosen["top_k"]).unsqueeze(-1),
             top_p=self._tensor(chosen["top_p"]).unsqueeze(-1),
             log_min_p=self._tensor(chosen["log_min_p"]).unsqueeze(-1),
-            seeds=self._tensor(chosen["seed"]),
+            seed_keys=seed_keys(self._tensor(chosen["seed"])),
         )
+        everyone = len(rows) == len(settings)
+        return SampledRows(slice(None) if everyone else self._tensor(rows), draw_settings)
 
     def _penalised_rows(self, settings: NDArray) -> PenalisedRows | None:
         rows = np.flatnonzero(settings["counts_row"] >= 0)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.worker.noise import gumbel_noise
+from radixrt.worker import noise as sampling_noise
+from radixrt.worker.noise import seed_keys
+
+
+def gumbel_noise(
+    seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    return sampling_noise.gumbel_noise(seed_keys(seeds), positions, tokens)
+
 
 TOKENS = torch.arange(4096, dtype=torch.int32)
 
