@@ -1,0 +1,270 @@
+"""Does the demo model reach its bar on entities, numbers and field names it has never seen?
+
+Greedy, through any OpenAI-compatible server (`--base-url`), or with transformers (`--local DIR`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import world
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model answered, and how many tokens its prompt had."""
+
+    message: Message
+    prompt_tokens: int
+
+
+# (messages, tools, JSON schema of the answer or None) -> reply
+Complete = Callable[
+    [list[Message], list[dict[str, Any]] | None, dict[str, Any] | None], Awaitable[Reply]
+]
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    says: str
+    bar: float  # least share of right answers
+    make: Callable[[random.Random, world.Words], world.Sample]
+
+
+SUITES = (
+    Suite("qa_300", "document QA, ~300 tokens", 0.90, lambda r, w: world.qa(r, w, 6, 3, turns=1)),
+    Suite(
+        "qa_1500", "document QA, ~1500 tokens", 0.75, lambda r, w: world.qa(r, w, 20, 4, turns=1)
+    ),
+    Suite(
+        "json", "JSON, all fields right", 0.85, lambda r, w: world.extract_json(r, w, 4, 3, turns=1)
+    ),
+    Suite("label", "choice of a given label", 0.90, lambda r, w: world.label(r, w, 4, turns=1)),
+    Suite(
+        "second_turn",
+        "second-turn reference",
+        0.85,
+        lambda r, w: world.second_turn(r, w, 4, 3, turns=2),
+    ),
+    Suite("tool", "tool name and arguments", 0.85, lambda r, w: world.tool(r, w, 3, turns=1)),
+)
+
+
+@dataclass
+class Result:
+    name: str
+    says: str
+    bar: float
+    right: int = 0
+    asked: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.right / max(1, self.asked)
+
+
+def tool_call(message: Message) -> tuple[str, Any] | None:
+    """Name and arguments of the message's one tool call, parsed by the server or still in its text."""
+    calls = message.get("tool_calls") or []
+    if calls:
+        function = calls[0]["function"]
+        arguments = function["arguments"]
+        return function["name"], json.loads(arguments) if isinstance(arguments, str) else arguments
+    found = re.fullmatch(
+        r"\s*<tool_call>\s*(\{.*\})\s*</tool_call>\s*", message.get("content") or "", re.S
+    )
+    if not found:
+        return None
+    call = json.loads(found[1])
+    return call["name"], call["arguments"]
+
+
+def is_right(task: str, expected: Message, got: Message) -> bool:
+    try:
+        if tool_call(expected) or tool_call(got):
+            return tool_call(expected) == tool_call(got)
+        content = (got.get("content") or "").strip()
+        if task == "json":
+            return json.loads(content) == json.loads(expected["content"])
+        return content == expected["content"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return False
+
+
+def schema_of(answer: str) -> dict[str, Any]:
+    """The JSON schema a user who wants these fields would send."""
+    types = {
+        k: {"type": "integer" if isinstance(v, int) else "string"}
+        for k, v in json.loads(answer).items()
+    }
+    return {
+        "type": "object",
+        "properties": types,
+        "required": list(types),
+        "additionalProperties": False,
+    }
+
+
+async def play(suite: Suite, index: int, complete: Complete, constrain: bool) -> tuple[bool, Reply]:
+    """One conversation, with the model's own earlier answers in it; its last answer is judged."""
+    rng = random.Random(f"{suite.name}:{index}")
+    sample = suite.make(rng, world.Words(rng, "eval"))
+    chat: list[Message] = []
+    last = max(i for i, m in enumerate(sample.messages) if m["role"] == "assistant")
+    if (
+        suite.name == "tool"
+    ):  # what follows a call needs the tool's result, which is not judged here
+        last = next(i for i, m in enumerate(sample.messages) if m["role"] == "assistant")
+    for message in sample.messages[:last]:
+        if message["role"] == "assistant":
+            message = (await complete(chat, sample.tools, None)).message
+        chat.append(message)
+    expected = sample.messages[last]
+    schema = schema_of(expected["content"]) if constrain and suite.name == "json" else None
+    reply = await complete(chat, sample.tools, schema)
+    return is_right(suite.name, expected, reply.message), reply
+
+
+def over_http(base_url: str, model: str, api_key: str) -> Complete:
+    import httpx
+
+    client = httpx.AsyncClient(timeout=300, headers={"Authorization": f"Bearer {api_key}"})
+
+    async def complete(messages, tools, schema):
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": 128,
+        }
+        if tools:
+            body["tools"] = tools
+        if schema:
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "facts", "schema": schema, "strict": True},
+            }
+        response = await client.post(f"{base_url}/chat/completions", json=body)
+        if response.is_error:
+            sys.exit(f"{response.url} answered {response.status_code}: {response.text}")
+        answer = response.json()
+        return Reply(answer["choices"][0]["message"], answer["usage"]["prompt_tokens"])
+
+    return complete
+
+
+def with_transformers(path: str) -> Complete:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    async def complete(messages, tools, schema):
+        text = tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=False
+        )
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        with torch.inference_mode():
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=128, do_sample=False
+            )
+        answer = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        return Reply({"role": "assistant", "content": answer}, ids.shape[1])
+
+    return complete
+
+
+async def evaluate(
+    complete: Complete,
+    suites: list[Suite],
+    asked: int,
+    constrain: bool,
+    concurrency: int,
+    verbose: bool,
+) -> list[Result]:
+    results = {s.name: Result(s.name, s.says, s.bar) for s in suites}
+    gate = asyncio.Semaphore(concurrency)
+    with Progress(transient=True, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("asking", total=asked * len(suites))
+
+        async def one(suite: Suite, index: int) -> None:
+            async with gate:
+                right, reply = await play(suite, index, complete, constrain)
+            result = results[suite.name]
+            result.asked += 1
+            result.right += right
+            result.prompt_tokens += reply.prompt_tokens
+            if verbose and not right:
+                progress.console.print(suite.name, index, reply.message, markup=False)
+            progress.advance(bar)
+
+        await asyncio.gather(*(one(s, i) for s in suites for i in range(asked)))
+    return list(results.values())
+
+
+def table_of(results: list[Result]) -> Table:
+    table = Table(title="Demo model on unseen names, values and fields (greedy)")
+    for heading in ("task", "asked", "prompt tokens", "right", "bar", ""):
+        table.add_column(heading, justify="left" if heading in ("task", "") else "right")
+    for r in results:
+        met = "[green]met[/]" if r.share >= r.bar else "[red]missed[/]"
+        mean_tokens = f"{r.prompt_tokens / max(1, r.asked):.0f}"
+        table.add_row(r.says, str(r.asked), mean_tokens, f"{r.share:.1%}", f"{r.bar:.0%}", met)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1")
+    parser.add_argument("--model", default="default", help="model name to send to the server")
+    parser.add_argument("--api-key", default="none")
+    parser.add_argument(
+        "--local", metavar="DIR", help="run this model directory with transformers instead"
+    )
+    parser.add_argument("--fast", action="store_true", help="20 conversations a task, not 200")
+    parser.add_argument("--asked", type=int, help="conversations a task")
+    parser.add_argument("--tasks", nargs="+", choices=[s.name for s in SUITES])
+    parser.add_argument(
+        "--free-json", action="store_true", help="send no JSON schema with the JSON task"
+    )
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    parser.add_argument("--verbose", action="store_true", help="print every wrong answer")
+    args = parser.parse_args()
+    complete = (
+        with_transformers(args.local)
+        if args.local
+        else over_http(args.base_url, args.model, args.api_key)
+    )
+    suites = [s for s in SUITES if not args.tasks or s.name in args.tasks]
+    asked = args.asked or (20 if args.fast else 200)
+    constrain = not (args.free_json or args.local)
+    results = asyncio.run(
+        evaluate(complete, suites, asked, constrain, args.concurrency, args.verbose)
+    )
+    Console().print(table_of(results))
+    if args.json:
+        rows = [asdict(r) | {"share": r.share, "met": r.share >= r.bar} for r in results]
+        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    sys.exit(any(r.share < r.bar for r in results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,481 @@
+"""Which texts does the demo model learn from, and on which is it judged?
+
+A closed world of invented entities. Every sample is a chat whose right answer can be copied from
+its own prompt: names, numbers, codes and field names are made afresh for each sample, so nothing
+is worth memorising. A word belongs to the training split or to the evaluation split by its hash,
+so the two never share a name, a value or a field name.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Split = Literal["train", "eval"]
+EVAL_SHARE = 5  # one word in five is kept for evaluation
+
+ENGLISH_FIELDS = """
+age altitude amount anchor area author badge balance banner battery bearing berth bell beam brand
+breed bridge budget builder button cabin cable captain cargo channel chapter charge chief class
+climate coach coast code color colour compass cost count crest crew crop currency deck degree depth
+diet distance district doctor driver dock editor emblem engine entrance fee fence ferry festival
+flag flavor fleet floor flower founder fuel garden gate grade guard guide habitat harbor height
+helper horse host hour island job judge key label lake language leader length level limit lock
+manager maker map mascot mass material mayor meal melody mentor metal model month motto mountain
+museum nation neighbor nickname number office origin owner paint painter parent park partner
+password pattern pet phone pilot planet plant plate pool port position power price prize product
+profession province pupil quality quantity queen rank rate rating region rent rider ring river
+rival road roof room route rule sail salary school score season seat sector shape shade shift shop
+sign singer size skill sound speed sponsor sport station status stone street student supplier
+surface symbol target tax teacher team temperature ticket title tool tower town trade trainer
+treasure tree tribe uncle uniform unit vehicle vendor version village voltage volume wage wall
+weapon weather weight width winner witness worker writer year zone
+""".split()
+
+ONSETS = "b c d f g h j k l m n p r s t v w z br dr gr kr pl st tr sh th qu".split()
+VOWELS = "a e i o u".split()
+CODAS = ["", "", "", "l", "m", "n", "r", "s", "k", "x"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def split_of(word: str) -> Split:
+    """The one split that may use this word, whatever its case."""
+    return "eval" if zlib.crc32(word.lower().encode()) % EVAL_SHARE == 0 else "train"
+
+
+class Words:
+    """Fresh words of one split; within one sample no word comes twice."""
+
+    def __init__(self, rng: random.Random, split: Split) -> None:
+        self.rng = rng
+        self.split = split
+        self.used: set[str] = set()
+
+    def fresh(self, make: Any) -> str:
+        while True:
+            word = make()
+            key = word.lower()
+            if key not in self.used and split_of(word) == self.split:
+                self.used.add(key)
+                return word
+
+    def invented(self) -> str:
+        r = self.rng
+        if r.random() < 0.08:
+            return "".join(r.choices(LETTERS, k=r.randint(3, 6)))
+        n = r.choice((2, 2, 2, 2, 3))
+        return "".join(r.choice(ONSETS) + r.choice(VOWELS) for _ in range(n)) + r.choice(CODAS)
+
+    def name(self) -> str:
+        """An entity: one or two capitalized words."""
+        first = self.fresh(lambda: self.invented().capitalize())
+        if self.rng.random() < 0.25:
+            return first + " " + self.fresh(lambda: self.invented().capitalize())
+        return first
+
+    def noun(self) -> str:
+        return self.fresh(self.invented)
+
+    def field_name(self) -> str:
+        if self.rng.random() < 0.4:
+            return self.fresh(lambda: self.rng.choice(ENGLISH_FIELDS))
+        return self.fresh(self.invented)
+
+    def number(self) -> str:
+        r = self.rng
+        return self.fresh(lambda: str(r.randrange(10, 10 ** r.choice((2, 3, 3, 4, 4)))))
+
+    def code(self) -> str:
+        r = self.rng
+        letters = LETTERS.upper()
+        return self.fresh(
+            lambda: "".join(r.choices(letters, k=2)) + "-" + str(r.randrange(10, 1000))
+        )
+
+    def value(self, kind: str) -> str:
+        if kind == "number":
+            return self.number()
+        if kind == "code":
+            return self.code()
+        if kind == "word":
+            return self.noun()
+        return self.fresh(lambda: self.invented().capitalize())
+
+
+VALUE_KINDS = ("number", "name", "word", "code", "name", "word")
+
+
+@dataclass
+class Sample:
+    """A chat, the task it belongs to, and what its last assistant message must be."""
+
+    task: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass
+class World:
+    """The facts one document states: entities that share a few fields."""
+
+    entities: list[str]
+    fields: list[str]
+    kinds: dict[str, str]
+    facts: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def value(self, entity: str, name: str) -> Any:
+        text = self.facts[entity, name]
+        return int(text) if self.kinds[name] == "number" else text
+
+
+def make_world(rng: random.Random, words: Words, n_entities: int, n_fields: int) -> World:
+    fields = [words.field_name() for _ in range(n_fields)]
+    kinds = {f: rng.choice(VALUE_KINDS) for f in fields}
+    world = World([words.name() for _ in range(n_entities)], fields, kinds)
+    for e in world.entities:
+        for f in fields:
+            world.facts[e, f] = words.value(kinds[f])
+    return world
+
+
+STATEMENTS = (
+    "The {f} of {e} is {v}.",
+    "The {f} of {e} is {v}.",
+    "{e}'s {f} is {v}.",
+    "{e} has the {f} {v}.",
+    "For {e}, the {f} is {v}.",
+)
+FILLERS = (
+    "It was a calm day.",
+    "Nobody knows more about it.",
+    "This was written down last year.",
+    "The rest is not known.",
+    "Many people have asked about this.",
+)
+
+
+def document(rng: random.Random, world: World) -> str:
+    """The world's facts as short sentences in varied wording, one paragraph an entity or shuffled."""
+    style = rng.random()
+    if style < 0.55:
+        sentences = []
+        for e in world.entities:
+            names = rng.sample(world.fields, len(world.fields))
+            sentences.append(
+                " ".join(
+                    rng.choice(STATEMENTS).format(e=e, f=f, v=world.facts[e, f]) for f in names
+                )
+            )
+        rng.shuffle(sentences)
+        sep = rng.choice((" ", "\n"))
+    else:
+        sentences = [
+            rng.choice(STATEMENTS).format(e=e, f=f, v=v) for (e, f), v in world.facts.items()
+        ]
+        rng.shuffle(sentences)
+        sep = " "
+    if rng.random() < 0.2:
+        sentences.insert(rng.randrange(len(sentences) + 1), rng.choice(FILLERS))
+    return sep.join(sentences)
+
+
+QUESTIONS = (
+    "What is the {f} of {e}?",
+    "What is the {f} of {e}?",
+    "What is {e}'s {f}?",
+    "Tell me the {f} of {e}.",
+    "Which {f} does {e} have?",
+)
+ANSWER = "The {f} of {e} is {v}."
+SYSTEMS = (
+    "Answer from this text.\n\n{doc}",
+    "Answer the questions from the document.\n\n{doc}",
+    "You answer questions about this document:\n{doc}",
+    "{doc}",
+)
+USERS = (
+    "{doc}\n\n{q}",
+    "Document:\n{doc}\n\nQuestion: {q}",
+    "Read this text.\n{doc}\n\n{q}",
+    "{doc} {q}",
+)
+
+
+def with_document(rng: random.Random, doc: str, first_question: str) -> list[dict[str, Any]]:
+    """The opening of a chat: the document in the system turn, or before the first question."""
+    if rng.random() < 0.5:
+        return [
+            {"role": "system", "content": rng.choice(SYSTEMS).format(doc=doc)},
+            {"role": "user", "content": first_question},
+        ]
+    return [{"role": "user", "content": rng.choice(USERS).format(doc=doc, q=first_question)}]
+
+
+def ask(
+    chat: list[dict[str, Any]], rng: random.Random, doc: str, question: str, answer: str
+) -> None:
+    if chat:
+        chat.append({"role": "user", "content": question})
+    else:
+        chat.extend(with_document(rng, doc, question))
+    chat.append({"role": "assistant", "content": answer})
+
+
+def answer_of(world: World, e: str, f: str) -> str:
+    return ANSWER.format(e=e, f=f, v=world.facts[e, f])
+
+
+def qa(rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 5) -> Sample:
+    world = make_world(rng, words, n_entities, n_fields)
+    doc = document(rng, world)
+    chat: list[dict[str, Any]] = []
+    keys = list(world.facts)
+    for e, f in rng.sample(keys, min(turns, len(keys))):
+        ask(chat, rng, doc, rng.choice(QUESTIONS).format(e=e, f=f), answer_of(world, e, f))
+    return Sample("qa", chat)
+
+
+SAME_ENTITY = ("And its {f}?", "And the {f}?", "What about its {f}?", "What is its {f}?")
+SAME_FIELD = ("And {e}?", "What about {e}?", "And for {e}?")
+OTHER_ONE = ("And the other one?", "What about the other one?")
+
+
+def second_turn(
+    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 4
+) -> Sample:
+    """Follow-up questions that leave out what the turn before has said."""
+    n_entities, n_fields = max(2, n_entities), max(2, n_fields)
+    if rng.random() < 0.25:
+        n_entities = 2
+    world = make_world(rng, words, n_entities, n_fields)
+    doc = document(rng, world)
+    chat: list[dict[str, Any]] = []
+    e, f = rng.choice(world.entities), rng.choice(world.fields)
+    ask(chat, rng, doc, rng.choice(QUESTIONS).format(e=e, f=f), answer_of(world, e, f))
+    for _ in range(turns - 1):
+        kind = rng.random()
+        if kind < 0.5:
+            f = rng.choice([x for x in world.fields if x != f])
+            question = rng.choice(SAME_ENTITY).format(f=f)
+        elif kind < 0.75 or n_entities != 2:
+            e = rng.choice([x for x in world.entities if x != e])
+            question = rng.choice(SAME_FIELD).format(e=e)
+        else:
+            e = next(x for x in world.entities if x != e)
+            question = rng.choice(OTHER_ONE)
+        ask(chat, rng, doc, question, answer_of(world, e, f))
+    return Sample("second_turn", chat)
+
+
+JSON_ASKS = (
+    "Give the facts about {e} as JSON with the fields {fs}.",
+    "Extract {fs} of {e} as JSON.",
+    "Write {e} as JSON. Fields: {fs}.",
+)
+
+
+def extract_json(
+    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 3
+) -> Sample:
+    world = make_world(rng, words, n_entities, n_fields)
+    doc = document(rng, world)
+    chat: list[dict[str, Any]] = []
+    for e in rng.sample(world.entities, min(turns, n_entities)):
+        names = rng.sample(world.fields, rng.randint(1, min(4, n_fields)))
+        answer: dict[str, Any] = {"name": e}
+        answer |= {f: world.value(e, f) for f in names}
+        question = rng.choice(JSON_ASKS).format(e=e, fs=", ".join(["name", *names]))
+        ask(chat, rng, doc, question, json.dumps(answer))
+    return Sample("json", chat)
+
+
+LABEL_TEXTS = (
+    "{e} wrote to us about the {w}.",
+    "{e} has a question about the {w}.",
+    "The {w} of {e} is broken.",
+    "{e} is happy with the {w}.",
+    "Yesterday {e} asked for the {w} again.",
+)
+LABEL_ASKS = (
+    "Choose one label for the text.\nLabels: {ls}\nText: {t}",
+    "Labels: {ls}\nText: {t}\nWhich label fits?",
+    "{t}\nWhich of these labels fits: {ls}?",
+)
+
+
+def label(rng: random.Random, words: Words, n_labels: int, turns: int = 3) -> Sample:
+    """Pick the one given label that the text names, or whose listed word the text names."""
+    labels = [words.field_name() for _ in range(n_labels)]
+    defined = rng.random() < 0.4
+    keys = [words.noun() for _ in labels] if defined else labels
+    shown = (
+        ", ".join(f"{a} (about {k})" for a, k in zip(labels, keys, strict=True))
+        if defined
+        else ", ".join(labels)
+    )
+    chat: list[dict[str, Any]] = []
+    ask_text = rng.choice(LABEL_ASKS)
+    for _ in range(turns):
+        i = rng.randrange(n_labels)
+        text = rng.choice(LABEL_TEXTS).format(e=words.name(), w=keys[i])
+        chat.append({"role": "user", "content": ask_text.format(ls=shown, t=text)})
+        chat.append({"role": "assistant", "content": labels[i]})
+    return Sample("label", chat)
+
+
+TOOL_VERBS = ("get", "find", "read", "check", "book", "order", "send", "open")
+TOOL_ASKS = (
+    "{v} the {n} with {args}.",
+    "Please {v} the {n} with {args}.",
+    "Can you {v} the {n} with {args}?",
+)
+TOOL_DESCRIPTIONS = ("{v} the {n}", "Use this to {v} the {n}.", "{v} the {n} for a user.")
+
+
+def make_tool(rng: random.Random, words: Words) -> tuple[dict[str, Any], str, str, dict[str, str]]:
+    verb, noun = rng.choice(TOOL_VERBS), words.field_name()
+    params = {words.field_name(): rng.choice(VALUE_KINDS) for _ in range(rng.choice((1, 1, 2)))}
+    properties = {p: {"type": "integer" if k == "number" else "string"} for p, k in params.items()}
+    function = {
+        "name": f"{verb}_{noun}",
+        "description": rng.choice(TOOL_DESCRIPTIONS).format(v=verb, n=noun).capitalize(),
+        "parameters": {"type": "object", "properties": properties, "required": list(params)},
+    }
+    return {"type": "function", "function": function}, verb, noun, params
+
+
+def tool(rng: random.Random, words: Words, n_tools: int, turns: int = 2) -> Sample:
+    """Call the tool the request names; answer plainly what the prompt's own text already says."""
+    made = [make_tool(rng, words) for _ in range(n_tools)]
+    world = make_world(rng, words, 2, 2)
+    doc = document(rng, world)
+    chat: list[dict[str, Any]] = []
+    has_doc = rng.random() < 0.4
+    if has_doc:
+        chat.append({"role": "system", "content": rng.choice(SYSTEMS).format(doc=doc)})
+    for turn in range(turns):
+        if has_doc and (turn == 0 or rng.random() < 0.3):
+            e, f = rng.choice(list(world.facts))
+            chat.append({"role": "user", "content": rng.choice(QUESTIONS).format(e=e, f=f)})
+            chat.append({"role": "assistant", "content": answer_of(world, e, f)})
+            continue
+        spec, verb, noun, params = rng.choice(made)
+        values = {p: words.value(k) for p, k in params.items()}
+        said = " and ".join(f"{p} {v}" for p, v in values.items())
+        ask_text = rng.choice(TOOL_ASKS).format(v=verb, n=noun, args=said)
+        chat.append({"role": "user", "content": ask_text[0].upper() + ask_text[1:]})
+        arguments = {p: int(v) if params[p] == "number" else v for p, v in values.items()}
+        call = {"name": spec["function"]["name"], "arguments": arguments}
+        chat.append(
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": call}],
+            }
+        )
+        if rng.random() < 0.5:
+            result = words.value(rng.choice(VALUE_KINDS))
+            chat.append({"role": "tool", "content": json.dumps({noun: result})})
+            chat.append({"role": "assistant", "content": f"The {noun} is {result}."})
+    return Sample("tool", chat, [spec for spec, *_ in made])
+
+
+SMALL_TALK = (
+    (
+        ("Hello!", "Hello", "Hi", "Hi there!", "Good morning."),
+        "Hello! Give me a text and ask me about it.",
+    ),
+    (
+        ("Who are you?", "What are you?", "What is your name?"),
+        "I am the demo model of radixrt. I answer from the text you give me.",
+    ),
+    (
+        ("What can you do?", "Help", "How can you help me?"),
+        "I look things up in a text, write them as JSON, choose labels and call tools.",
+    ),
+    (("Thanks!", "Thank you.", "Thanks"), "You are welcome."),
+)
+
+
+def small_talk(rng: random.Random) -> Sample:
+    asks, answer = rng.choice(SMALL_TALK)
+    return Sample(
+        "talk",
+        [{"role": "user", "content": rng.choice(asks)}, {"role": "assistant", "content": answer}],
+    )
+
+
+# Levels of difficulty: (entities, fields) a document has at most.
+LEVELS = ((1, 1), (2, 1), (2, 2), (3, 2), (4, 3), (6, 3), (10, 3), (16, 4), (23, 4))
+
+
+def sample(rng: random.Random, task: str, level: int, split: Split = "train") -> Sample:
+    """One chat of the given task. `level` indexes LEVELS."""
+    words = Words(rng, split)
+    n_entities, n_fields = LEVELS[level]
+    if task == "qa":
+        return qa(rng, words, n_entities, n_fields)
+    if task == "second_turn":
+        return second_turn(rng, words, n_entities, n_fields)
+    if task == "json":
+        return extract_json(rng, words, min(n_entities, 6), n_fields)
+    if task == "label":
+        return label(rng, words, rng.randint(2, min(6, 3 + level)))
+    if task == "tool":
+        return tool(rng, words, rng.randint(1, min(4, 1 + level)))
+    return small_talk(rng)
+
+
+# ---- rendering ---------------------------------------------------------------------------------
+
+TOOLS_HEAD = "# Tools\n\nCall a tool when the question needs it.\n<tools>\n"
+TOOLS_TAIL = (
+    "</tools>\n\nTo call a tool, write:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+def render(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+) -> list[tuple[str, bool]]:
+    """The chat template's text, cut into (text, is_answer) pieces; the template file is the same in Jinja."""
+    pieces: list[tuple[str, bool]] = []
+    start = 0
+    if tools:
+        head = "<|im_start|>system\n"
+        if messages[0]["role"] == "system":
+            head += messages[0]["content"] + "\n\n"
+            start = 1
+        head += (
+            TOOLS_HEAD
+            + "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in tools)
+            + TOOLS_TAIL
+        )
+        pieces.append((head + "<|im_end|>\n", False))
+    for m in messages[start:]:
+        if m["role"] == "assistant":
+            pieces.append(("<|im_start|>assistant\n", False))
+            body = m["content"] or ""
+            for call in m.get("tool_calls") or []:
+                if body:
+                    body += "\n"
+                body += (
+                    "<tool_call>\n"
+                    + json.dumps(call["function"], ensure_ascii=False)
+                    + "\n</tool_call>"
+                )
+            pieces.append((body + "<|im_end|>", True))
+            pieces.append(("\n", False))
+        elif m["role"] == "tool":
+            pieces.append(
+                (
+                    f"<|im_start|>user\n<tool_response>\n{m['content']}\n</tool_response><|im_end|>\n",
+                    False,
+                )
+            )
+        else:
+            pieces.append((f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n", False))
+    return pieces
