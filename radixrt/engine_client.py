@@ -45,9 +45,12 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         self._info: asyncio.Future[EngineInfo] = loop.create_future()
         self._arrivals: dict[str, asyncio.Queue[Arrival]] = {}
-        """What has come in for each request under way."""
+        """What has come in for each request under way, by its id on the wire."""
+        self._wire_ids: dict[str, str] = {}
+        """By request id. The wire's are never used twice, so that late chunks of a request that was dropped
+        can't be taken for those of a new one of the same name."""
+        self._new_number = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._new_call_id = itertools.count()
         self._died: EngineDiedError | None = None
         self._receiving = loop.create_task(self._receive())
 
@@ -64,15 +67,17 @@ class EngineClient:
             RequestError: the request was refused, or was lost.
             EngineDiedError: the engine ended.
         """
-        if request.request_id in self._arrivals:
+        if request.request_id in self._wire_ids:
             raise RequestError(
                 f"A request with id {request.request_id!r} is under way; choose another id."
             )
+        wire_id = f"{request.request_id}#{next(self._new_number)}"
         arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
-        self._arrivals[request.request_id] = arrivals
+        self._wire_ids[request.request_id] = wire_id
+        self._arrivals[wire_id] = arrivals
         unfinished = request.sampling.n
         try:
-            self._send(request)
+            self._send(msgspec.structs.replace(request, request_id=wire_id))
             while unfinished:
                 arrival = await arrivals.get()
                 if isinstance(arrival, AnswerChunk):
@@ -82,18 +87,19 @@ class EngineClient:
                     unfinished = 0
                     raise _error_of(arrival) if isinstance(arrival, RequestFailed) else arrival
         finally:
-            del self._arrivals[request.request_id]
             if unfinished:
                 self.abort(request.request_id)
+            del self._arrivals[wire_id], self._wire_ids[request.request_id]
 
     def abort(self, request_id: str) -> None:
         """Drop a request. Whoever iterates over it gets what there is, with finish reason "abort".
         An unknown id is ignored."""
-        self._outbox.send(AbortRequest(request_id))
+        if wire_id := self._wire_ids.get(request_id):
+            self._outbox.send(AbortRequest(wire_id))
 
     def abort_all(self) -> None:
         """Drop every request of this client."""
-        for request_id in self._arrivals:
+        for request_id in self._wire_ids:
             self.abort(request_id)
 
     async def tokenize(self, prompt: Prompt) -> tuple[list[int], str]:
@@ -153,7 +159,7 @@ class EngineClient:
         Raises:
             RequestError: the reply is an error.
         """
-        call_id = next(self._new_call_id)
+        call_id = next(self._new_number)
         reply = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             self._send(make_message(call_id))

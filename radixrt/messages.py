@@ -64,6 +64,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     or by one RequestFailed."""
 
     request_id: str
+    """Never used twice."""
     prompt: Prompt
     sampling: SamplingParams
     stream: bool = False
