@@ -221,6 +221,7 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     """Tokens of KV that the pool holds."""
     page_size: int
     kv_bytes_per_token: int
+    """Over all layers and ranks."""
     num_parameters: int
     weight_bytes: int
     dtype: str
