@@ -92,8 +92,8 @@ def check_checkpoint(model_dir: Path, load_format: str = "auto") -> dict[str, An
     """
     config = read_config(model_dir)
     check_architecture(config)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else "unknown"
         raise ConfigError(
             f"The checkpoint {model_dir} is quantized ({method}), which is not supported; "
             "choose its float32, bfloat16 or float16 original."
@@ -124,7 +124,8 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config that describes the language model: itself, unless it has more modalities."""
-    return config.get("text_config") or config
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def context_length(config: Mapping[str, Any]) -> int:
@@ -137,8 +138,8 @@ def context_length(config: Mapping[str, Any]) -> int:
     longest = text.get("max_position_embeddings")
     if not isinstance(longest, int) or longest < 1:
         raise ConfigError("The checkpoint's config.json has no usable 'max_position_embeddings'.")
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if (rope.get("rope_type") or rope.get("type")) == "yarn":
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "yarn":
         # Qwen's YaRN recipe leaves max_position_embeddings as it was before the stretch.
         original = rope.get("original_max_position_embeddings") or longest
         longest = max(longest, int(original * (rope.get("factor") or 1)))
@@ -157,9 +158,6 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
     generation = _read_json(path) if path.is_file() else {}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     defaults = {name: generation[name] for name in names if generation.get(name) is not None}
-    if generation.get("do_sample") is False:
-        defaults = {name: defaults[name] for name in defaults if name == "repetition_penalty"}
-        defaults["temperature"] = 0.0
     ends: set[int] = set()
     for source in (config, text_config(config), generation):
         ids = source.get("eos_token_id")
