@@ -17,6 +17,15 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", 
 _NOT_FROM_HUB = ["consolidated*", "original/*"]
 """Second copies of the weights in their makers' own formats."""
 _LARGEST_HEADER = 100 << 20  # bytes; the limit of the safetensors library
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -98,12 +107,22 @@ def check_checkpoint(model_dir: Path, load_format: str = "auto") -> dict[str, An
             f"The checkpoint {model_dir} is quantized ({method}), which is not supported; "
             "choose its float32, bfloat16 or float16 original."
         )
+    _check_sizes(text_config(config))
     checkpoint_dtype(config)
     context_length(config)
     if load_format != "dummy":
         for file in weight_files(model_dir):
             read_header(file)
     return config
+
+
+def _check_sizes(config: Mapping[str, Any]) -> None:
+    for name in _SIZES:
+        value = config.get(name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(
+                f"The checkpoint's config.json has {name!r}: {value!r}, no valid size."
+            )
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:
@@ -161,7 +180,7 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
     ends: set[int] = set()
     for source in (config, text_config(config), generation):
         ids = source.get("eos_token_id")
-        ends.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        ends.update(i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
     return {**defaults, "eos_token_ids": sorted(ends)}
 
 

@@ -36,7 +36,7 @@ def load_model(
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
         tp: this rank's place; its shards alone are kept.
         seed: of dummy weights, which are the same whatever the number of ranks.
-        context_length: longest sequence that will be served; default: the checkpoint's.
+        context_length: longest sequence that will be served; default, and at most: the checkpoint's.
         trust_remote_code: let transformers run the checkpoint's own config code.
 
     Raises:
@@ -45,7 +45,8 @@ def load_model(
     raw_config = checkpoint.check_checkpoint(model_dir, load_format)
     config = _transformers_config(model_dir, trust_remote_code)
     torch_dtype = _DTYPES[checkpoint.checkpoint_dtype(raw_config) if dtype == "auto" else dtype]
-    longest = context_length or checkpoint.context_length(raw_config)
+    limit = checkpoint.context_length(raw_config)
+    longest = min(context_length or limit, limit)
     model_type = model_class(check_architecture(raw_config))
     with torch.device(device), _default_dtype(torch_dtype):
         model = model_type(config, tp or TensorParallel(), longest).eval()
