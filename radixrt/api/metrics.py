@@ -121,11 +121,6 @@ class EngineCollector(Collector):
         yield _histogram(
             "radixrt_step_seconds", "Time of a step on the worker.", stats.step_seconds
         )
-        for name, text, seconds in (
-            ("forward_seconds", "The model's forward passes.", stats.forward_seconds),
-            ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
-        ):
-            yield CounterMetricFamily(f"radixrt_{name}", text, value=seconds)
         yield _histogram(
             "radixrt_plan_seconds", "Time the scheduler took to plan a step.", stats.plan_seconds
         )
@@ -146,7 +141,7 @@ def _gauges(stats: SchedulerStats) -> list[tuple[str, str, float]]:
     ]
 
 
-def _counters(stats: SchedulerStats) -> list[tuple[str, str, int]]:
+def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
     return [
         ("prompt_tokens", "Prompt tokens of admitted sequences.", stats.prompt_tokens),
         ("cached_tokens", "Prompt tokens found in the radix tree.", stats.cached_tokens),
@@ -157,6 +152,8 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, int]]:
         ("retractions", "Sequences set back for lack of memory.", stats.retractions),
         ("evicted_pages", "Pages evicted from the radix tree.", stats.evicted_pages),
         ("steps", "Steps of the worker.", stats.steps),
+        ("forward_seconds", "Time in the model's forward passes.", stats.forward_seconds),
+        ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
         ("malformed_frames", "Frames that the scheduler could not read.", stats.malformed_frames),
     ]
 
