@@ -7,7 +7,13 @@ import time
 from collections.abc import Iterator
 
 from fastapi import APIRouter, Response
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -33,6 +39,7 @@ class Metrics:
     """The counters of one api process."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # the library's: a time stamp beside each metric, used by nobody
         self.registry = CollectorRegistry()
         self.engine = EngineCollector()
         self.registry.register(self.engine)
