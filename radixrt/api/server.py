@@ -8,6 +8,7 @@ import uvicorn
 import uvloop
 
 from radixrt.api.app import build_app
+from radixrt.api.banner import banner
 from radixrt.api.state import ServerState
 from radixrt.config import ServerConfig
 from radixrt.engine_client import EngineClient
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE_S = 1
 """How long connections may go on after a signal to stop; the engine stops at the same time."""
+
+LISTEN_BACKLOG = 2048
 
 
 def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> None:
@@ -46,6 +49,8 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
                 timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
             )
         )
+        listen_socket.listen(LISTEN_BACKLOG)
+        print(banner(config, state.info, *listen_socket.getsockname()[:2]), flush=True)
         await server.serve(sockets=[listen_socket])
     except asyncio.CancelledError:
         pass

@@ -4,6 +4,7 @@ A job is ``CHECKPOINT,LOAD_FORMAT,OUT``: the rank saves to OUT.RANK the logits o
 step after it. A process of its own, as a worker is.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -33,8 +34,10 @@ def main(rank: int, size: int, store: str, jobs: list[str]) -> None:
             logits(Path(model_dir), TensorParallel(rank, size), load_format), f"{out}.{rank}"
         )
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    os._exit(
+        0
+    )  # gloo's threads now and then abort a process that tears them down on a busy machine

@@ -1,0 +1,39 @@
+"""What the terminal says once the server is ready: the address, a command to paste, where to read on."""
+
+import json
+import shlex
+from pathlib import Path
+
+from radixrt import __version__
+from radixrt.config import DEMO_MODEL, ServerConfig
+from radixrt.messages import EngineInfo
+
+_DEMO_QUESTION = "The owner of Bramol is Teska. The owner of Vidur is Noval. What is the owner of Vidur?"
+_QUESTION = "Why is the sky blue?"
+
+
+def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
+    """The lines to print; ``host`` and ``port`` are those the socket is bound to."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{reachable}:{port}"
+    question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
+    body = {"model": config.model_name, "stream": True, "messages": [{"role": "user", "content": question}]}
+    key = "" if config.api_key is None else " -H 'Authorization: Bearer YOUR_API_KEY'"
+    docs = Path(__file__).parents[2] / "docs"
+    return f"""
+radixrt {__version__} serves {config.model_name} ({info.architecture}, {_short(info.num_parameters)} parameters, \
+{info.dtype} on {info.device})
+KV cache: {info.kv_pool_tokens:,} tokens in pages of {info.page_size}; context length {info.context_length:,}
+
+  address   {url}   (OpenAI clients: base_url={url}/v1)
+  docs      {docs if docs.is_dir() else f"{url}/"}
+  try       curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
+              -d {shlex.quote(json.dumps(body))}
+"""
+
+
+def _short(count: int) -> str:
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)
