@@ -7,7 +7,13 @@ import time
 from collections.abc import Iterator
 
 from fastapi import APIRouter, Response
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -33,6 +39,7 @@ class Metrics:
     """The counters of one api process."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # the library's: a time stamp beside each metric, used by nobody
         self.registry = CollectorRegistry()
         self.engine = EngineCollector()
         self.registry.register(self.engine)
@@ -121,11 +128,6 @@ class EngineCollector(Collector):
         yield _histogram(
             "radixrt_step_seconds", "Time of a step on the worker.", stats.step_seconds
         )
-        for name, text, seconds in (
-            ("forward_seconds", "The model's forward passes.", stats.forward_seconds),
-            ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
-        ):
-            yield CounterMetricFamily(f"radixrt_{name}", text, value=seconds)
         yield _histogram(
             "radixrt_plan_seconds", "Time the scheduler took to plan a step.", stats.plan_seconds
         )
@@ -146,7 +148,7 @@ def _gauges(stats: SchedulerStats) -> list[tuple[str, str, float]]:
     ]
 
 
-def _counters(stats: SchedulerStats) -> list[tuple[str, str, int]]:
+def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
     return [
         ("prompt_tokens", "Prompt tokens of admitted sequences.", stats.prompt_tokens),
         ("cached_tokens", "Prompt tokens found in the radix tree.", stats.cached_tokens),
@@ -157,6 +159,8 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, int]]:
         ("retractions", "Sequences set back for lack of memory.", stats.retractions),
         ("evicted_pages", "Pages evicted from the radix tree.", stats.evicted_pages),
         ("steps", "Steps of the worker.", stats.steps),
+        ("forward_seconds", "Time in the model's forward passes.", stats.forward_seconds),
+        ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
         ("malformed_frames", "Frames that the scheduler could not read.", stats.malformed_frames),
     ]
 

@@ -1,0 +1,38 @@
+"""docs/api.md knows every endpoint and every field."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from radixrt.api.native import NativeRequest, NativeSampling
+from radixrt.api.protocol import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    StreamOptions,
+)
+from radixrt.api.text import Detokenize, TokenizeText
+from tests.api.conftest import RunningServer
+
+DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+STRUCTS = [
+    ChatCompletionRequest, ChatMessage, CompletionRequest, StreamOptions, NativeRequest, NativeSampling,
+    TokenizeText, Detokenize,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
+def test_every_field_is_in_the_docs(struct: type[msgspec.Struct]) -> None:
+    named = set(re.findall(r"`([a-z_]+)`", DOCS))
+    assert set(struct.__struct_fields__) <= named
+
+
+def test_every_endpoint_and_metric_is_in_the_docs(server: RunningServer) -> None:
+    with server.http as http:
+        for path in http.get("/").json()["endpoints"]:
+            assert path in DOCS
+        metrics = http.get("/metrics").text
+    for name in re.findall(r"^# HELP (radixrt_\w+)", metrics, re.M):
+        assert name in DOCS or name.replace("radixrt_kv_pages", "") in DOCS
