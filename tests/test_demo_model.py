@@ -76,7 +76,9 @@ def test_cutting_a_chat_at_its_answers_does_not_change_its_tokens(tokenizer):
             tokenizer.encode(t, add_special_tokens=False)
             for t, _ in world.render(sample.messages, sample.tools)
         ]
-        assert [i for piece in pieces for i in piece] == tokenizer.encode(render_text(sample), add_special_tokens=False)
+        assert [i for piece in pieces for i in piece] == tokenizer.encode(
+            render_text(sample), add_special_tokens=False
+        )
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",))))

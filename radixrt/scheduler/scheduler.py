@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixrt.messages import (
+    NO_TOKEN,
     Admit,
     BlockTable,
     FinishReason,
@@ -371,11 +372,15 @@ class Scheduler:
         token_ids: list[int] = []
         started: list[SequenceStarted] = []
         finished: list[SequenceFinished] = []
+        refused: list[SequenceRefused] = []
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
             sequence = step.owners[slot]
             if sequence is None:
+                continue
+            if token == NO_TOKEN:
+                refused.append(self._fail(sequence))
                 continue
             sequence.append(token)
             seq_ids.append(sequence.seq_id)
@@ -393,6 +398,7 @@ class Scheduler:
             finished=finished,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            refused=refused,
         )
 
     def _started(self, sequence: Sequence) -> SequenceStarted:
@@ -410,6 +416,18 @@ class Scheduler:
         self._estimator.observe_finish(sequence.num_output, sequence.max_output)
         self._remove(sequence)
         return self._finished(sequence, reason, token if reason == "stop" else None)
+
+    def _fail(self, sequence: Sequence) -> SequenceRefused:
+        """End a sequence whose logits are not finite. What is cached may be the cause: drop it all."""
+        self.counters.aborted += 1
+        self._remove(sequence)
+        self.kv.flush()
+        return SequenceRefused(
+            seq_id=sequence.seq_id,
+            message="The model computed logits that are not finite: the checkpoint may be damaged, or float16 "
+            "overflowed (then serve with --dtype bfloat16 or float32).",
+            status=500,
+        )
 
     def _finished(
         self, sequence: Sequence, reason: FinishReason, stop_token: int | None
