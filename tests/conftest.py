@@ -10,7 +10,7 @@ from tests.checkpoints import make_checkpoint
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``checkpoint("llama")``: the folder of a tiny checkpoint, made once a session."""
+    """``checkpoint("llama")``: the folder of a tiny checkpoint, made once a test run."""
     made: dict[str, Path] = {}
 
     def get(architecture: str) -> Path:
