@@ -26,6 +26,8 @@ _SIZES = (
     "head_dim",
     "vocab_size",
 )
+_PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
+"""Of weights, and of the index tables that some checkpoints keep beside them."""
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -112,7 +114,7 @@ def check_checkpoint(model_dir: Path, load_format: str = "auto") -> dict[str, An
     context_length(config)
     if load_format != "dummy":
         for file in weight_files(model_dir):
-            read_header(file)
+            _check_tensors(file, read_header(file))
     return config
 
 
@@ -211,6 +213,15 @@ def weight_files(model_dir: Path) -> list[Path]:
             "convert it once with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)."
         )
     raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
+
+
+def _check_tensors(file: Path, tensors: Mapping[str, "TensorInfo"]) -> None:
+    packed = [name for name, info in tensors.items() if info.dtype not in _PLAIN_DTYPES]
+    if packed:
+        raise ConfigError(
+            f"{file} holds {tensors[packed[0]].dtype} tensors ({_some(packed)}): quantized weights are not "
+            "supported; choose the float32, bfloat16 or float16 original."
+        )
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

@@ -227,6 +227,13 @@ def test_a_quantized_checkpoint_is_refused(copy: Callable[[str], Path]) -> None:
     refuse(folder, r"quantized \(gptq\)")
 
 
+def test_packed_weights_are_refused(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama")
+    packed = {"model.norm.weight": torch.ones(64, dtype=torch.uint8)}
+    edit_weights(folder, lambda tensors: tensors.update(packed))
+    refuse(folder, r"U8 tensors \(model.norm.weight\): quantized")
+
+
 def test_a_truncated_file_is_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     file = folder / "model.safetensors"

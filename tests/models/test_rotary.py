@@ -1,5 +1,6 @@
 """Rotary tables against transformers', for every way of stretching them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,3 +49,16 @@ def test_the_table_is_transformers_for_a_sequence_as_long_as_the_context(
     ours = RotaryEmbedding(rope_config(config, 24, context_length=length))
     expected = torch.cat([cos[0, :, :12], sin[0, :, :12]], dim=-1)
     torch.testing.assert_close(ours.cos_sin, expected, atol=1e-5, rtol=0)
+
+
+def test_settings_of_transformers_4_are_read() -> None:
+    old = SimpleNamespace(
+        rope_theta=5000.0,
+        rope_local_base_freq=100.0,
+        rope_scaling={"type": "linear", "factor": 4.0},
+        max_position_embeddings=64,
+    )
+    scaled, local = (rope_config(old, 8, layer_type=kind) for kind in (None, "sliding_attention"))
+    assert scaled.parameters["rope_type"] == "linear"
+    assert scaled.parameters["rope_theta"] == 5000.0
+    assert local.parameters == {"rope_type": "default", "rope_theta": 100.0}
