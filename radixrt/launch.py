@@ -18,7 +18,11 @@ from radixrt.child import CONFIG_ERROR_FILE, EXIT_CONFIG_ERROR, write_config
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError, EngineDiedError
 from radixrt.ipc import Channels
-from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
+from radixrt.models.checkpoint import (
+    check_checkpoint,
+    resolve_model_path,
+    served_context_length,
+)
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +147,8 @@ def prepare(config: ServerConfig) -> ServerConfig:
     """
     config.validate()
     model_dir = resolve_model_path(config.model_path)
-    check_checkpoint(model_dir, load_format=config.load_format)
+    model_config = check_checkpoint(model_dir, load_format=config.load_format)
+    served_context_length(model_config, config.context_length)
     tokenizer_path = (
         None if config.tokenizer_path is None else str(resolve_model_path(config.tokenizer_path))
     )

@@ -167,6 +167,21 @@ def context_length(config: Mapping[str, Any]) -> int:
     return longest
 
 
+def served_context_length(config: Mapping[str, Any], wanted: int | None) -> int:
+    """The longest sequence that will be served: what the checkpoint is made for, or less if ``wanted``.
+
+    Raises:
+        ConfigError: more is wanted.
+    """
+    limit = context_length(config)
+    if wanted is not None and wanted > limit:
+        raise ConfigError(
+            f"--context-length {wanted} is more than the {limit} positions that this model was made for; "
+            "answers beyond them would be noise."
+        )
+    return wanted or limit
+
+
 def generation_config(model_dir: Path) -> dict[str, Any]:
     """A checkpoint's own sampling defaults.
 
