@@ -1,10 +1,8 @@
 """Which unlocked leaf of the radix tree goes first."""
 
 import heapq
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from radixrt.scheduler.radix_tree import Node
+from radixrt.scheduler.node import Node
 
 
 class LeafLRU:
@@ -20,14 +18,14 @@ class LeafLRU:
         self._sequence = 0
         self._rebuild_above = 1024
 
-    def offer(self, leaf: "Node") -> None:
+    def offer(self, leaf: Node) -> None:
         """Tell that ``leaf`` may be evicted from now on."""
         self._sequence += 1  # breaks ties, so that nodes are never compared
         heapq.heappush(self._heap, (leaf.stamp, self._sequence, leaf))
         if len(self._heap) > self._rebuild_above:
             self._rebuild()
 
-    def pop(self) -> "Node | None":
+    def pop(self) -> Node | None:
         """Take the leaf that was used longest ago; None if every leaf is locked."""
         while self._heap:
             stamp, _, leaf = heapq.heappop(self._heap)

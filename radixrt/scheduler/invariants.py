@@ -7,7 +7,8 @@ from collections import Counter
 
 import numpy as np
 
-from radixrt.scheduler.radix_tree import Node, RadixTree
+from radixrt.scheduler.node import Node
+from radixrt.scheduler.radix_tree import RadixTree
 from radixrt.scheduler.scheduler import Scheduler
 
 

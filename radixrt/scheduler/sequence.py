@@ -7,7 +7,7 @@ import numpy as np
 
 from radixrt.messages import FinishReason, SequenceRequest, TokenIds, unpack_ids
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.radix_tree import Node
+from radixrt.scheduler.node import Node
 
 NO_SLOT = -1
 

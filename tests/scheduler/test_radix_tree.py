@@ -4,7 +4,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from radixrt.scheduler.radix_tree import Node, RadixTree
+from radixrt.scheduler.node import Node
+from radixrt.scheduler.radix_tree import RadixTree
 
 Prefix = tuple[str, tuple[int, ...]]
 
