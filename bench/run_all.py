@@ -6,18 +6,16 @@ Takes some minutes on two cores. Run it on a quiet machine; a number beside othe
 """
 
 import argparse
-import contextlib
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
+
+from radixrt.bench.local_server import local_server
 
 RADIXRT = [sys.executable, "-m", "radixrt.cli"]
 WORKLOADS = {
@@ -96,7 +94,7 @@ def serving(folder: Path, quick: bool) -> list[str]:
     model = folder / "model"
     subprocess.run([*RADIXRT, "bench", "model", str(model), *shape], check=True)
     rows = []
-    with server(model) as url:
+    with local_server(str(model), "--load-format", "dummy") as url:
         for workload, flags in WORKLOADS.items():
             output = folder / f"{workload}.json"
             count = "8" if quick else "32"
@@ -129,39 +127,6 @@ def serving(folder: Path, quick: bool) -> list[str]:
             )
     parameters = "a small model" if quick else "the 0.5 B model of `radixrt bench model`, bfloat16"
     return [f"## `radixrt bench serve`, {parameters}, concurrency 16", "", *markdown(rows)]
-
-
-@contextlib.contextmanager
-def server(model: Path) -> Iterator[str]:
-    """A server on a free port, until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [
-            *RADIXRT,
-            "serve",
-            "--model-path",
-            str(model),
-            "--load-format",
-            "dummy",
-            "--port",
-            str(port),
-        ]
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(1200):
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{url}/health").close()
-                break
-            if process.poll() is not None:
-                sys.exit("the server did not start")
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def markdown(rows: list[dict]) -> list[str]:

@@ -106,6 +106,20 @@ def test_an_invalid_prompt_names_its_fault_and_leaves_nothing_running(llm: LLM) 
     assert llm.stats(check_invariants=True).running == 0
 
 
+def test_answers_do_not_depend_on_overlap_cache_or_queue_order(llm: LLM, model_dir: Path) -> None:
+    prompts = [[5 + i % 3, 9, 100] * 5 + [i] for i in range(3, 12)]
+    settings = {
+        "disable_overlap_schedule": True,
+        "disable_radix_cache": True,
+        "schedule_policy": "fcfs",
+    }
+    with LLM(str(model_dir), **settings, max_running_requests=2) as plain:
+        outputs = plain.generate(prompts, GREEDY)
+        assert plain.stats().pages_cached == 0
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in llm.generate(prompts, GREEDY)]
+    assert {o.cached_tokens for o in outputs} == {0}
+
+
 def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) -> None:
     prompts = [[5 + i, 9, 100 + i] for i in range(6)]
     seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=16, ignore_eos=True)
