@@ -8,16 +8,24 @@ from radixrt import __version__
 from radixrt.config import DEMO_MODEL, ServerConfig
 from radixrt.messages import EngineInfo
 
-_DEMO_QUESTION = "The owner of Bramol is Teska. The owner of Vidur is Noval. What is the owner of Vidur?"
+_DEMO_QUESTION = (
+    "The owner of Bramol is Teska. The owner of Vidur is Noval. What is the owner of Vidur?"
+)
 _QUESTION = "Why is the sky blue?"
 
 
 def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
     """The lines to print; ``host`` and ``port`` are those the socket is bound to."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+        host, f"[{host}]" if ":" in host else host
+    )
     url = f"http://{reachable}:{port}"
     question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
-    body = {"model": config.model_name, "stream": True, "messages": [{"role": "user", "content": question}]}
+    body = {
+        "model": config.model_name,
+        "stream": True,
+        "messages": [{"role": "user", "content": question}],
+    }
     key = "" if config.api_key is None else " -H 'Authorization: Bearer YOUR_API_KEY'"
     docs = Path(__file__).parents[2] / "docs"
     return f"""
