@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -36,6 +36,8 @@ from radixrt.sampling_params import SamplingParams
 Result = TypeVar("Result")
 PromptLike = str | Sequence[int]
 """Text, or token ids."""
+Conversation = Sequence[dict[str, Any]]
+"""Messages, each with a role and content."""
 
 MAX_CONCURRENT_REQUESTS = 2048
 """Requests that :meth:`LLM.generate` has under way at once; the others wait here."""
@@ -116,6 +118,14 @@ class LLM:
 
     # ------------------------------------------------------------ generation
 
+    @overload
+    def generate(self, prompts: str, *args: Any, **kwargs: Any) -> Output: ...  # type: ignore[overload-overlap]
+    @overload
+    def generate(self, prompts: Sequence[int], *args: Any, **kwargs: Any) -> Output: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[PromptLike], *args: Any, **kwargs: Any
+    ) -> list[Output]: ...
     def generate(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -123,7 +133,7 @@ class LLM:
         *,
         cache_salt: str = "",
         progress: bool = True,
-    ) -> Any:
+    ) -> Output | list[Output]:
         """Answer prompts, all at once.
 
         Args:
@@ -147,16 +157,20 @@ class LLM:
         )
         return outputs[0] if single else outputs
 
+    @overload
+    def chat(self, messages: Conversation, *args: Any, **kwargs: Any) -> Output: ...
+    @overload
+    def chat(self, messages: Sequence[Conversation], *args: Any, **kwargs: Any) -> list[Output]: ...
     def chat(
         self,
-        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
         cache_salt: str = "",
         progress: bool = True,
-    ) -> Any:
+    ) -> Output | list[Output]:
         """Like :meth:`generate`, for one conversation or many, rendered by the model's chat template."""
         single = len(messages) > 0 and isinstance(messages[0], dict)
         many: Sequence[Any] = [messages] if single else messages
@@ -168,7 +182,7 @@ class LLM:
 
     def stream(
         self,
-        prompt: PromptLike | Sequence[dict[str, Any]],
+        prompt: PromptLike | Conversation,
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",

@@ -18,7 +18,11 @@ from radixrt.child import CONFIG_ERROR_FILE, EXIT_CONFIG_ERROR, write_config
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError, EngineDiedError
 from radixrt.ipc import Channels
-from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
+from radixrt.models.checkpoint import (
+    check_checkpoint,
+    resolve_model_path,
+    served_context_length,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +60,7 @@ class Supervisor:
         write_config(self.channels.run_dir, config)
         try:
             for rank in range(config.tp):
-                self._start("worker", "--rank", str(rank))
+                self._start("worker", "--rank", str(rank), rank=rank)
             self._start("scheduler")
             self._start("tokenizer")
             if listen_socket is not None:
@@ -66,7 +70,7 @@ class Supervisor:
             self.stop()
             raise
 
-    def _start(self, name: str, *arguments: str, pass_fd: int | None = None) -> None:
+    def _start(self, name: str, *arguments: str, rank: int = 0, pass_fd: int | None = None) -> None:
         parent_fd = self._parent_pipe[0]
         command = [sys.executable, "-m", f"radixrt.{name}", "--run-dir", str(self.channels.run_dir)]
         process = subprocess.Popen(
@@ -78,13 +82,13 @@ class Supervisor:
             pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
             process_group=0,  # Ctrl-C is the supervisor's to handle
         )
-        child = _Child(name, process)
+        child = _Child(name if rank == 0 else f"{name}{rank}", process)
         self._children.append(child)
         threading.Thread(target=child.follow_log, args=(self._ended,), daemon=True).start()
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name; of workers the last."""
+        """Process ids by name; the workers of a tensor-parallel engine are worker, worker1, worker2, ..."""
         return {child.name: child.process.pid for child in self._children}
 
     def wait(self) -> None:
@@ -143,7 +147,8 @@ def prepare(config: ServerConfig) -> ServerConfig:
     """
     config.validate()
     model_dir = resolve_model_path(config.model_path)
-    check_checkpoint(model_dir, load_format=config.load_format)
+    model_config = check_checkpoint(model_dir, load_format=config.load_format)
+    served_context_length(model_config, config.context_length)
     tokenizer_path = (
         None if config.tokenizer_path is None else str(resolve_model_path(config.tokenizer_path))
     )

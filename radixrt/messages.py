@@ -20,6 +20,10 @@ PackedIds = bytes
 FinishReason = Literal["stop", "length", "abort"]
 
 
+NO_TOKEN = -1
+"""In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""
+
+
 def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> PackedIds:
     """Pack token, page, slot or sequence ids as little-endian int32 bytes."""
     return np.asarray(ids, dtype="<i4").tobytes()
@@ -221,6 +225,7 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     """Tokens of KV that the pool holds."""
     page_size: int
     kv_bytes_per_token: int
+    """Over all layers and ranks."""
     num_parameters: int
     weight_bytes: int
     dtype: str
@@ -297,6 +302,8 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     """For sequences that asked, one a new token, in order."""
     prompt_logprobs: list[LogprobRow] = []
     """In order of position, from the prompt's second token on."""
+    refused: list["SequenceRefused"] = []
+    """Sequences that the model can't go on with."""
 
 
 class SequenceRefused(Message, frozen=True, kw_only=True):
@@ -418,6 +425,7 @@ class StepResult(Message, frozen=True, kw_only=True):
     step_id: int
     slots: PackedIds
     token_ids: PackedIds
+    """Sampled tokens, or NO_TOKEN."""
     logprobs: list[LogprobRow] = []
     prompt_logprobs: list[LogprobRow] = []
     forward_s: float = 0.0

@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``checkpoint("llama")``: the folder of a tiny checkpoint, made once a session."""
+    """``checkpoint("llama")``: the folder of a tiny checkpoint, made once a test run."""
     made: dict[str, Path] = {}
 
     def get(architecture: str) -> Path:

@@ -116,9 +116,10 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, s: LlamaShape) -> None:
+    def __init__(self, s: LlamaShape, stream: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.s = s
+        self.stream = stream  # of the residual stream; the weights are float32 in training
         self.embed_tokens = nn.Embedding(s.vocab_size, s.hidden_size)
         self.layers = nn.ModuleList(Layer(s) for _ in range(s.num_hidden_layers))
         self.norm = RMSNorm(s.hidden_size, s.rms_norm_eps)
@@ -135,7 +136,7 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, length] -> final hidden states [batch, length, hidden_size]."""
         t = tokens.shape[1]
-        x = self.embed_tokens(tokens).to(torch.bfloat16)
+        x = self.embed_tokens(tokens).to(self.stream)
         cos, sin = self.cos[:t].to(x.dtype), self.sin[:t].to(x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)

@@ -83,7 +83,7 @@ class Progress:
 
 def choose_level(rng: random.Random, top: int) -> int:
     """Mostly the newest level, the rest of the time one before it."""
-    if top <= 0 or rng.random() < 0.5:
+    if top <= 0 or rng.random() < 0.7:
         return top
     return rng.randrange(top)
 
@@ -97,7 +97,7 @@ def main() -> None:
     )
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--muon-lr", type=float, default=0.006)
+    parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--norm-lr", type=float, default=3e-3)
     parser.add_argument("--embed-lr", type=float, default=6e-4)
     parser.add_argument("--repeat-share", type=float, default=0.25)
@@ -134,6 +134,7 @@ def main() -> None:
         adam.load_state_dict(saved["adam"])
         progress.__dict__.update(saved["progress"])
         step, seconds = saved["step"], saved["seconds"]
+        muon.param_groups[0]["base"] = args.muon_lr
 
     def save() -> None:
         state = {

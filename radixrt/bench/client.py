@@ -175,7 +175,7 @@ async def _ask(
                 if line.startswith("data:") and line != "data: [DONE]":
                     _absorb(_decode(line[5:]), record, answer)
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
-        record.error = f"{type(error).__name__}: {error}"
+        record.error = f"{type(error).__name__}: {error}".removesuffix(": ")
     finally:
         record.finished = time.perf_counter()
     if not record.error and not record.token_times:

@@ -21,7 +21,8 @@ from rich.table import Table
 from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
 from radixrt.messages import SequenceRequest, StepResult, pack_ids
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.scheduler import Scheduler, SchedulerLimits
+from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.scheduler import Scheduler
 
 BATCH_SIZES = (1, 16, 64, 256)
 PROMPT_TOKENS = 64

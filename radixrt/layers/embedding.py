@@ -37,7 +37,6 @@ class VocabParallelEmbedding(nn.Module):
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         rows, hidden_size = self.weight.shape
         real_rows = max(0, min(rows, self.vocab_size - self.first))
-        self.weight[real_rows:].zero_()
         start = min(self.first, self.vocab_size)
         yield (
             f"{path}.weight",

@@ -17,6 +17,17 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", 
 _NOT_FROM_HUB = ["consolidated*", "original/*"]
 """Second copies of the weights in their makers' own formats."""
 _LARGEST_HEADER = 100 << 20  # bytes; the limit of the safetensors library
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+_PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
+"""Of weights, and of the index tables that some checkpoints keep beside them."""
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -92,18 +103,28 @@ def check_checkpoint(model_dir: Path, load_format: str = "auto") -> dict[str, An
     """
     config = read_config(model_dir)
     check_architecture(config)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else "unknown"
         raise ConfigError(
             f"The checkpoint {model_dir} is quantized ({method}), which is not supported; "
             "choose its float32, bfloat16 or float16 original."
         )
+    _check_sizes(text_config(config))
     checkpoint_dtype(config)
     context_length(config)
     if load_format != "dummy":
         for file in weight_files(model_dir):
-            read_header(file)
+            _check_tensors(file, read_header(file))
     return config
+
+
+def _check_sizes(config: Mapping[str, Any]) -> None:
+    for name in _SIZES:
+        value = config.get(name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(
+                f"The checkpoint's config.json has {name!r}: {value!r}, no valid size."
+            )
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:
@@ -124,7 +145,8 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config that describes the language model: itself, unless it has more modalities."""
-    return config.get("text_config") or config
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def context_length(config: Mapping[str, Any]) -> int:
@@ -137,12 +159,27 @@ def context_length(config: Mapping[str, Any]) -> int:
     longest = text.get("max_position_embeddings")
     if not isinstance(longest, int) or longest < 1:
         raise ConfigError("The checkpoint's config.json has no usable 'max_position_embeddings'.")
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if (rope.get("rope_type") or rope.get("type")) == "yarn":
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "yarn":
         # Qwen's YaRN recipe leaves max_position_embeddings as it was before the stretch.
         original = rope.get("original_max_position_embeddings") or longest
         longest = max(longest, int(original * (rope.get("factor") or 1)))
     return longest
+
+
+def served_context_length(config: Mapping[str, Any], wanted: int | None) -> int:
+    """The longest sequence that will be served: what the checkpoint is made for, or less if ``wanted``.
+
+    Raises:
+        ConfigError: more is wanted.
+    """
+    limit = context_length(config)
+    if wanted is not None and wanted > limit:
+        raise ConfigError(
+            f"--context-length {wanted} is more than the {limit} positions that this model was made for; "
+            "answers beyond them would be noise."
+        )
+    return wanted or limit
 
 
 def generation_config(model_dir: Path) -> dict[str, Any]:
@@ -157,13 +194,10 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
     generation = _read_json(path) if path.is_file() else {}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     defaults = {name: generation[name] for name in names if generation.get(name) is not None}
-    if generation.get("do_sample") is False:
-        defaults = {name: defaults[name] for name in defaults if name == "repetition_penalty"}
-        defaults["temperature"] = 0.0
     ends: set[int] = set()
     for source in (config, text_config(config), generation):
         ids = source.get("eos_token_id")
-        ends.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        ends.update(i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
     return {**defaults, "eos_token_ids": sorted(ends)}
 
 
@@ -194,6 +228,15 @@ def weight_files(model_dir: Path) -> list[Path]:
             "convert it once with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)."
         )
     raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
+
+
+def _check_tensors(file: Path, tensors: Mapping[str, "TensorInfo"]) -> None:
+    packed = [name for name, info in tensors.items() if info.dtype not in _PLAIN_DTYPES]
+    if packed:
+        raise ConfigError(
+            f"{file} holds {tensors[packed[0]].dtype} tensors ({_some(packed)}): quantized weights are not "
+            "supported; choose the float32, bfloat16 or float16 original."
+        )
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

@@ -5,7 +5,7 @@ in, hidden states through the layers, logits out, weights loaded.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,24 +20,11 @@ from radixrt.layers.weights import load_into, weight_slots
 from radixrt.models.hf_config import head_dim
 
 
-class Layer(Protocol):
-    """A decoder layer. Activations travel as (output of the last block, residual stream before it)."""
-
-    self_attn: SelfAttention
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        context: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden, residual [num_tokens, hidden_size], positions [num_tokens] -> (hidden, residual)"""
-        ...
-
-
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream: Llama's layer."""
+    """Attention and MLP, each behind a norm and added to the residual stream: Llama's layer.
+
+    An architecture with another order of things brings a class of its own with this ``forward``.
+    """
 
     def __init__(self, config: Any, self_attn: SelfAttention, mlp: nn.Module) -> None:
         super().__init__()
@@ -53,7 +40,15 @@ class DecoderLayer(nn.Module):
         positions: torch.Tensor,
         context: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Layer``."""
+        """Activations travel as the last block's output and the residual stream it is yet to join.
+
+        Args:
+            hidden, residual: [num_tokens, hidden_size]
+            positions: [num_tokens]
+
+        Returns:
+            (hidden, residual) for the next layer
+        """
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
         hidden = self.self_attn(hidden, positions, context)
         hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
@@ -104,7 +99,7 @@ class CausalLM(nn.Module):
         """
         Args:
             config: transformers' config of the text model.
-            layers: one ``Layer`` each.
+            layers: ``DecoderLayer`` or alike.
             norm: the final one, where it is not Llama's.
             embedding_scale: embeddings are multiplied by it (Gemma).
             logit_soft_cap: logits become ``cap * tanh(logits / cap)`` (Gemma 2).

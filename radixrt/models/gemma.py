@@ -36,7 +36,7 @@ class GemmaDecoderLayer(nn.Module):
         positions: torch.Tensor,
         context: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Layer``."""
+        """See ``DecoderLayer.forward``."""
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
         hidden = self.post_attention_layernorm(self.self_attn(hidden, positions, context))
         hidden, residual = self.pre_feedforward_layernorm.add_and_norm(hidden, residual)

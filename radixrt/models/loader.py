@@ -11,7 +11,7 @@ import torch
 from radixrt.errors import ConfigError
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_slots
-from radixrt.models.checkpoint import check_checkpoint, checkpoint_dtype, weight_files
+from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
 from radixrt.models.registry import check_architecture, model_class
 
@@ -36,18 +36,20 @@ def load_model(
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
         tp: this rank's place; its shards alone are kept.
         seed: of dummy weights, which are the same whatever the number of ranks.
-        context_length: longest sequence that will be served; default: the checkpoint's.
+        context_length: longest sequence that will be served; default, and at most: the checkpoint's.
         trust_remote_code: let transformers run the checkpoint's own config code.
 
     Raises:
         ConfigError: the checkpoint cannot be served; one sentence says why.
     """
-    raw_config = check_checkpoint(model_dir, load_format)
+    raw_config = checkpoint.check_checkpoint(model_dir, load_format)
     config = _transformers_config(model_dir, trust_remote_code)
-    torch_dtype = _DTYPES[checkpoint_dtype(raw_config) if dtype == "auto" else dtype]
+    torch_dtype = _DTYPES[checkpoint.checkpoint_dtype(raw_config) if dtype == "auto" else dtype]
+    limit = checkpoint.context_length(raw_config)
+    longest = min(context_length or limit, limit)
     model_type = model_class(check_architecture(raw_config))
     with torch.device(device), _default_dtype(torch_dtype):
-        model = model_type(config, tp or TensorParallel(), context_length).eval()
+        model = model_type(config, tp or TensorParallel(), longest).eval()
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     else:
@@ -63,7 +65,8 @@ def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:  # transformers validates configs with many exception types
-        raise ConfigError(f"{model_dir}/config.json is not a valid config: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{model_dir}/config.json is not a valid config: {reason}") from error
 
 
 @contextmanager
@@ -80,7 +83,7 @@ def read_tensors(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part."""
     from safetensors import SafetensorError, safe_open
 
-    for file in weight_files(model_dir):
+    for file in checkpoint.weight_files(model_dir):
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)

@@ -37,7 +37,7 @@ def check_architecture(config: Mapping[str, Any]) -> str:
             f"{', '.join(sorted(ARCHITECTURES))}."
         )
     for name in names:
-        if name in ARCHITECTURES:
+        if isinstance(name, str) and name in ARCHITECTURES:
             return name
     raise ConfigError(
         f"The architecture {', '.join(map(str, names))} is not supported; supported are: "

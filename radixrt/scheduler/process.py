@@ -23,7 +23,8 @@ from radixrt.messages import (
     unpack_ids,
 )
 from radixrt.scheduler.invariants import InvariantError, check_invariants
-from radixrt.scheduler.scheduler import Scheduler, SchedulerLimits
+from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.scheduler import Scheduler
 
 MAX_STEPS_IN_FLIGHT = 2
 

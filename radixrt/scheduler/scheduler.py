@@ -10,13 +10,12 @@ surplus token under way, which is thrown away.
 import heapq
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from radixrt.messages import (
+    NO_TOKEN,
     Admit,
     BlockTable,
     FinishReason,
@@ -35,50 +34,14 @@ from radixrt.messages import (
 )
 from radixrt.scheduler.admission import OutputEstimator
 from radixrt.scheduler.kv_cache import KVCache
+from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.page_allocator import Pages
+from radixrt.scheduler.plan_draft import PlanDraft
 from radixrt.scheduler.radix_tree import Match
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.stats import Counters
 from radixrt.scheduler.waiting_queue import WaitingQueue
-
-
-@dataclass(frozen=True)
-class SchedulerLimits:
-    """The settings that bound a plan. See the flags of the same names."""
-
-    max_running_requests: int
-    max_queued_requests: int
-    max_prefill_tokens: int
-    chunked_prefill_size: int
-    context_length: int
-    num_pages: int
-    page_size: int
-    schedule_policy: Literal["lpm", "fcfs"] = "lpm"
-    share_prefixes: bool = True
-    eos_token_ids: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step plan in the making."""
-
-    prefill_budget: int
-    num_decoding: int = 0
-    admit: list[Admit] = field(default_factory=list)
-    block_tables: list[BlockTable] = field(default_factory=list)
-    extend_slots: list[NDArray[np.signedinteger]] = field(default_factory=list)
-    extend_pages: list[Pages] = field(default_factory=list)
-    prefill: list[Prefill] = field(default_factory=list)
-
-    def extend(self, slots: NDArray[np.signedinteger], pages: Pages) -> None:
-        if len(pages):
-            self.extend_slots.append(slots)
-            self.extend_pages.append(pages)
-
-    @property
-    def has_work(self) -> bool:
-        return self.num_decoding > 0 or bool(self.prefill)
 
 
 @dataclass(slots=True)
@@ -219,7 +182,7 @@ class Scheduler:
         Returns None if there is nothing to compute until a result or a request comes in.
         """
         while True:
-            draft = _Draft(prefill_budget=self.limits.max_prefill_tokens)
+            draft = PlanDraft(prefill_budget=self.limits.max_prefill_tokens)
             self._plan_decode(draft)
             self._continue_prefills(draft)
             self._admit_waiting(draft)
@@ -233,7 +196,7 @@ class Scheduler:
         """Prompts half computed hold all pages, and no result is under way that could free one."""
         return not self._in_flight and bool(self._prefilling)
 
-    def _plan_decode(self, draft: _Draft) -> None:
+    def _plan_decode(self, draft: PlanDraft) -> None:
         slots = self.slots
         self._retire_exhausted()
         while True:
@@ -258,7 +221,7 @@ class Scheduler:
         slots.is_decoding[exhausted] = slots.in_worker[exhausted] = False
         self._slots_to_release.extend(exhausted.tolist())
 
-    def _continue_prefills(self, draft: _Draft) -> None:
+    def _continue_prefills(self, draft: PlanDraft) -> None:
         for sequence in list(self._prefilling.values()):
             if draft.prefill_budget <= 0:
                 return
@@ -268,7 +231,7 @@ class Scheduler:
                 self._count_cached(sequence, adopted)
             self._plan_chunk(sequence, draft)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: PlanDraft) -> None:
         self.waiting.refresh()
         while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
             sequence = self.waiting.head()
@@ -305,7 +268,7 @@ class Scheduler:
         pages = -(-(reached + rest) // slots.page_size) - slots.num_pages[used]
         return int(np.maximum(pages, 0).sum())
 
-    def _admit(self, sequence: Sequence, match: Match | None, draft: _Draft) -> None:
+    def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         self.kv.enter(sequence, match)
         slot = sequence.slot
         num_cached = int(self.slots.planned[slot])
@@ -331,7 +294,7 @@ class Scheduler:
             sequence.cached_tokens += num_tokens
             self.counters.cached_tokens += num_tokens
 
-    def _plan_chunk(self, sequence: Sequence, draft: _Draft) -> None:
+    def _plan_chunk(self, sequence: Sequence, draft: PlanDraft) -> None:
         """Compute the next piece of a prompt, as much of it as budget and pages allow."""
         slots, slot = self.slots, sequence.slot
         start = int(slots.planned[slot])
@@ -357,24 +320,13 @@ class Scheduler:
             del self._prefilling[sequence.seq_id]
             slots.is_decoding[slot] = True
 
-    def _seal(self, draft: _Draft) -> StepPlan:
+    def _seal(self, draft: PlanDraft) -> StepPlan:
         step_id = self._next_step
         self._next_step += 1
-        self._in_flight.append(_InFlight(step_id, self.slots.owners.copy(), bool(self._in_flight)))
+        follows = bool(self._in_flight)
+        self._in_flight.append(_InFlight(step_id, self.slots.owners.copy(), follows))
         released, self._slots_to_release = self._slots_to_release, []
-        return StepPlan(
-            step_id=step_id,
-            release=released,
-            admit=draft.admit,
-            block_tables=draft.block_tables,
-            extend_slots=pack_ids(np.concatenate(draft.extend_slots))
-            if draft.extend_slots
-            else b"",
-            extend_pages=pack_ids(np.concatenate(draft.extend_pages))
-            if draft.extend_pages
-            else b"",
-            prefill=draft.prefill,
-        )
+        return draft.seal(step_id, released)
 
     # ------------------------------------------------------------ retraction
 
@@ -390,7 +342,7 @@ class Scheduler:
     def _retract(self, sequence: Sequence) -> None:
         """Take back a sequence's pages. Its KV stays in the tree until the pages are really needed, its
         tokens in flight are dropped: the sampler draws the same ones again."""
-        sequence.prompt_logprobs_to_skip = sequence.prompt_logprobs_sent
+        sequence.begin_prompt_again()
         self._leave_slot(sequence)
         self.waiting.add_retracted(sequence)
         self.counters.retractions += 1
@@ -406,7 +358,11 @@ class Scheduler:
         self.counters.step_seconds.observe(result.step_s)
         self.counters.forward_seconds += result.forward_s
         self.counters.wait_seconds += result.wait_s if step.follows else 0.0
-        prompt_logprobs = self._prompt_logprobs(step, result)
+        prompt_logprobs = [
+            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
+            for row in result.prompt_logprobs
+            if (owner := step.owners[row.owner]) is not None and owner.wants_prompt_logprob()
+        ]
         logprobs = [
             LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
             for row in result.logprobs
@@ -416,11 +372,15 @@ class Scheduler:
         token_ids: list[int] = []
         started: list[SequenceStarted] = []
         finished: list[SequenceFinished] = []
+        refused: list[SequenceRefused] = []
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
             sequence = step.owners[slot]
             if sequence is None:
+                continue
+            if token == NO_TOKEN:
+                refused.append(self._fail(sequence))
                 continue
             sequence.append(token)
             seq_ids.append(sequence.seq_id)
@@ -438,20 +398,8 @@ class Scheduler:
             finished=finished,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            refused=refused,
         )
-
-    def _prompt_logprobs(self, step: _InFlight, result: StepResult) -> list[LogprobRow]:
-        rows = []
-        for row in result.prompt_logprobs:
-            sequence = step.owners[row.owner]
-            if sequence is None:
-                continue
-            if sequence.prompt_logprobs_to_skip > 0:
-                sequence.prompt_logprobs_to_skip -= 1
-                continue
-            sequence.prompt_logprobs_sent += 1
-            rows.append(LogprobRow(sequence.seq_id, row.token_ids, row.logprobs))
-        return rows
 
     def _started(self, sequence: Sequence) -> SequenceStarted:
         assert sequence.first_planned is not None
@@ -468,6 +416,18 @@ class Scheduler:
         self._estimator.observe_finish(sequence.num_output, sequence.max_output)
         self._remove(sequence)
         return self._finished(sequence, reason, token if reason == "stop" else None)
+
+    def _fail(self, sequence: Sequence) -> SequenceRefused:
+        """End a sequence whose logits are not finite. What is cached may be the cause: drop it all."""
+        self.counters.aborted += 1
+        self._remove(sequence)
+        self.kv.flush()
+        return SequenceRefused(
+            seq_id=sequence.seq_id,
+            message="The model computed logits that are not finite: the checkpoint may be damaged, or float16 "
+            "overflowed (then serve with --dtype bfloat16 or float32).",
+            status=500,
+        )
 
     def _finished(
         self, sequence: Sequence, reason: FinishReason, stop_token: int | None

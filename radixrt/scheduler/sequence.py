@@ -42,7 +42,7 @@ class Sequence:
     first_token: float | None = None
     prompt_logprobs_sent: int = 0
     prompt_logprobs_to_skip: int = 0
-    """Rows that will come a second time, because the prompt is computed again after a retraction."""
+    """Those that will come a second time, because the prompt is computed again after a retraction."""
 
     @staticmethod
     def from_request(request: SequenceRequest, eos_token_ids: tuple[int, ...]) -> "Sequence":
@@ -85,6 +85,18 @@ class Sequence:
             self.tokens = grown
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+    def begin_prompt_again(self) -> None:
+        """The worker will compute the prompt, and send its log-probabilities, from its beginning."""
+        self.prompt_logprobs_to_skip = self.prompt_logprobs_sent
+
+    def wants_prompt_logprob(self) -> bool:
+        """Whether the next log-probability of the prompt has not been sent before; counts it."""
+        if self.prompt_logprobs_to_skip > 0:
+            self.prompt_logprobs_to_skip -= 1
+            return False
+        self.prompt_logprobs_sent += 1
+        return True
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether ``token``, just appended, is the last one."""

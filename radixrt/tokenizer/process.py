@@ -230,6 +230,8 @@ class TokenizerProcess:
             match message:
                 case TokenBatch():
                     self._absorb(message)
+                    for refused in message.refused:
+                        self._refuse(refused)
                 case SequenceRefused():
                     self._refuse(message)
                 case CallReply():

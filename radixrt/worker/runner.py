@@ -36,11 +36,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, waited_s: float = 0.0) -> StepResult:
-        """Execute one plan, for which the worker has waited ``waited_s``.
-
-        Raises:
-            BadLogitsError: the model computed NaN.
-        """
+        """Execute one plan, for which the worker has waited ``waited_s``."""
         begin = time.perf_counter()
         self._apply(plan)
         inputs = self._batch.next_step(plan)

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixrt.errors import RadixrtError
-from radixrt.messages import LogprobRow, TokenIds
+from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
 from radixrt.worker.logprobs import logprob_rows, raw_logprobs
 from radixrt.worker.noise import gumbel_noise
 from radixrt.worker.sampling_state import (
@@ -35,10 +34,6 @@ CHUNK_ELEMENTS = 1 << 18
 """Logits that go together on a CPU where several passes are made over them: what stays in the cache."""
 
 
-class BadLogitsError(RadixrtError):
-    """The model computed NaN or infinite logits, so there is no distribution to sample from."""
-
-
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     """One token for each row, still on the device."""
@@ -52,21 +47,14 @@ class SampledTokens:
     def to_host(self) -> tuple[TokenIds, list[LogprobRow]]:
         """Wait for the device; returns token ids [rows] and the log-probabilities asked for, in row order.
 
-        Raises:
-            BadLogitsError: a row's logits hold NaN or are infinite, so its token means nothing.
+        A row whose logits hold NaN or are infinite has NO_TOKEN.
         """
-        finite = self.peaks.isfinite()
-        if not finite.all():
-            slots = self.batch.slots[(~finite).cpu().numpy()].tolist()
-            raise BadLogitsError(
-                f"The model computed logits that are not finite (slots {slots}). The checkpoint may be "
-                "damaged, or float16 may overflow: try --dtype bfloat16 or --dtype float32."
-            )
+        token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
         rows: list[LogprobRow] = []
         if self.logprobs is not None and self.batch.logprobs is not None:
             asked = self.batch.logprobs
             rows = logprob_rows(*self.logprobs, asked.slots, asked.num_top)
-        return self.token_ids.cpu().numpy().astype(np.int32), rows
+        return token_ids.cpu().numpy().astype(np.int32), rows
 
 
 def sample(

@@ -106,6 +106,18 @@ def test_an_invalid_prompt_names_its_fault_and_leaves_nothing_running(llm: LLM) 
     assert llm.stats(check_invariants=True).running == 0
 
 
+def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) -> None:
+    prompts = [[5 + i, 9, 100 + i] for i in range(6)]
+    seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=16, ignore_eos=True)
+    with LLM(str(model_dir), tp=2, max_total_tokens=4096) as parallel:
+        assert len(parallel._supervisor.pids) == 3 + 1
+        assert parallel.info.num_parameters == llm.info.num_parameters
+        assert parallel.info.kv_bytes_per_token == llm.info.kv_bytes_per_token
+        for params in (GREEDY, seeded):
+            expected = [output.token_ids for output in llm.generate(prompts, params)]
+            assert [output.token_ids for output in parallel.generate(prompts, params)] == expected
+
+
 def test_close_leaves_no_process(model_dir: Path) -> None:
     llm = LLM(str(model_dir))
     family = [psutil.Process(pid) for pid in llm._supervisor.pids.values()]

@@ -213,10 +213,25 @@ def test_missing_folder_and_missing_or_broken_config(copy: Callable[[str], Path]
     refuse(folder / "nowhere", "does not exist")
 
 
+@pytest.mark.parametrize("value", [0, -1, "x", 3.5, []])
+@pytest.mark.parametrize("name", ["num_key_value_heads", "vocab_size", "head_dim"])
+def test_an_impossible_size_is_refused(copy: Callable[[str], Path], name: str, value: Any) -> None:
+    folder = copy("llama")
+    edit_config(folder, **{name: value})
+    refuse(folder, f"'{name}'")
+
+
 def test_a_quantized_checkpoint_is_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     edit_config(folder, quantization_config={"quant_method": "gptq"})
     refuse(folder, r"quantized \(gptq\)")
+
+
+def test_packed_weights_are_refused(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama")
+    packed = {"model.norm.weight": torch.ones(64, dtype=torch.uint8)}
+    edit_weights(folder, lambda tensors: tensors.update(packed))
+    refuse(folder, r"U8 tensors \(model.norm.weight\): quantized")
 
 
 def test_a_truncated_file_is_refused(copy: Callable[[str], Path]) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 from radixrt.messages import SequenceRequest, StepPlan, TokenBatch, pack_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
-from radixrt.scheduler.scheduler import Scheduler, SchedulerLimits
+from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.scheduler import Scheduler
 from tests.scheduler.fake_worker import FakeWorker, expected_answer
 
 EOS = 7

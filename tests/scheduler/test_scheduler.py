@@ -2,10 +2,11 @@
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
-from radixrt.messages import SequenceRequest, pack_ids, unpack_ids
+from radixrt.messages import NO_TOKEN, SequenceRequest, pack_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.scheduler import Scheduler
@@ -50,8 +51,6 @@ def test_next_turn_of_a_chat_finds_the_answer_of_the_turn_before() -> None:
 
 
 def test_a_decode_step_in_which_nothing_changes_is_a_few_bytes() -> None:
-    import msgspec
-
     engine = EngineModel(
         limits(num_pages=10_000, max_running_requests=256, page_size=16, max_prefill_tokens=10_000)
     )
@@ -230,6 +229,23 @@ def test_first_batch_reports_cached_tokens_and_times() -> None:
     assert started.cached_tokens == 0 and started.queued_s >= 0 and started.prefill_s > 0
     assert finished.reason == "length" and finished.total_s >= started.prefill_s
     assert unpack_ids(batch.seq_ids).tolist() == [0]
+
+
+def test_logits_that_are_not_finite_end_that_sequence_alone_and_empty_the_cache() -> None:
+    engine = EngineModel(limits())
+    for _ in range(2):
+        engine.add(list(range(20)), max_tokens=8, ignore_eos=True)
+    plan = engine.plan()
+    assert plan is not None
+    result = engine.worker.step(engine.sent.popleft())
+    tokens = unpack_ids(result.token_ids).copy()
+    tokens[0] = NO_TOKEN
+    batch = engine.scheduler.absorb(msgspec.structs.replace(result, token_ids=pack_ids(tokens)))
+    assert [refused.status for refused in batch.refused] == [500]
+    (failed,) = (refused.seq_id for refused in batch.refused)
+    assert unpack_ids(batch.seq_ids).tolist() == [1 - failed]
+    assert engine.scheduler.stats().pages_evictable == 0
+    check_invariants(engine.scheduler)
 
 
 def test_invariant_check_sees_a_leaked_page_and_a_forgotten_lock() -> None:

@@ -1,0 +1,20 @@
+"""The settings that bound what a scheduler plans."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """The settings that bound a plan. See the flags of the same names."""
+
+    max_running_requests: int
+    max_queued_requests: int
+    max_prefill_tokens: int
+    chunked_prefill_size: int
+    context_length: int
+    num_pages: int
+    page_size: int
+    schedule_policy: Literal["lpm", "fcfs"] = "lpm"
+    share_prefixes: bool = True
+    eos_token_ids: tuple[int, ...] = ()

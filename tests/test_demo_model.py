@@ -1,0 +1,124 @@
+"""Is the built-in model what it says: plain HF format, a tokenizer made for copying, unseen test words?"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ROOT = Path(__file__).parents[1]
+DEMO_MODEL = ROOT / "radixrt" / "demo_model"
+sys.path.insert(0, str(ROOT / "examples" / "train_demo_model"))
+
+import evaluate  # noqa: E402
+import world  # noqa: E402
+from model import Llama, LlamaShape  # noqa: E402
+
+TASKS = ("qa", "second_turn", "json", "label", "tool", "talk")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(DEMO_MODEL)
+
+
+def samples(count: int, split: world.Split = "train"):
+    rng = random.Random(7)
+    return [world.sample(rng, TASKS[i % len(TASKS)], i % 6, split) for i in range(count)]
+
+
+def test_model_fits_the_repository_and_the_context_is_long():
+    size = sum(f.stat().st_size for f in DEMO_MODEL.iterdir())
+    config = json.loads((DEMO_MODEL / "config.json").read_text())
+    assert size <= 12e6
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["max_position_embeddings"] >= 4096
+
+
+def test_transformers_computes_what_was_trained(tokenizer):
+    config = json.loads((DEMO_MODEL / "config.json").read_text())
+    shape = LlamaShape(**{k: config[k] for k in LlamaShape.__dataclass_fields__})
+    weights = {
+        k.removeprefix("model."): v.float()
+        for k, v in load_file(DEMO_MODEL / "model.safetensors").items()
+    }
+    ours = Llama(shape, stream=torch.float32)
+    ours.load_state_dict(weights)
+    theirs = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    tokens = torch.tensor([tokenizer.encode(render_text(samples(1)[0]), add_special_tokens=False)])
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            ours.logits(ours(tokens)), theirs(tokens).logits, rtol=1e-4, atol=1e-4
+        )
+
+
+def render_text(sample: world.Sample) -> str:
+    return "".join(text for text, _ in world.render(sample.messages, sample.tools))
+
+
+def test_chat_template_writes_what_training_read(tokenizer):
+    for sample in samples(120):
+        text = tokenizer.apply_chat_template(sample.messages, tools=sample.tools, tokenize=False)
+        assert text == render_text(sample)
+
+
+def test_cutting_a_chat_at_its_answers_does_not_change_its_tokens(tokenizer):
+    for sample in samples(60):
+        pieces = [
+            tokenizer.encode(t, add_special_tokens=False)
+            for t, _ in world.render(sample.messages, sample.tools)
+        ]
+        assert [i for piece in pieces for i in piece] == tokenizer.encode(
+            render_text(sample), add_special_tokens=False
+        )
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",))))
+def test_any_text_comes_back_from_its_tokens(text):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+@pytest.mark.parametrize("name", ["Zorvik", "kremalo", "Quathu", "4821", "KX-207", "Søren", "東京"])
+def test_a_name_has_the_same_tokens_wherever_it_stands(tokenizer, name):
+    alone = tokenizer.encode(name, add_special_tokens=False)
+    for text in (
+        f"It is {name}.",
+        f'{{"name": "{name}"}}',
+        f"{name}'s size",
+        f"\n{name}\n",
+        f"({name})",
+    ):
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        assert any(tokens[i : i + len(alone)] == alone for i in range(len(tokens)))
+
+
+def test_training_and_evaluation_share_no_word():
+    def words(split):
+        rng, made = random.Random(11), set()
+        for _ in range(500):
+            source = world.Words(rng, split)
+            source.name(), source.field_name(), source.number(), source.code(), source.noun()
+            made |= source.used
+        return made
+
+    assert not words("train") & words("eval")
+
+
+def test_the_expected_answer_is_right_and_another_is_not():
+    for suite in evaluate.SUITES:
+        rng = random.Random(3)
+        sample = suite.make(rng, world.Words(rng, "eval"))
+        expected = next(m for m in reversed(sample.messages) if m["role"] == "assistant")
+        assert evaluate.is_right(suite.name, expected, expected)
+        assert not evaluate.is_right(
+            suite.name, expected, {"role": "assistant", "content": "No idea."}
+        )
