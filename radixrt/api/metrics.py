@@ -154,7 +154,11 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("cached_tokens", "Prompt tokens found in the radix tree.", stats.cached_tokens),
         ("generated_tokens", "Tokens generated.", stats.output_tokens),
         ("finished_sequences", "Sequences that came to their end.", stats.finished),
-        ("aborted_sequences", "Sequences dropped before their end.", stats.aborted),
+        (
+            "aborted_sequences",
+            "Sequences ended from outside: client gone, or a stop string.",
+            stats.aborted,
+        ),
         ("refused_sequences", "Sequences that the scheduler did not take.", stats.refused),
         ("retractions", "Sequences set back for lack of memory.", stats.retractions),
         ("evicted_pages", "Pages evicted from the radix tree.", stats.evicted_pages),

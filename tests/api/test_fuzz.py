@@ -1,0 +1,93 @@
+"""Whatever JSON comes, the answer is a result or a 4xx with OpenAI's error object, and the server lives."""
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from radixrt.api.native import NativeRequest, NativeSampling
+from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest
+from radixrt.api.text import Detokenize, TokenizeText
+from tests.api.conftest import RunningServer
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 500),
+    st.sampled_from([2**31, 2**63, -(2**63) - 1, 10**40]),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.sampled_from(["", "hi", "user", "text", "auto", "<|im_end|>", "\x00", "\ue000", "é🦊"]),
+    st.text(st.characters(codec="utf-8"), max_size=8),
+)
+names = st.sampled_from(
+    [
+        "role",
+        "content",
+        "type",
+        "text",
+        "name",
+        "function",
+        "arguments",
+        "tool_calls",
+        "5",
+        "n",
+        "stop",
+    ]
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=6,
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", "system"]), "content": values},
+        optional={"tool_calls": values, "name": values, "reasoning_content": values},
+    ),
+    max_size=3,
+)
+
+
+def bodies(struct: Any, always: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    optional = {name: values for name in struct.__struct_fields__ if name not in always}
+    few = st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)
+    return few.flatmap(
+        lambda chosen: st.fixed_dictionaries(always | {name: optional[name] for name in chosen})
+    )
+
+
+native_sampling = bodies(NativeSampling, {"max_new_tokens": st.integers(1, 5)})
+token_ids = st.lists(st.integers(-1, 421), max_size=4)
+REQUESTS = {
+    "/v1/completions": bodies(
+        CompletionRequest, {"prompt": values | token_ids | st.just("hi"), "max_tokens": st.just(3)}
+    ),
+    "/v1/chat/completions": bodies(
+        ChatCompletionRequest, {"messages": messages | values, "max_tokens": st.just(3)}
+    ),
+    "/generate": bodies(
+        NativeRequest, {"text": st.just("hi") | values, "sampling_params": native_sampling | values}
+    ),
+    "/tokenize": bodies(TokenizeText, {"prompt": values})
+    | st.fixed_dictionaries({"messages": messages}),
+    "/detokenize": bodies(Detokenize, {"tokens": values | token_ids}),
+    "/abort_request": st.fixed_dictionaries({"rid": values}),
+}
+
+
+client = httpx.Client(timeout=10)
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_no_body_brings_the_server_down(server: RunningServer, path: str, data: Any) -> None:
+    body = data.draw(REQUESTS[path])
+    response = client.post(f"{server.url}{path}", json=body)
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
