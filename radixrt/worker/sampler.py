@@ -33,6 +33,8 @@ On one CPU core, 32k vocabulary: 56 and 275 µs, against 1,750 µs for the sort.
 CHUNK_ELEMENTS = 1 << 18
 """Logits that go together on a CPU where several passes are made over them: what stays in the cache."""
 
+ARGMAX_BLOCK = 256
+
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
@@ -79,7 +81,7 @@ def sample(
     if batch.biases is not None:
         _bias(logits, batch.biases, positions)
     # Sampled rows are overwritten below; where there are no others, the argmax is not worth its pass.
-    token_ids = logits.argmax(dim=-1) if batch.any_greedy else positions.new_empty(len(logits))
+    token_ids = _argmax(logits) if batch.any_greedy else positions.new_empty(len(logits))
     for group, draw in ((batch.truncated, _draw_truncated), (batch.untruncated, _draw_untruncated)):
         if group is not None:
             scaled = logits[group.rows].div_(group.settings.temperature)
@@ -106,6 +108,25 @@ def _penalise(logits: Tensor, penalised: PenalisedRows, state: SamplingState) ->
         logits[rows] = values
 
 
+def _argmax(values: Tensor) -> Tensor:
+    """Index of the largest of each row of ``values`` [rows, vocab]; int64 [rows].
+
+    On a CPU torch vectorises ``amax`` and not ``argmax``: looking for the best block first, and then inside
+    it, takes a seventh of the time at 64 rows of 32k.
+    """
+    rows, vocab = values.shape
+    if values.device.type != "cpu" or vocab < 4 * ARGMAX_BLOCK:
+        return values.argmax(dim=-1)
+    end = vocab - vocab % ARGMAX_BLOCK
+    peaks = values[:, :end].unflatten(-1, (-1, ARGMAX_BLOCK)).amax(dim=-1)  # [rows, blocks]
+    best = peaks.argmax(dim=-1, keepdim=True)
+    candidates = best * ARGMAX_BLOCK + torch.arange(ARGMAX_BLOCK)  # [rows, ARGMAX_BLOCK]
+    if end < vocab:
+        candidates = torch.cat((candidates, torch.arange(end, vocab).expand(rows, -1)), dim=-1)
+    choice = values.gather(-1, candidates).argmax(dim=-1, keepdim=True)
+    return candidates.gather(-1, choice).squeeze(-1)
+
+
 def _chunks(count: int, logits: Tensor) -> Iterator[slice]:
     """Slices that cover ``count`` rows; on a GPU one slice, on a CPU as many as the cache wants."""
     step = count
@@ -127,7 +148,7 @@ def _draw_untruncated(scaled: Tensor, settings: DrawSettings, positions: Tensor)
     scaled.masked_fill_(scaled < threshold, -math.inf)
     for chunk in _chunks(len(scaled), scaled):
         scaled[chunk] += gumbel_noise(settings.seed_keys[chunk], positions[chunk], every_token)
-    return scaled.argmax(dim=-1)
+    return _argmax(scaled)
 
 
 def _draw_truncated(

@@ -22,7 +22,7 @@ from radixrt.messages import NO_TOKEN, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker import sampler
 from radixrt.worker.logprobs import prompt_logprob_rows
-from radixrt.worker.sampler import sample
+from radixrt.worker.sampler import _argmax, sample
 from radixrt.worker.sampling_state import SamplingState
 
 VOCAB = 50
@@ -297,6 +297,15 @@ def test_logits_that_are_not_finite_give_no_token_and_disturb_no_other_row(bad, 
     sampled = sample(state, logits, [5, 6], torch.tensor([1, 1]))
     token_ids, _ = sampled.to_host()
     assert token_ids[0] >= 0 and token_ids[1] == NO_TOKEN
+
+
+@pytest.mark.parametrize("vocab", [5, 255, 1024, 2048, 5000])
+def test_argmax_in_blocks_is_argmax(vocab):
+    values = torch.randn(50, vocab)
+    assert torch.equal(_argmax(values), values.argmax(dim=-1))
+    ends = torch.zeros(2, vocab)
+    ends[0, 0] = ends[1, -1] = 1
+    assert _argmax(ends).tolist() == [0, vocab - 1]
 
 
 # ---------------------------------------------------------------- the batch does not matter
