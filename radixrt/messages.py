@@ -252,9 +252,11 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
 
 
 class ReleaseSequences(Message, frozen=True):
-    """Nobody wants more tokens of these: the client is gone or a stop string was found."""
+    """Nobody wants more tokens of these. Unknown ids are ignored."""
 
     seq_ids: PackedIds
+    complete: bool = False
+    """The answers are: a stop string was found. Else the client is gone, or the request has failed."""
 
 
 # FlushCacheCall and StatsCall are passed on.

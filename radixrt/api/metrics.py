@@ -156,7 +156,7 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("finished_sequences", "Sequences that came to their end.", stats.finished),
         (
             "aborted_sequences",
-            "Sequences ended from outside: client gone, or a stop string.",
+            "Sequences dropped: client gone, or request failed.",
             stats.aborted,
         ),
         ("refused_sequences", "Sequences that the scheduler did not take.", stats.refused),

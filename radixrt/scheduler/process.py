@@ -85,7 +85,7 @@ class SchedulerProcess:
                 if refused is not None:
                     self._to_tokenizer.send(refused)
             case ReleaseSequences():
-                self.scheduler.release(unpack_ids(message.seq_ids))
+                self.scheduler.release(unpack_ids(message.seq_ids), complete=message.complete)
             case FlushCacheCall():
                 reply = CallReply(
                     call_id=message.call_id, value={"pages_freed": self.scheduler.flush_cache()}

@@ -127,13 +127,21 @@ class Scheduler:
         mean_rest = sum(outputs) / len(outputs) if outputs else 1
         return max(1, min(60, round(mean_step_s * mean_rest * self._estimator.share)))
 
-    def release(self, seq_ids: Pages) -> None:
-        """Drop sequences whose tokens nobody wants any more; unknown ids are ignored."""
+    def release(self, seq_ids: Pages, *, complete: bool = False) -> None:
+        """Drop sequences of which nobody wants more tokens; unknown ids are ignored.
+
+        Args:
+            complete: their answers are: a stop string ended them.
+        """
         for seq_id in seq_ids.tolist():
             sequence = self._sequences.get(seq_id)
-            if sequence is not None:
+            if sequence is None:
+                continue
+            if complete:
+                self._count_finish(sequence)
+            else:
                 self.counters.aborted += 1
-                self._remove(sequence)
+            self._remove(sequence)
 
     def drop_expired(self, now: float) -> list[SequenceFinished]:
         """Drop sequences whose deadline has passed; ``now`` is Unix time."""
@@ -412,10 +420,13 @@ class Scheduler:
         )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> SequenceFinished:
-        self.counters.finished += 1
-        self._estimator.observe_finish(sequence.num_output, sequence.max_output)
+        self._count_finish(sequence)
         self._remove(sequence)
         return self._finished(sequence, reason, token if reason == "stop" else None)
+
+    def _count_finish(self, sequence: Sequence) -> None:
+        self.counters.finished += 1
+        self._estimator.observe_finish(sequence.num_output, sequence.max_output)
 
     def _fail(self, sequence: Sequence) -> SequenceRefused:
         """End a sequence whose logits are not finite. What is cached may be the cause: drop it all."""

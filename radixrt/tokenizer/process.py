@@ -193,9 +193,9 @@ class TokenizerProcess:
             answer.abort()
         self._send_chunks([answer.take_chunk() for answer in answers])
 
-    def _release(self, seq_ids: set[int]) -> None:
+    def _release(self, seq_ids: set[int], *, complete: bool = False) -> None:
         if seq_ids:
-            self._to_scheduler.send(ReleaseSequences(pack_ids(sorted(seq_ids))))
+            self._to_scheduler.send(ReleaseSequences(pack_ids(sorted(seq_ids)), complete))
 
     # ------------------------------------------------------------ calls
 
@@ -257,7 +257,7 @@ class TokenizerProcess:
                 self._forget(seq_id, answer)
                 if news.finished is None:
                     stopped.add(seq_id)
-        self._release(stopped)
+        self._release(stopped, complete=True)
         self._send_chunks(chunks)
 
     def _forget(self, seq_id: int, answer: Answer) -> None:

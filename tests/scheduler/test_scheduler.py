@@ -148,6 +148,17 @@ def test_release_gives_pages_back_at_the_next_plan() -> None:
     assert engine.plan() is None
 
 
+def test_a_stop_string_found_later_counts_as_an_end_and_not_as_an_abort() -> None:
+    engine = EngineModel(limits())
+    seq_id = engine.add(list(range(8)), max_tokens=100, ignore_eos=True)
+    for _ in range(3):
+        engine.plan()
+        engine.absorb()
+    engine.scheduler.release(np.array([seq_id], dtype=np.int32), complete=True)
+    stats = engine.scheduler.stats()
+    assert (stats.finished, stats.aborted, stats.running) == (1, 0, 0)
+
+
 def test_release_of_an_unknown_sequence_is_ignored() -> None:
     engine = EngineModel(limits())
     engine.scheduler.release(np.array([99], dtype=np.int32))
