@@ -4,17 +4,18 @@ import asyncio
 import itertools
 import os
 import queue
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from numbers import Integral
+from typing import Any, overload
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from radixrt.background_engine import BackgroundEngine
 from radixrt.config import DEMO_MODEL, ServerConfig
-from radixrt.engine_client import EngineClient
 from radixrt.errors import ConfigError, EngineDiedError, RequestError
-from radixrt.launch import Supervisor, prepare
+from radixrt.launch import prepare
 from radixrt.messages import (
     AnswerChunk,
     AnswerTimes,
@@ -31,9 +32,9 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
+from radixrt.nesting import check_depth
 from radixrt.sampling_params import SamplingParams
 
-Result = TypeVar("Result")
 PromptLike = str | Sequence[int]
 """Text, or token ids."""
 Conversation = Sequence[dict[str, Any]]
@@ -103,18 +104,11 @@ class LLM:
             config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
         except TypeError as error:
             raise ConfigError(f"LLM takes the settings of ServerConfig: {error}.") from None
-        self._supervisor = Supervisor(prepare(config))
-        self._loop = asyncio.new_event_loop()
-        self._failure: Exception | None = None
+        self._engine = BackgroundEngine(prepare(config))
+        self.info: EngineInfo = self._engine.info
         self._new_id = itertools.count()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="radixrt-client").start()
-        self._client = self._run(_make_client(self._supervisor))
-        threading.Thread(target=self._watch, daemon=True, name="radixrt-watch").start()
-        try:
-            self.info: EngineInfo = self._run(self._client.ready())
-        except BaseException:
-            self.close()
-            raise self._failure or EngineDiedError("The engine ended while starting.") from None
+        # An LLM that is forgotten, or lives to the end of the program, leaves no process behind.
+        self._finalizer = weakref.finalize(self, self._engine.close)
 
     # ------------------------------------------------------------ generation
 
@@ -150,7 +144,7 @@ class LLM:
             RequestError: a prompt or setting is invalid; nothing goes on running then.
             EngineDiedError: a process of the engine ended.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
         many: Sequence[Any] = [prompts] if single else prompts
         outputs = self._answer(
             [_prompt(p) for p in many], sampling_params, cache_salt, progress and not single
@@ -174,6 +168,7 @@ class LLM:
         """Like :meth:`generate`, for one conversation or many, rendered by the model's chat template."""
         single = len(messages) > 0 and isinstance(messages[0], dict)
         many: Sequence[Any] = [messages] if single else messages
+        check_depth([*many, tools, template_kwargs], "messages")
         prompts = [
             ChatPrompt(messages=list(m), tools=tools, template_kwargs=template_kwargs) for m in many
         ]
@@ -197,9 +192,8 @@ class LLM:
             wire_prompt, sampling_params or self.default_sampling_params(), cache_salt, stream=True
         )
         chunks: queue.SimpleQueue[AnswerChunk | BaseException | None] = queue.SimpleQueue()
-        task = asyncio.run_coroutine_threadsafe(
-            _forward(self._client.generate(request), chunks), self._loop
-        )
+        source = self._engine.client.generate(request)
+        task = self._engine.submit(_forward(source, chunks))
         try:
             while (chunk := chunks.get()) is not None:
                 if isinstance(chunk, BaseException):
@@ -216,23 +210,15 @@ class LLM:
 
     def flush_cache(self) -> int:
         """Empty the radix tree of what no running request uses; returns the number of pages freed."""
-        return self._run(self._client.flush_cache())
+        return self._engine.run(self._engine.client.flush_cache())
 
     def stats(self, *, check_invariants: bool = False) -> SchedulerStats:
         """Counters of the scheduler."""
-        return self._run(self._client.stats(check_invariants))
+        return self._engine.run(self._engine.client.stats(check_invariants))
 
     def close(self) -> None:
         """Stop all processes. May be called twice."""
-        if self._loop.is_closed():
-            return
-        self._supervisor.stop()
-        self._loop.call_soon_threadsafe(self._client.engine_died, "The engine was closed.")
-        self._run(_close_client(self._client))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        while self._loop.is_running():
-            threading.Event().wait(0.001)
-        self._loop.close()
+        self._finalizer()
 
     def __enter__(self) -> "LLM":
         return self
@@ -241,19 +227,6 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------ inside
-
-    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        if self._loop.is_closed():
-            coroutine.close()
-            raise EngineDiedError("This LLM is closed; make a new one.")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _watch(self) -> None:
-        try:
-            self._supervisor.wait()
-        except (ConfigError, EngineDiedError) as error:
-            self._failure = error
-            self._loop.call_soon_threadsafe(self._client.engine_died, str(error))
 
     def _request(
         self, prompt: Prompt, sampling: SamplingParams, cache_salt: str, *, stream: bool = False
@@ -287,7 +260,7 @@ class LLM:
         requests = [self._request(p, s, cache_salt) for p, s in zip(prompts, each, strict=True)]
         columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, disable=not progress, transient=True) as bar:
-            return self._run(self._gather(requests, bar))
+            return self._engine.run(self._gather(requests, bar))
 
     async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
         task = bar.add_task("", total=len(requests))
@@ -295,7 +268,7 @@ class LLM:
 
         async def answer(request: GenerateRequest) -> Output:
             async with room:
-                chunks = [chunk async for chunk in self._client.generate(request)]
+                chunks = [chunk async for chunk in self._engine.client.generate(request)]
             bar.advance(task)
             return _output(chunks)
 
@@ -305,14 +278,6 @@ class LLM:
         except* (RequestError, EngineDiedError) as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
-
-
-async def _make_client(supervisor: Supervisor) -> EngineClient:
-    return EngineClient(supervisor.channels)
-
-
-async def _close_client(client: EngineClient) -> None:
-    client.close()
 
 
 async def _forward(source: AsyncIterator[AnswerChunk], target: queue.SimpleQueue) -> None:

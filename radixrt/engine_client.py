@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from radixrt.errors import EngineDiedError, RequestError
-from radixrt.ipc import AsyncInbox, Channels, Outbox
+from radixrt.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.messages import (
     AbortRequest,
     AnswerBatch,
@@ -124,7 +124,9 @@ class EngineClient:
         RequestError: an invariant is broken (only with ``check_invariants``).
         """
         value = await self._call(lambda call_id: StatsCall(call_id, check_invariants))
-        return msgspec.convert(value, SchedulerStats)
+        stats = msgspec.convert(value, SchedulerStats)
+        malformed_frames = stats.malformed_frames + self._inbox.malformed_frames
+        return msgspec.structs.replace(stats, malformed_frames=malformed_frames)
 
     def engine_died(self, reason: str) -> None:
         """Fail everything under way, and everything from now on."""
@@ -147,6 +149,10 @@ class EngineClient:
             raise self._died
         try:
             self._outbox.send(message)
+        except (TypeError, OverflowError, RecursionError) as error:
+            raise RequestError(f"The request holds what can't be sent: {error}.") from error
+        except FrameTooLargeError as error:
+            raise RequestError(str(error), status=413) from error
         except UnicodeEncodeError as error:
             raise RequestError(
                 "The text holds a lone surrogate (half of a UTF-16 pair), which is not a character; "

@@ -15,17 +15,23 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from radixrt.errors import ConfigError
+from radixrt.errors import ConfigError, RadixrtError
 
 log = logging.getLogger(__name__)
 
 Received = TypeVar("Received")
+
+LONGEST_WAIT_S = 60.0
 
 LONGEST_RUN_DIR = 80
 """Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
 
 MAX_FRAME_BYTES = 512 << 20
 """A frame larger than this is a fault of the sender; ZeroMQ drops the connection."""
+
+
+class FrameTooLargeError(RadixrtError):
+    """A message has more than MAX_FRAME_BYTES."""
 
 
 class Channels:
@@ -131,7 +137,15 @@ class Outbox:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: msgspec.Struct) -> None:
-        self.socket.send(self._encoder.encode(message), copy=False)
+        """Raises:
+        FrameTooLargeError: the receiver would not take it.
+        """
+        frame = self._encoder.encode(message)
+        if len(frame) > MAX_FRAME_BYTES:
+            raise FrameTooLargeError(
+                f"A message of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}."
+            )
+        self.socket.send(frame, copy=False)
 
     def close(self) -> None:
         self.socket.close()
@@ -146,7 +160,9 @@ class Poller:
             self._poller.register(inbox.socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until a message is here, or the time is over; True if one is here."""
+        """Sleep until a message is here, or the time (or a minute) is over; True if one is here."""
+        if timeout_s is not None:
+            timeout_s = min(timeout_s, LONGEST_WAIT_S)  # ZeroMQ counts milliseconds in 32 bits
         return bool(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
 
 

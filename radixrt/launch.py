@@ -1,5 +1,6 @@
 """The supervisor: checks what can be checked, starts the processes of an engine, watches and stops them."""
 
+import contextlib
 import dataclasses
 import errno
 import logging
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from radixrt.child import CONFIG_ERROR_FILE, EXIT_CONFIG_ERROR, write_config
 from radixrt.config import ServerConfig
@@ -20,6 +22,7 @@ from radixrt.errors import ConfigError, EngineDiedError
 from radixrt.ipc import Channels
 from radixrt.models.checkpoint import (
     check_checkpoint,
+    generation_config,
     resolve_model_path,
     served_context_length,
 )
@@ -39,10 +42,13 @@ class _Child:
     def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
         """Pass the child's log on and keep its end; tell when the child is gone."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for (
+            line
+        ) in self.process.stderr:  # to the end, whatever happens: a full pipe would block the child
             self.log_tail.append(line)
-            sys.stderr.write(line)
-            sys.stderr.flush()
+            with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
+                sys.stderr.write(line)
+                sys.stderr.flush()
         self.process.wait()
         ended.put(self)
 
@@ -72,11 +78,20 @@ class Supervisor:
 
     def _start(self, name: str, *arguments: str, rank: int = 0, pass_fd: int | None = None) -> None:
         parent_fd = self._parent_pipe[0]
-        command = [sys.executable, "-m", f"radixrt.{name}", "--run-dir", str(self.channels.run_dir)]
+        # -P: a file of the user's folder called http.py must not stand in for the standard library's
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            f"radixrt.{name}",
+            "--run-dir",
+            str(self.channels.run_dir),
+        ]
         process = subprocess.Popen(
             [*command, "--parent-fd", str(parent_fd), *arguments],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
+            env=_environment(),
             text=True,
             errors="replace",
             pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
@@ -139,6 +154,13 @@ class Supervisor:
         self.stop()
 
 
+def _environment() -> dict[str, str]:
+    """Children find radixrt where this process has found it."""
+    package_parent = str(Path(__file__).parents[1])
+    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def prepare(config: ServerConfig) -> ServerConfig:
     """Check what can be checked before any process starts; the model path becomes a folder.
 
@@ -149,6 +171,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     model_dir = resolve_model_path(config.model_path)
     model_config = check_checkpoint(model_dir, load_format=config.load_format)
     served_context_length(model_config, config.context_length)
+    generation_config(model_dir)
     tokenizer_path = (
         None if config.tokenizer_path is None else str(resolve_model_path(config.tokenizer_path))
     )

@@ -34,6 +34,11 @@ def unpack_ids(packed: PackedIds) -> TokenIds:
     return np.frombuffer(packed, dtype="<i4")
 
 
+def num_ids(packed: PackedIds) -> int:
+    """How many ids are packed."""
+    return len(packed) // 4
+
+
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all messages; the class name is the tag."""
 
@@ -118,6 +123,8 @@ class StatsCall(Message, frozen=True):
     call_id: int
     check_invariants: bool = False
     """Also check that every page is accounted for; a violation is the reply's error."""
+    malformed_frames: int = 0
+    """That the tokenizer process has dropped; the scheduler adds its own."""
 
 
 # ---------------------------------------------------------------- tokenizer → api
@@ -352,6 +359,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     tree_nodes: int
     steps: int
     malformed_frames: int
+    """Frames that any process could not read."""
     step_seconds: HistogramSnapshot
     """Wall time of a step on the worker."""
     forward_seconds: float

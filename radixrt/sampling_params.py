@@ -65,11 +65,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
     def validate(self, vocab_size: int | None = None) -> "SamplingParams":
-        """Return self.
+        """Return these settings with each value of its declared type (a single ``stop`` string, a list).
 
         Raises:
-            RequestError: a value is out of its range; names the field and the range.
+            RequestError: a value is of another type or out of its range; names the field.
         """
+        checked = _of_declared_types(self)
+        checked._check_ranges(vocab_size)
+        return checked
+
+    def _check_ranges(self, vocab_size: int | None) -> None:
         for name, low, high in _RANGES:
             _require_in_range(name, getattr(self, name), low, high)
         if self.top_p == 0.0:
@@ -97,7 +102,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, bias in (self.logit_bias or {}).items():
             _require_token("logit_bias", token, vocab_size)
             _require_in_range("logit_bias", bias, -100.0, 100.0)
-        return self
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -117,10 +121,23 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
+def _of_declared_types(params: SamplingParams) -> SamplingParams:
+    fields = msgspec.structs.asdict(params)
+    if isinstance(params.stop, str):
+        fields["stop"] = (params.stop,)
+    for name in ("stop", "stop_token_ids"):
+        if fields[name] is None:
+            fields[name] = ()
+    try:
+        return msgspec.convert(fields, SamplingParams)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at ")
+        name = path.strip("`$.").partition("[")[0]
+        raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None
+
+
 def _require_in_range(name: str, value: Any, low: float, high: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+    if value is not None and not low <= value <= high:
         raise RequestError(
             f"{name} must be a number from {low} to {high}, not {value!r}.", param=name
         )

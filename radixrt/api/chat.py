@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.body import read_json, to_struct
-from radixrt.api.conversation import check_depth, to_template_messages
+from radixrt.api.conversation import to_template_messages
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
 from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
@@ -17,6 +17,7 @@ from radixrt.api.sampling import deadline, sampling_from_fields
 from radixrt.api.state import ServerState, new_id
 from radixrt.errors import RequestError
 from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, ToolCall, unpack_ids
+from radixrt.nesting import check_depth
 
 
 def chat_routes(state: ServerState) -> APIRouter:

@@ -6,11 +6,10 @@ import orjson
 
 from radixrt.api.protocol import ChatMessage
 from radixrt.errors import RequestError
+from radixrt.nesting import check_depth
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}  # fmt: skip
 """Our name of each role: "developer" is what OpenAI's newer models call "system"."""
-
-MAX_DEPTH = 64
 
 
 def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
@@ -23,19 +22,6 @@ def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
         _to_template_message(message, f"messages[{index}]")
         for index, message in enumerate(messages)
     ]
-
-
-def check_depth(value: Any, field: str, allowed: int = MAX_DEPTH) -> None:
-    """Raises:
-    RequestError: lists and objects are nested so deeply that a template would fail at them.
-    """
-    if not allowed:
-        raise RequestError(f"{field} is nested more than {MAX_DEPTH} deep.", param=field)
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            check_depth(item, field, allowed - 1)
 
 
 def _to_template_message(message: ChatMessage, where: str) -> dict[str, Any]:

@@ -13,19 +13,25 @@ _BACKENDS: dict[str, Callable[[torch.device], AttentionBackend]] = {
 }
 
 
-def make_backend(name: str, device: torch.device | str) -> AttentionBackend:
-    """A backend for one worker.
-
-    Args:
-        name: a key of the registry, or ``auto`` for the fastest that runs on the device.
+def resolve_backend(name: str, device: torch.device | str) -> str:
+    """What a value of ``--attention-backend`` means on a device: ``auto`` is the fastest that runs there.
 
     Raises:
         ConfigError: no backend has this name.
     """
     if name == "auto":
-        name = "torch_reference"
+        return "torch_reference"
     if name not in _BACKENDS:
         raise ConfigError(
             f"--attention-backend {name!r} is unknown; choose auto or one of {', '.join(_BACKENDS)}."
         )
-    return _BACKENDS[name](torch.device(device))
+    return name
+
+
+def make_backend(name: str, device: torch.device | str) -> AttentionBackend:
+    """A backend for one worker, by its name or ``auto``.
+
+    Raises:
+        ConfigError: no backend has this name.
+    """
+    return _BACKENDS[resolve_backend(name, device)](torch.device(device))

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.config import DEMO_MODEL
-from radixrt.errors import ConfigError
+from radixrt.errors import ConfigError, RequestError
 from radixrt.models.registry import check_architecture
+from radixrt.sampling_params import SamplingParams
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -188,12 +189,21 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
     Returns:
         those of temperature, top_p, top_k, min_p and repetition_penalty that generation_config.json sets,
         and ``eos_token_ids``: the sorted end-of-sequence ids of both files.
+
+    Raises:
+        ConfigError: a default is out of its range.
     """
     config = read_config(model_dir)
     path = model_dir / "generation_config.json"
     generation = _read_json(path) if path.is_file() else {}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     defaults = {name: generation[name] for name in names if generation.get(name) is not None}
+    if isinstance(defaults.get("top_k"), float) and defaults["top_k"].is_integer():
+        defaults["top_k"] = int(defaults["top_k"])
+    try:
+        SamplingParams(**defaults).validate()
+    except RequestError as error:
+        raise ConfigError(f"{path} sets defaults that no request may have: {error}") from error
     ends: set[int] = set()
     for source in (config, text_config(config), generation):
         ids = source.get("eos_token_id")

@@ -142,6 +142,16 @@ class KVCache:
         sequence.node = None
         slots.remove(sequence)
 
+    def discard(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot and drop its KV, as far as no other running sequence uses it."""
+        slots, node = self._slots, sequence.node
+        assert node is not None
+        self.allocator.free(slots.own_pages(sequence.slot))
+        self.tree.unlock(node)
+        self.allocator.free(self.tree.prune(node))
+        sequence.node = None
+        slots.remove(sequence)
+
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet."""
         computed = min(int(self._slots.planned[sequence.slot]), sequence.num_tokens)

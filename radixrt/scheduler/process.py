@@ -103,7 +103,8 @@ class SchedulerProcess:
                     request_id="", message=f"An invariant is broken: {error}.", status=500
                 )
                 return CallReply(call_id=call.call_id, error=failed)
-        malformed = self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
+        malformed = call.malformed_frames
+        malformed += self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
         return CallReply(
             call_id=call.call_id, value=msgspec.to_builtins(self.scheduler.stats(malformed))
         )

@@ -174,11 +174,13 @@ class RadixTree:
         """
         size, parent = self.page_size, node.parent
         assert parent is not None and 0 < num_pages < len(node.pages)
-        upper = Node(parent, node.tokens[: num_pages * size], node.pages[:num_pages])
+        # copies: a view would keep the whole edge's memory for the sake of a page
+        upper = Node(parent, node.tokens[: num_pages * size].copy(), node.pages[:num_pages].copy())
         upper.lock_count, upper.stamp = node.lock_count, node.stamp
         parent.children[upper.tokens[:size].tobytes()] = upper
         node.parent = upper
-        node.tokens, node.pages = node.tokens[num_pages * size :], node.pages[num_pages:]
+        node.tokens = node.tokens[num_pages * size :].copy()
+        node.pages = node.pages[num_pages:].copy()
         upper.children[node.tokens[:size].tobytes()] = node
         self.num_nodes += 1
         return upper
@@ -210,6 +212,22 @@ class RadixTree:
                 self._remove_leaf(leaf)
         if not freed:
             return NO_PAGES
+        self.generation += 1
+        pages = np.concatenate(freed)
+        self.num_pages -= len(pages)
+        return pages
+
+    def prune(self, node: Node) -> Pages:
+        """Drop ``node`` and the prefix above it, up to where somebody else needs it.
+
+        Returns:
+            The pages that are free now.
+        """
+        freed = [NO_PAGES]
+        while node.is_evictable and node.parent is not None:
+            leaf, node = node, node.parent
+            freed.append(leaf.pages)
+            self._remove_leaf(leaf)
         self.generation += 1
         pages = np.concatenate(freed)
         self.num_pages -= len(pages)

@@ -1,6 +1,6 @@
 """Continuous batching: which tokens the worker computes in each step.
 
-The scheduler is a plain state machine without sockets or clocks of its own: :meth:`Scheduler.add` and
+The scheduler is a plain state machine without sockets: :meth:`Scheduler.add` and
 :meth:`Scheduler.release` change who wants tokens, :meth:`Scheduler.plan` makes the next step,
 :meth:`Scheduler.absorb` takes a step's tokens back. Up to two steps are in flight, so a plan is made one
 step before the tokens of the step ahead of it are known; a sequence that turns out to have ended has one
@@ -29,6 +29,7 @@ from radixrt.messages import (
     StepPlan,
     StepResult,
     TokenBatch,
+    num_ids,
     pack_ids,
     unpack_ids,
 )
@@ -95,7 +96,7 @@ class Scheduler:
 
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or say why not."""
-        max_tokens = len(request.token_ids) // 4 + (request.sampling.max_tokens or 0)
+        max_tokens = num_ids(request.token_ids) + (request.sampling.max_tokens or 0)
         if max_tokens > min(
             self.limits.context_length, self.limits.num_pages * self.limits.page_size
         ):
@@ -171,7 +172,7 @@ class Scheduler:
         else:
             self._leave_slot(sequence)
 
-    def _leave_slot(self, sequence: Sequence) -> None:
+    def _leave_slot(self, sequence: Sequence, *, keep_kv: bool = True) -> None:
         slot = sequence.slot
         if self.slots.in_worker[slot]:
             self._slots_to_release.append(slot)
@@ -180,7 +181,10 @@ class Scheduler:
                 step.owners[slot] = None
         self._prefilling.pop(sequence.seq_id, None)
         self._adopters.discard(slot)
-        self.kv.leave(sequence)
+        if keep_kv:
+            self.kv.leave(sequence)
+        else:
+            self.kv.discard(sequence)
 
     # ------------------------------------------------------------ planning
 
@@ -339,7 +343,8 @@ class Scheduler:
     # ------------------------------------------------------------ retraction
 
     def _youngest(self) -> Sequence:
-        """The running sequence that arrived last. The oldest is never retracted, so work always ends."""
+        """The running sequence that arrived last. The oldest goes on, so work always ends (it is set back too
+        if the pages it lacks are held by sequences whose last tokens are under way: they are free soon)."""
         candidates = [
             s
             for s in self.running()
@@ -429,10 +434,10 @@ class Scheduler:
         self._estimator.observe_finish(sequence.num_output, sequence.max_output)
 
     def _fail(self, sequence: Sequence) -> SequenceRefused:
-        """End a sequence whose logits are not finite. What is cached may be the cause: drop it all."""
+        """End a sequence whose logits are not finite. Its KV may be the cause and is not kept."""
         self.counters.aborted += 1
-        self._remove(sequence)
-        self.kv.flush()
+        del self._sequences[sequence.seq_id]
+        self._leave_slot(sequence, keep_kv=False)
         return SequenceRefused(
             seq_id=sequence.seq_id,
             message="The model computed logits that are not finite: the checkpoint may be damaged, or float16 "

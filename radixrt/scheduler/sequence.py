@@ -36,7 +36,7 @@ class Sequence:
     """Tree node at whose end this sequence's tree pages end; locked while it runs."""
 
     cached_tokens: int = 0
-    """Prompt tokens that came from the tree at first admission."""
+    """Prompt tokens that came from the tree before the first token was out."""
     arrived: float = field(default_factory=time.monotonic)
     first_planned: float | None = None
     first_token: float | None = None

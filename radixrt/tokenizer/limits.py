@@ -3,9 +3,10 @@
 import dataclasses
 import hashlib
 import random
-from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from radixrt.errors import RequestError
 from radixrt.messages import EngineInfo
@@ -41,17 +42,17 @@ class Limits:
                 code=_TOO_LONG,
             )
 
-    def check_token_ids(self, ids: Sequence[int]) -> None:
+    def check_token_ids(self, ids: NDArray[np.integer]) -> None:
         """Raises:
         RequestError: an id is not in the vocabulary.
         """
-        for position, token_id in enumerate(ids):
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    f"The prompt's token id {token_id} at position {position} is not in the vocabulary; ids go "
-                    f"from 0 to {self.vocab_size - 1}.",
-                    param="prompt",
-                )
+        outside = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
+        if len(outside):
+            raise RequestError(
+                f"The prompt's token id {ids[outside[0]]} at position {outside[0]} is not in the model's vocabulary; "
+                f"ids go from 0 to {self.vocab_size - 1}.",
+                param="prompt",
+            )
 
     def max_tokens(self, prompt_length: int, requested: int | None) -> int:
         """Most tokens to generate: what was asked for, else what is left.

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
+
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
@@ -35,8 +37,10 @@ from radixrt.messages import (
     StatsCall,
     TokenBatch,
     TokenizeCall,
+    TokenPrompt,
     ToTokenizerFromApi,
     ToTokenizerFromScheduler,
+    num_ids,
     pack_ids,
     unpack_ids,
 )
@@ -111,8 +115,14 @@ class TokenizerProcess:
                 self._start_task(self._reply(message.call_id, self._tokenize, message.prompt))
             case DetokenizeCall():
                 self._start_task(self._reply(message.call_id, self._detokenize, message))
-            case FlushCacheCall() | StatsCall():
+            case FlushCacheCall():
                 self._to_scheduler.send(message)
+            case StatsCall():
+                inboxes = (self._from_api, self._from_scheduler)
+                malformed = sum(inbox.malformed_frames for inbox in inboxes)
+                self._to_scheduler.send(
+                    msgspec.structs.replace(message, malformed_frames=malformed)
+                )
 
     def _generate(self, request: GenerateRequest) -> None:
         try:
@@ -137,6 +147,8 @@ class TokenizerProcess:
         RequestError: the request can't be served as it is.
         """
         request.sampling.validate(self._limits.vocab_size)
+        if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
+            self._limits.max_tokens(num_ids(request.prompt.token_ids), request.sampling.max_tokens)
         text, token_ids = self._encoder.encode(request.prompt, self._limits)
         max_tokens = self._limits.max_tokens(len(token_ids), request.sampling.max_tokens)
         return _Encoded(request, text, token_ids, max_tokens)
@@ -189,9 +201,12 @@ class TokenizerProcess:
             self._to_api.send(_failed(request_id, _ABORTED))
         self._release(seq_ids)
         answers = [self._answers.pop(seq_id) for seq_id in sorted(seq_ids)]
-        for answer in answers:
-            answer.abort()
-        self._send_chunks([answer.take_chunk() for answer in answers])
+        try:
+            for answer in answers:
+                answer.abort()
+            self._send_chunks([answer.take_chunk() for answer in answers])
+        except Exception as error:
+            self._to_api.send(_failed(request_id, error))
 
     def _release(self, seq_ids: set[int], *, complete: bool = False) -> None:
         if seq_ids:
@@ -218,8 +233,8 @@ class TokenizerProcess:
         return {"token_ids": token_ids, "prompt": prompt_text}
 
     def _detokenize(self, call: DetokenizeCall) -> dict[str, Any]:
+        self._limits.check_token_ids(unpack_ids(call.token_ids))
         ids = unpack_ids(call.token_ids).tolist()
-        self._limits.check_token_ids(ids)
         return {"text": self._vocabulary.decode(ids, call.skip_special_tokens)}
 
     # ------------------------------------------------------------ from the scheduler
@@ -249,10 +264,10 @@ class TokenizerProcess:
                 continue
             try:
                 answer.absorb(news)
+                chunks.append(answer.take_chunk())
             except Exception as error:
                 self._fail(answer.request.request_id, error)
                 continue
-            chunks.append(answer.take_chunk())
             if answer.finished:
                 self._forget(seq_id, answer)
                 if news.finished is None:

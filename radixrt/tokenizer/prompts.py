@@ -1,7 +1,9 @@
 """How does a prompt, in whichever form it came, become token ids?"""
 
+import numpy as np
+
 from radixrt.errors import RequestError
-from radixrt.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt, unpack_ids
+from radixrt.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt, num_ids, unpack_ids
 from radixrt.tokenizer.chat_template import ChatTemplate
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -23,30 +25,32 @@ class PromptEncoder:
         """
         match prompt:
             case TokenPrompt():
-                ids = unpack_ids(prompt.token_ids).tolist()
-                limits.check_token_ids(ids)
-                return None, ids
+                text, ids = None, unpack_ids(prompt.token_ids).tolist()
             case TextPrompt(text=""):
                 raise RequestError("The prompt is empty; give at least one token.", param="prompt")
             case TextPrompt():
                 limits.check_text(prompt.text, self._vocabulary.longest_token)
-                ids = self._vocabulary.encode(prompt.text, prompt.add_special_tokens)
-                return prompt.text, ids
+                text, ids = (
+                    prompt.text,
+                    self._vocabulary.encode(prompt.text, prompt.add_special_tokens),
+                )
             case ChatPrompt():
                 chat = self._template.render(prompt)
                 limits.check_text(chat.text, self._vocabulary.longest_token)
-                return self._template.encode(chat)
+                text, ids = self._template.encode(chat)
+        limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
+        return text, ids
 
 
 def size_in_chars(prompt: Prompt) -> int:
     """About how much text there is to encode."""
     match prompt:
         case TokenPrompt():
-            return 0
+            return num_ids(prompt.token_ids)
         case TextPrompt():
             return len(prompt.text)
         case ChatPrompt():
-            return _json_size(prompt.messages) + _json_size(prompt.tools)
+            return sum(map(_json_size, (prompt.messages, prompt.tools, prompt.template_kwargs)))
 
 
 def _json_size(value: object) -> int:

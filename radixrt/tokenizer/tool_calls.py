@@ -60,11 +60,15 @@ class ToolCallParser:
     def _parse(self, text: str) -> ToolCall | None:
         try:
             call = json.loads(text)
-        except ValueError:
+            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+                return None
+            arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False, allow_nan=False)
+            (call["name"] + arguments).encode()
+        except (
+            ValueError,
+            RecursionError,
+        ):  # no JSON, or JSON of what is no number, text or sane depth
             return None
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
         self._num_calls += 1
         self._gap = ""
         return ToolCall(index=self._num_calls - 1, name=call["name"], arguments=arguments)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.messages import Admit, StepPlan, TokenIds, unpack_ids
+from radixrt.messages import Admit, StepPlan, TokenIds, num_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 
 
@@ -109,7 +109,7 @@ class PersistentBatch:
             sampling_slots=slots[samples],
             sampling_rows=self._to_device(qo_indptr[1:][samples] - 1),
             sampling_positions=self._to_device(ends[samples]),
-            prompt_spans=self._prompt_spans(plan, qo_indptr[len(decoding) :]),
+            prompt_spans=self._prompt_spans(plan, qo_indptr[len(decoding) : -1]),
         )
 
     def record(self, slots: NDArray[np.int64], tokens: torch.Tensor) -> None:
@@ -119,7 +119,7 @@ class PersistentBatch:
     def _finish_prompts(self, chunk_slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which chunks reach the end of their prompt; those slots decode from the next step on."""
         known = np.array(
-            [len(self._prompts[slot].token_ids) // 4 for slot in chunk_slots.tolist()],
+            [num_ids(self._prompts[slot].token_ids) for slot in chunk_slots.tolist()],
             dtype=np.int64,
         )
         complete = self.computed[chunk_slots] >= known
@@ -162,7 +162,7 @@ class PersistentBatch:
 
     def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int64]) -> list[PromptSpan]:
         spans = []
-        for chunk, first_row in zip(plan.prefill, first_rows.tolist(), strict=False):
+        for chunk, first_row in zip(plan.prefill, first_rows.tolist(), strict=True):
             admit = self._prompts[chunk.slot]
             sampling: SamplingParams = admit.sampling
             if sampling.prompt_logprobs is None:

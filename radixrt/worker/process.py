@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from radixrt.attention.registry import make_backend
+from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.ipc import Channels, Inbox, Outbox
@@ -132,10 +132,11 @@ def build_runner(
         num_pages = int(smallest)
     max_pages = math.ceil(longest / config.page_size)
     defaults = generation_config(model_dir)
-    eos_token_ids = tuple(defaults.pop("eos_token_ids"))
+    eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
+    backend = resolve_backend(config.attention_backend, device)
     runner = ModelRunner(
         model,
-        make_backend(config.attention_backend, device),
+        make_backend(backend, device),
         KVPool(specs, num_pages, config.page_size, dtype, device),
         PersistentBatch(config.max_running_requests, max_pages, config.page_size, device),
         SamplingState(
@@ -155,11 +156,19 @@ def build_runner(
         weight_bytes=_num_parameters(model) * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        attention_backend=config.attention_backend,
+        attention_backend=backend,
         architecture=hf_config["architectures"][0],
         default_sampling=defaults,
         eos_token_ids=eos_token_ids,
     )
+
+
+def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    """End tokens that the model can produce; some checkpoints name others too."""
+    unknown = [token for token in token_ids if not 0 <= token < vocab_size]
+    if unknown:
+        log.warning("Ignored end tokens %s: the vocabulary has %d tokens.", unknown, vocab_size)
+    return tuple(token for token in token_ids if token not in unknown)
 
 
 def use_fitting_threads(weight_bytes: int) -> None:

@@ -124,7 +124,7 @@ def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) ->
     prompts = [[5 + i, 9, 100 + i] for i in range(6)]
     seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=16, ignore_eos=True)
     with LLM(str(model_dir), tp=2, max_total_tokens=4096) as parallel:
-        assert len(parallel._supervisor.pids) == 3 + 1
+        assert len(parallel._engine.pids) == 3 + 1
         assert parallel.info.num_parameters == llm.info.num_parameters
         assert parallel.info.kv_bytes_per_token == llm.info.kv_bytes_per_token
         for params in (GREEDY, seeded):
@@ -134,7 +134,7 @@ def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) ->
 
 def test_close_leaves_no_process(model_dir: Path) -> None:
     llm = LLM(str(model_dir))
-    family = [psutil.Process(pid) for pid in llm._supervisor.pids.values()]
+    family = [psutil.Process(pid) for pid in llm._engine.pids.values()]
     assert len(family) == 3
     llm.close()
     llm.close()
@@ -145,7 +145,7 @@ def test_close_leaves_no_process(model_dir: Path) -> None:
 
 def test_death_of_the_worker_ends_waiting_calls_with_its_log(model_dir: Path) -> None:
     with LLM(str(model_dir)) as llm:
-        psutil.Process(llm._supervisor.pids["worker"]).kill()
+        psutil.Process(llm._engine.pids["worker"]).kill()
         with pytest.raises(EngineDiedError, match="worker process was killed by SIGKILL"):
             llm.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
 

@@ -242,10 +242,12 @@ def test_first_batch_reports_cached_tokens_and_times() -> None:
     assert unpack_ids(batch.seq_ids).tolist() == [0]
 
 
-def test_logits_that_are_not_finite_end_that_sequence_alone_and_empty_the_cache() -> None:
+def test_logits_that_are_not_finite_end_that_sequence_alone_and_drop_its_kv() -> None:
     engine = EngineModel(limits())
-    for _ in range(2):
-        engine.add(list(range(20)), max_tokens=8, ignore_eos=True)
+    engine.add([40 + i % 2 for i in range(8)], max_tokens=1)
+    engine.run()
+    for stem in (0, 20):
+        engine.add([*range(4), *range(stem, stem + 16)], max_tokens=8, ignore_eos=True)
     plan = engine.plan()
     assert plan is not None
     result = engine.worker.step(engine.sent.popleft())
@@ -254,8 +256,10 @@ def test_logits_that_are_not_finite_end_that_sequence_alone_and_empty_the_cache(
     batch = engine.scheduler.absorb(msgspec.structs.replace(result, token_ids=pack_ids(tokens)))
     assert [refused.status for refused in batch.refused] == [500]
     (failed,) = (refused.seq_id for refused in batch.refused)
-    assert unpack_ids(batch.seq_ids).tolist() == [1 - failed]
-    assert engine.scheduler.stats().pages_evictable == 0
+    assert unpack_ids(batch.seq_ids).tolist() == [3 - failed]
+    stats = engine.scheduler.stats()
+    assert stats.pages_evictable == 2, "the first request's pages stay, the failed one's go"
+    assert stats.pages_cached == 2 + 5, "and so do the pages it shared with the other"
     check_invariants(engine.scheduler)
 
 
