@@ -1,9 +1,14 @@
 """The offline door: ``LLM`` with real processes behind it."""
 
+import gc
+import io
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -130,6 +135,72 @@ def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) ->
         for params in (GREEDY, seeded):
             expected = [output.token_ids for output in llm.generate(prompts, params)]
             assert [output.token_ids for output in parallel.generate(prompts, params)] == expected
+
+
+def test_numpy_token_ids_are_one_prompt(llm: LLM) -> None:
+    ids = np.arange(5, 15)
+    assert llm.generate(ids, GREEDY).token_ids == llm.generate(ids.tolist(), GREEDY).token_ids
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_tokens", 4.5), ("top_k", 2.5), ("stop", [1]), ("stop_token_ids", [1.5]), ("ignore_eos", "x"), ("logit_bias", {"5": 1}), ("seed", 2**70)],
+)  # fmt: skip
+def test_a_setting_of_the_wrong_type_is_refused_by_name(
+    llm: LLM, setting: str, value: object
+) -> None:
+    with pytest.raises(RequestError, match=setting):
+        llm.generate("a", SamplingParams(**{setting: value}))
+
+
+def test_one_stop_string_needs_no_tuple(llm: LLM) -> None:
+    text = llm.generate("a", GREEDY).text
+    stopped = llm.generate(
+        "a", SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, stop=text[3:6])
+    )
+    assert stopped.text == text[: text.index(text[3:6])] and stopped.finish_reason == "stop"
+
+
+def test_what_cannot_be_sent_is_refused(llm: LLM) -> None:
+    deep: list = []
+    for _ in range(900):
+        deep = [deep]
+    for content in (object(), 2**80, deep):
+        with pytest.raises(RequestError):
+            llm.chat([{"role": "user", "content": content}], GREEDY)
+
+
+def test_interrupted_generation_leaves_nothing_running(llm: LLM) -> None:
+    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a"] * 20, SamplingParams(max_tokens=450, ignore_eos=True), progress=False)
+    deadline = time.monotonic() + 10
+    while llm.stats().running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert llm.stats(check_invariants=True).running == 0
+
+
+def test_a_forgotten_engine_leaves_no_process(model_dir: Path) -> None:
+    llm = LLM(str(model_dir))
+    family = [psutil.Process(pid) for pid in llm._engine.pids.values()]
+    del llm
+    gc.collect()
+    _, alive = psutil.wait_procs(family, 10)
+    assert not alive
+
+
+def test_a_death_is_noticed_even_if_stderr_is_gone(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", closed)
+        with LLM(str(model_dir), log_level="debug") as llm:
+            psutil.Process(llm._engine.pids["scheduler"]).kill()
+            with pytest.raises(EngineDiedError, match="scheduler process"):
+                llm.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
 
 
 def test_close_leaves_no_process(model_dir: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from radixrt.messages import LogprobRow, unpack_ids
 from radixrt.sampling_params import SamplingParams
+from tests.checkpoints import make_checkpoint
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 
@@ -41,6 +42,14 @@ def test_min_tokens_keeps_stop_tokens_away(checkpoint: Callable[[str], Path]) ->
     )
     answer = engine.generate([prompt], held)[0]
     assert len(answer) >= 6 and stop not in answer[:6] and answer[:3] == free[:3]
+
+
+def test_end_tokens_beyond_the_vocabulary_are_ignored(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 99999]}')
+    engine = InProcessEngine(folder)
+    assert engine.info.eos_token_ids == (2,)
+    engine.generate(make_prompts(), SamplingParams(temperature=0.0, max_tokens=5, min_tokens=3))
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,10 @@
 
 from collections import deque
 
+import msgspec
 import numpy as np
 
-from radixrt.messages import SequenceRequest, StepPlan, TokenBatch, pack_ids, unpack_ids
+from radixrt.messages import NO_TOKEN, SequenceRequest, StepPlan, TokenBatch, pack_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
@@ -65,8 +66,16 @@ class EngineModel:
             self.plans.append(plan)
         return plan
 
-    def absorb(self) -> TokenBatch:
-        batch = self.scheduler.absorb(self.worker.step(self.sent.popleft()))
+    def absorb(self, *, fail_first: bool = False) -> TokenBatch:
+        """Take the oldest step back; with ``fail_first`` its first token could not be sampled."""
+        result = self.worker.step(self.sent.popleft())
+        if fail_first and result.token_ids:
+            tokens = unpack_ids(result.token_ids).copy()
+            tokens[0] = NO_TOKEN
+            result = msgspec.structs.replace(result, token_ids=pack_ids(tokens))
+        batch = self.scheduler.absorb(result)
+        for refused in batch.refused:
+            self.finished[refused.seq_id] = "refused"
         for started in batch.started:
             self.cached[started.seq_id] = started.cached_tokens
         for seq_id, token in zip(

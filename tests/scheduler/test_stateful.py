@@ -76,6 +76,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def absorb(self) -> None:
         self.engine.absorb()
 
+    @precondition(lambda self: self.engine.sent)
+    @rule()
+    def absorb_logits_that_are_not_finite(self) -> None:
+        self.engine.absorb(fail_first=True)
+
     @rule()
     def flush(self) -> None:
         self.engine.scheduler.flush_cache()

@@ -77,11 +77,12 @@ def free_port() -> int:
         return port
 
 
-def run_server(model: Path, *flags: str) -> Server:
+def run_server(model: Path, *flags: str, cwd: Path | None = None) -> Server:
     """Start, without waiting."""
     port = free_port()
     command = [
         sys.executable,
+        "-P",
         "-m",
         "radixrt.launch_server",
         "--model-path",
@@ -99,6 +100,7 @@ def run_server(model: Path, *flags: str) -> Server:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "TMPDIR": str(temp_dir)},
+        cwd=cwd,
     )
     return Server(process, f"http://127.0.0.1:{port}", temp_dir)
 

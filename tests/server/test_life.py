@@ -66,6 +66,15 @@ def test_death_of_a_process_is_reported_and_ends_the_server(
     assert_all_gone(family)
 
 
+def test_files_of_the_current_folder_are_not_imported(
+    served_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "http.py").write_text("raise SystemExit('imported by accident')")
+    server = run_server(served_checkpoint, cwd=tmp_path).start()
+    assert server.stop() == 0
+    server.temp_dir.rmdir()
+
+
 def failure(model: Path | str, *flags: str) -> str:
     """The one sentence of a server that can't start."""
     command = [

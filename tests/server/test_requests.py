@@ -175,6 +175,16 @@ def test_bad_requests_do_not_disturb_a_running_one(server: Server) -> None:
     assert asyncio.run(together()) == undisturbed
 
 
+def test_a_timeout_of_a_month_is_no_problem_and_a_short_one_is_kept(server: Server) -> None:
+    body = {"model": "tiny", "prompt": "Go on", "max_tokens": 4, "timeout": 30 * 86400}
+    response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+    assert response.status_code == 200
+    body |= {"max_tokens": 480, "timeout": 0.05, "ignore_eos": True, "n": 8}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).json()
+    assert {choice["finish_reason"] for choice in answer["choices"]} <= {"abort", "length"}
+    assert server.info(check_invariants=True)["stats"]["running"] == 0
+
+
 def test_health_generate_really_generates(server: Server) -> None:
     before = server.info()["stats"]["output_tokens"]
     assert httpx.get(f"{server.url}/health_generate", timeout=30).status_code == 200

@@ -1,5 +1,6 @@
 """Prompts: what becomes a control token, what stays text, and what is refused."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,11 @@ def test_what_does_not_fit_the_kv_pool_is_refused_with_both_numbers() -> None:
 def test_without_a_limit_the_answer_may_fill_the_context() -> None:
     assert LIMITS.max_tokens(500, None) == 12
     assert LIMITS.max_tokens(500, 12) == 12
+
+
+def test_a_token_that_the_tokenizer_knows_and_the_model_does_not_is_refused(
+    chatml: Vocabulary,
+) -> None:
+    small = dataclasses.replace(LIMITS, vocab_size=IM_END)
+    with pytest.raises(RequestError, match="not in the model's vocabulary"):
+        PromptEncoder(chatml).encode(TextPrompt("<|im_end|>"), small)

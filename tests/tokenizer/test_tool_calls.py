@@ -44,3 +44,9 @@ def test_a_call_that_is_not_closed_counts_if_it_is_complete() -> None:
 def test_what_is_no_call_stays_content() -> None:
     for text in ("<tool_call>{", "<tool_call>[1]</tool_call>", '<tool_call>{"a": 1}</tool_call>'):
         assert parse([text]) == (text, [])
+
+
+def test_json_that_could_not_be_passed_on_stays_content() -> None:
+    for arguments in ('{"a": "\\ud83d"}', '{"a": 1e999}', '{"a": NaN}', "[" * 1500):
+        text = '<tool_call>{"name": "f", "arguments": ' + arguments + "}</tool_call>"
+        assert parse([text]) == (text, [])
