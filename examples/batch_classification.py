@@ -8,10 +8,11 @@ computation is planned, so the others read what the first one writes.
 
 import argparse
 import asyncio
+import sys
 import time
 from collections import Counter
 
-from openai import AsyncOpenAI
+from openai import APIConnectionError, AsyncOpenAI
 
 LABELS = ("password", "invoice", "delivery", "refund")
 ASK = "Choose one label for the text.\nLabels: {labels}\nText: {text}"
@@ -84,4 +85,9 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except APIConnectionError:
+        sys.exit(
+            "No server answers there. Start one with `make serve`, or name another with --base-url."
+        )

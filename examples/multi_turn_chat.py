@@ -7,8 +7,9 @@ what is new: generated tokens enter the radix tree like prompt tokens.
 """
 
 import argparse
+import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 FACTS = (
     "The mayor of Dorvel is Kanuta. Dorvel's river is Smeno. The tower of Dorvel is 84. "
@@ -59,4 +60,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(
+            "No server answers there. Start one with `make serve`, or name another with --base-url."
+        )

@@ -8,9 +8,10 @@ radix tree, and only the question is new.
 """
 
 import argparse
+import sys
 import time
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 FIELDS = ("captain", "berth", "cargo")
 SHIPS = """
@@ -83,4 +84,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(
+            "No server answers there. Start one with `make serve`, or name another with --base-url."
+        )

@@ -5,6 +5,7 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from radixrt.errors import ConfigError
@@ -179,6 +180,17 @@ class ServerConfig:
         """
         for setting_field in dataclasses.fields(self):
             _check_value(setting_field, getattr(self, setting_field.name))
+        if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
+            raise ConfigError(
+                f"--max-total-tokens {self.max_total_tokens} is less than one page of {self.page_size} tokens "
+                "(--page-size)."
+            )
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError(
+                "--api-key is empty, so no client could send it; leave it out or set it."
+            )
+        if self.chat_template is not None and not Path(self.chat_template).is_file():
+            raise ConfigError(f"--chat-template {self.chat_template}: there is no such file.")
         return self
 
     @property

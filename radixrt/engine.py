@@ -1,15 +1,17 @@
 """The offline door: the same processes as a server, in reach of one Python program."""
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import queue
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, overload
 
+import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from radixrt.background_engine import BackgroundEngine
@@ -100,10 +102,14 @@ class LLM:
     """
 
     def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
-        try:
-            config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
-        except TypeError as error:
-            raise ConfigError(f"LLM takes the settings of ServerConfig: {error}.") from None
+        known = {setting.name for setting in dataclasses.fields(ServerConfig)}
+        unknown = sorted(settings.keys() - known)
+        if unknown:
+            raise ConfigError(
+                f"LLM has no setting {', '.join(unknown)}. It takes those of `radixrt serve`, with underscores, "
+                "such as page_size=1."
+            )
+        config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
         self._engine = BackgroundEngine(prepare(config))
         self.info: EngineInfo = self._engine.info
         self._new_id = itertools.count()
@@ -144,8 +150,12 @@ class LLM:
             RequestError: a prompt or setting is invalid; nothing goes on running then.
             EngineDiedError: a process of the engine ended.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
-        many: Sequence[Any] = [prompts] if single else prompts
+        single = isinstance(prompts, str) or (
+            isinstance(prompts, Sequence | np.ndarray)
+            and len(prompts) > 0
+            and isinstance(prompts[0], Integral)
+        )
+        many: Sequence[Any] = [prompts] if single else _list_of(prompts, "prompts")  # type: ignore[list-item]
         outputs = self._answer(
             [_prompt(p) for p in many], sampling_params, cache_salt, progress and not single
         )
@@ -166,8 +176,14 @@ class LLM:
         progress: bool = True,
     ) -> Output | list[Output]:
         """Like :meth:`generate`, for one conversation or many, rendered by the model's chat template."""
-        single = len(messages) > 0 and isinstance(messages[0], dict)
-        many: Sequence[Any] = [messages] if single else messages
+        conversations = _list_of(messages, "messages")
+        single = len(conversations) > 0 and isinstance(conversations[0], dict)
+        many: Sequence[Any] = [conversations] if single else conversations
+        for conversation in many:
+            if not all(isinstance(m, dict) for m in _list_of(conversation, "messages")):
+                raise RequestError(
+                    "A conversation is a list of messages, each a dict with role and content."
+                )
         check_depth([*many, tools, template_kwargs], "messages")
         prompts = [
             ChatPrompt(messages=list(m), tools=tools, template_kwargs=template_kwargs) for m in many
@@ -292,8 +308,23 @@ async def _forward(source: AsyncIterator[AnswerChunk], target: queue.SimpleQueue
         await source.aclose()  # type: ignore[attr-defined]
 
 
+def _list_of(values: Any, name: str) -> list[Any]:
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} must be a list, not {type(values).__name__}.", param=name)
+    return list(values)
+
+
 def _prompt(prompt: PromptLike) -> Prompt:
-    return TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(pack_ids(prompt))
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    ids = np.asarray(prompt if isinstance(prompt, Sequence | np.ndarray) else None)
+    if isinstance(prompt, bytes) or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise RequestError("A prompt must be text or a list of token ids.", param="prompts")
+    if ids.size and not -(2**31) <= ids.min() <= ids.max() < 2**31:
+        raise RequestError(
+            "The prompt holds a token id that is no 32-bit integer.", param="prompts"
+        )
+    return TokenPrompt(pack_ids(ids))
 
 
 def _output(chunks: list[AnswerChunk]) -> Output:

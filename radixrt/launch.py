@@ -173,7 +173,9 @@ def prepare(config: ServerConfig) -> ServerConfig:
     served_context_length(model_config, config.context_length)
     generation_config(model_dir)
     tokenizer_path = (
-        None if config.tokenizer_path is None else str(resolve_model_path(config.tokenizer_path))
+        None
+        if config.tokenizer_path is None
+        else str(resolve_model_path(config.tokenizer_path, "--tokenizer-path"))
     )
     return dataclasses.replace(
         config,

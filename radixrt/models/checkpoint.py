@@ -32,8 +32,11 @@ _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def resolve_model_path(path_or_hub_id: str) -> Path:
+def resolve_model_path(path_or_hub_id: str, flag: str = "--model-path") -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first.
+
+    Args:
+        flag: the setting that errors speak of.
 
     Raises:
         ConfigError: neither a folder nor a hub id that can be downloaded.
@@ -44,16 +47,14 @@ def resolve_model_path(path_or_hub_id: str) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ConfigError(
-            f"--model-path {path_or_hub_id} is a file; give the folder that holds config.json and the weights."
-        )
+        raise ConfigError(f"{flag} {path_or_hub_id} is a file; give the folder that holds it.")
     if path_or_hub_id.startswith((".", "/", "~")) or path_or_hub_id.count("/") != 1:
-        raise ConfigError(f"--model-path {path_or_hub_id}: there is no such folder.")
-    return _download(path_or_hub_id)
+        raise ConfigError(f"{flag} {path_or_hub_id}: there is no such folder.")
+    return _download(path_or_hub_id, flag)
 
 
-def _download(hub_id: str) -> Path:
-    failure = f"--model-path {hub_id} is neither a folder here nor a hub id that can be downloaded"
+def _download(hub_id: str, flag: str) -> Path:
+    failure = f"{flag} {hub_id} is neither a folder here nor a hub id that can be downloaded"
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from tokenizers import Tokenizer
 
 from radixrt.config import ServerConfig
@@ -53,9 +54,10 @@ class Vocabulary:
                 path, trust_remote_code=config.trust_remote_code
             )
         except Exception as error:  # transformers raises many kinds
+            reason = " ".join(str(error).split())
             raise ConfigError(
-                f"Can't load a tokenizer from {path}: {error} Is there a tokenizer.json? "
-                "--tokenizer-path can name another folder."
+                f"Can't load a tokenizer from {path} (is there a tokenizer.json? --tokenizer-path can name another "
+                f"folder): {reason}"
             ) from error
         if not isinstance(getattr(hf, "backend_tokenizer", None), Tokenizer):
             raise ConfigError(
@@ -64,6 +66,7 @@ class Vocabulary:
             )
         if config.chat_template is not None:
             hf.chat_template = _read_template(Path(config.chat_template))
+            _check_syntax(hf, config.chat_template)
         return Vocabulary(hf)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -136,3 +139,17 @@ def _byte_level_alphabet() -> dict[str, bytes]:
 
 
 _BYTE_LEVEL = _byte_level_alphabet()
+
+
+def _check_syntax(hf: Any, path: str) -> None:
+    """Raises:
+    ConfigError: the template is no Jinja. What else it may object to depends on the conversation.
+    """
+    try:
+        hf.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"--chat-template {path}, line {error.lineno}: {error.message}"
+        ) from error
+    except Exception:
+        return

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -140,6 +141,25 @@ def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) ->
 def test_numpy_token_ids_are_one_prompt(llm: LLM) -> None:
     ids = np.arange(5, 15)
     assert llm.generate(ids, GREEDY).token_ids == llm.generate(ids.tolist(), GREEDY).token_ids
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, b"a", [1.5], {"prompt": "a"}, [None], [[1.5]], [2**40], [["a"]]]
+)
+def test_what_is_no_prompt_is_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(prompt, GREEDY)
+
+
+@pytest.mark.parametrize("messages", ["hi", [["hi"]], None, [{"role": "user"}]])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError):
+        llm.chat(messages, GREEDY)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+    assert len(llm.generate((p for p in ("a", "b")), GREEDY)) == 2  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,13 @@ def test_missing_and_broken_checkpoints(served_checkpoint: Path, tmp_path: Path)
     assert "MambaForCausalLM" in refusal and "Qwen3ForCausalLM" in refusal
 
 
+def test_missing_and_broken_chat_templates(served_checkpoint: Path, tmp_path: Path) -> None:
+    assert "no such file" in failure(served_checkpoint, "--chat-template", str(tmp_path / "none"))
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% for %}")
+    assert f"{broken}, line 1" in failure(served_checkpoint, "--chat-template", str(broken))
+
+
 def test_missing_tokenizer(tmp_path: Path) -> None:
     assert "okenizer" in failure(make_checkpoint("llama", tmp_path))
 
@@ -134,6 +141,8 @@ def test_too_little_memory_for_the_kv_pool(served_checkpoint: Path) -> None:
 
 def test_settings_out_of_range(served_checkpoint: Path) -> None:
     assert "--page-size must be" in failure(served_checkpoint, "--page-size", "0")
+    assert "--api-key is empty" in failure(served_checkpoint, "--api-key", "")
+    assert "--tokenizer-path /nowhere" in failure(served_checkpoint, "--tokenizer-path", "/nowhere")
     assert "--context-length 99999 is more than" in failure(
         served_checkpoint, "--context-length", "99999"
     )
