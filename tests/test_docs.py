@@ -1,7 +1,6 @@
 """The documentation says what is."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,17 +20,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-def test_every_dependency_has_its_reason() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    listed = [
-        *project["dependencies"],
-        *(d for extra in project["optional-dependencies"].values() for d in extra),
-    ]
-    names = {re.split(r"[\[<>=; ]", dependency)[0] for dependency in listed} - {"radixrt"}
-    page = (ROOT / "docs/dependencies.md").read_text()
-    assert [name for name in sorted(names) if name not in page] == []
 
 
 def test_readme_python_snippets_compile() -> None:

@@ -1,0 +1,53 @@
+"""The house keeps its walls: what each process may import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "radixrt"
+PROCESSES = {"api", "tokenizer", "scheduler", "worker"}
+NO_TORCH = [
+    "radixrt",
+    "radixrt.cli",
+    "radixrt.launch",
+    "radixrt.engine_client",
+    "radixrt.scheduler.process",
+    "radixrt.api.server",
+]
+
+
+@pytest.mark.parametrize("module", NO_TORCH)
+def test_only_the_worker_needs_torch(module: str) -> None:
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("process", sorted(PROCESSES))
+def test_processes_share_messages_and_no_code(process: str) -> None:
+    for file in (PACKAGE / process).glob("*.py"):
+        for module in imported_modules(file):
+            parts = module.split(".")
+            if parts[0] == "radixrt" and len(parts) > 1:
+                assert parts[1] not in PROCESSES - {process}, f"{file} imports {module}"
+
+
+def test_nothing_is_unpickled_and_no_shell_is_started() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        text = file.read_text()
+        assert not {"pickle", "marshal", "shelve", "dill"} & set(imported_modules(file)), file
+        assert "shell=True" not in text and "recv_pyobj" not in text and "send_pyobj" not in text, (
+            file
+        )
+
+
+def imported_modules(file: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.append(node.module)
+    return names
