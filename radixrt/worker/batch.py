@@ -144,19 +144,17 @@ class PersistentBatch:
     ) -> AttentionMetadata:
         size = self.page_size
         pages = -(-ends // size)
-        width = int(pages.max())
-        tables = self.block_tables[slots, :width]
-        rows = np.repeat(np.arange(len(slots)), lengths)
+        kv_indptr = np.concatenate(([0], np.cumsum(pages)))
+        tables = self.block_tables.reshape(-1)
+        first_entries = slots * self.block_tables.shape[1]  # of each slot's table
+        entries = np.arange(kv_indptr[-1]) + np.repeat(first_entries - kv_indptr[:-1], pages)
+        token_pages = tables[np.repeat(first_entries, lengths) + positions // size]
         return AttentionMetadata(
             qo_indptr_cpu=torch.from_numpy(qo_indptr.astype(np.int32)),
-            kv_indptr_cpu=torch.from_numpy(
-                np.concatenate(([0], np.cumsum(pages))).astype(np.int32)
-            ),
+            kv_indptr_cpu=torch.from_numpy(kv_indptr.astype(np.int32)),
             last_page_len_cpu=torch.from_numpy((ends - (pages - 1) * size).astype(np.int32)),
-            kv_indices=self._to_device(tables[np.arange(width) < pages[:, None]]),
-            kv_slots=self._to_device(
-                tables[rows, positions // size].astype(np.int64) * size + positions % size
-            ),
+            kv_indices=self._to_device(tables[entries]),
+            kv_slots=self._to_device(token_pages.astype(np.int64) * size + positions % size),
             page_size=size,
         )
 
