@@ -118,7 +118,7 @@ class TokenizerProcess:
                 self._abort(message.request_id)
             case TokenizeCall():
                 size = size_in_chars(message.prompt)
-                self._call(message.call_id, size, lambda: self._tokenize(message.prompt))
+                self._call(message.call_id, size, lambda: self._tokenize(message.prompt, size))
             case DetokenizeCall():
                 size = num_ids(message.token_ids)
                 self._call(message.call_id, size, lambda: self._detokenize(message))
@@ -228,7 +228,8 @@ class TokenizerProcess:
         else:
             self._to_api.send(CallReply(call_id=call_id, value=value))
 
-    def _tokenize(self, prompt: Prompt) -> dict[str, Any]:
+    def _tokenize(self, prompt: Prompt, size: int) -> dict[str, Any]:
+        self._limits.check_call(size, is_text=True)
         of_any_length = dataclasses.replace(self._limits, context_length=2**31)
         text, token_ids = self._encoder.encode(prompt, of_any_length)
         prompt_text = self._vocabulary.decode(token_ids) if text is None else text

@@ -206,7 +206,7 @@ def test_unknown_fields_are_accepted_and_warned_of_once(
             status, _ = post(server, "/v1/completions", COMPLETION | {"sparkle": 1, "user": "me"})
             assert status == 200
     assert [r.getMessage() for r in caplog.records].count(
-        "Ignored the unknown request field 'sparkle' (said once)."
+        "Ignored unknown request fields (each is named once): 'sparkle'."
     ) == 1
     assert "user" not in caplog.text
 
