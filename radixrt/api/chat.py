@@ -55,7 +55,7 @@ class _Chat:
         )
         state.check_answer_count(1, sampling.n)
         request = GenerateRequest(
-            request_id=request_id(fields.rid or fields.request_id, "chatcmpl"),
+            request_id=request_id("chatcmpl", fields.rid, fields.request_id),
             prompt=chat_prompt(fields),
             sampling=sampling,
             stream=bool(fields.stream),

@@ -79,7 +79,7 @@ class _Completion:
         if fields.best_of not in (None, sampling.n):
             raise RequestError("best_of must equal n, or be left out.", param="best_of")
         state.check_answer_count(len(prompts), sampling.n)
-        completion_id = request_id(fields.rid or fields.request_id, "cmpl")
+        completion_id = request_id("cmpl", fields.rid, fields.request_id)
         requests = [
             GenerateRequest(
                 request_id=f"{completion_id}-{number}",

@@ -376,9 +376,9 @@ def _request_ids(rid: str | list[str] | None, count: int) -> tuple[str, list[str
             raise RequestError(
                 f"rid must hold one different name for each of the {count} prompts.", param="rid"
             )
-        names = [request_id(name, "gen") for name in rid]
+        names = [request_id("gen", name) for name in rid]
         return (names[0] if count == 1 else new_id("gen")), names
-    name = request_id(rid, "gen")
+    name = request_id("gen", rid)
     return name, [name] if count == 1 else [f"{name}_{number}" for number in range(count)]
 
 

@@ -108,17 +108,18 @@ class ServerState:
 LONGEST_REQUEST_ID = 256
 
 
-def request_id(given: str | None, prefix: str, field: str = "rid") -> str:
-    """The id that the client chose, or a new one.
+def request_id(prefix: str, *chosen: str | None) -> str:
+    """The id that the client chose, under the first of the names that it may have, or a new one.
 
     Raises:
         RequestError: it can't stand in a header.
     """
+    given = next((name for name in chosen if name is not None), None)
     if given is None:
         return new_id(prefix)
     if not (0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable()):
         raise RequestError(
-            f"{field} must have 1 to {LONGEST_REQUEST_ID} printable ASCII characters.", param=field
+            f"rid must have 1 to {LONGEST_REQUEST_ID} printable ASCII characters.", param="rid"
         )
     return given
 

@@ -302,6 +302,24 @@ def test_a_cancelled_iteration_releases_the_sequence(vocabulary: Vocabulary) -> 
     play(vocabulary, scene)
 
 
+def test_a_reader_that_does_not_read_is_given_up(vocabulary: Vocabulary) -> None:
+    async def scene(stage: Stage) -> None:
+        client = stage.client
+        client._most_unread = 50
+        answer = client.generate(request())
+        first = asyncio.create_task(anext(answer))
+        sequence = await stage.sequence()
+        for _ in range(60):
+            stage.tokens(sequence.seq_id, [60])
+        assert await stage.released() == [sequence.seq_id]
+        await first
+        with pytest.raises(RequestError, match="dropped"):
+            async for _ in answer:
+                pass
+
+    play(vocabulary, scene)
+
+
 def test_garbage_on_a_channel_and_unknown_sequences_harm_nobody(vocabulary: Vocabulary) -> None:
     async def scene(stage: Stage) -> None:
         for sender in ("api", "scheduler"):
