@@ -1,6 +1,7 @@
 """``/generate``: the native endpoint, in the form that SGLang's users know."""
 
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -150,6 +151,8 @@ class _Call:
     reports: list[_Report]
     """One a prompt."""
     requests: list[GenerateRequest]
+    first_index: list[int]
+    """Of each prompt: the place of its first answer among those of all."""
     stream: bool
     is_list: bool
     """Whether the response is a list: for a batch, or for n > 1."""
@@ -189,7 +192,8 @@ class _Call:
             for rid, prompt, params in zip(rids, prompts, sampling, strict=True)
         ]
         is_list = is_batch or sampling[0].n > 1
-        return _Call(call_id, reports, requests, bool(fields.stream), is_list)
+        first_index = list(itertools.accumulate((p.n for p in sampling[:-1]), initial=0))
+        return _Call(call_id, reports, requests, first_index, bool(fields.stream), is_list)
 
     def result(self, request_index: int, chunk: AnswerChunk, whole: "_SoFar") -> dict[str, Any]:
         """One answer as it is so far."""
@@ -214,7 +218,7 @@ class _Call:
             "meta_info": meta | report.of_tokens(whole),
         }
         if self.is_list:
-            result["index"] = request_index * request.sampling.n + chunk.index
+            result["index"] = self.first_index[request_index] + chunk.index
         return result
 
 

@@ -37,6 +37,16 @@ def test_a_batch_gives_a_list_in_order(server: RunningServer) -> None:
     assert results[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
 
 
+def test_answers_stand_in_the_order_of_prompts_that_want_different_numbers_of_them(
+    server: RunningServer,
+) -> None:
+    settings = [{"n": n, "max_new_tokens": 2} for n in (1, 3, 1)]
+    results = post(
+        server, "/generate", input_ids=[[5], [5, 6], [5, 6, 7]], sampling_params=settings
+    )
+    assert [r["meta_info"]["prompt_tokens"] for r in results] == [1, 2, 2, 2, 3]
+
+
 def test_each_event_of_a_stream_repeats_the_answer_so_far(server: RunningServer) -> None:
     with server.http as http:
         lines = [
