@@ -46,7 +46,7 @@ class _Mailbox:
         """False: it is full. The reader finds an error after what is in it; more is not taken."""
         if not self._overrun:
             self._overrun = self._queue.qsize() >= self._capacity
-            self._queue.put_nowait(_TOO_SLOW if self._overrun else arrival)
+            self._queue.put_nowait(_too_slow() if self._overrun else arrival)
         return not self._overrun
 
     async def get(self) -> Arrival:
@@ -219,9 +219,10 @@ class EngineClient:
                     self._info.set_result(message)
 
 
-_TOO_SLOW = RequestError(
-    "The answer was dropped, since too much of it waits to be read.", status=408
-)
+def _too_slow() -> RequestError:
+    return RequestError(
+        "The answer was dropped, since too much of it waits to be read.", status=408
+    )
 
 
 def id_in_use(request_id: str) -> RequestError:
