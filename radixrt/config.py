@@ -96,7 +96,7 @@ class ServerConfig:
     )
     api_key: str | None = setting(
         None,
-        "Clients must send this as a bearer token. /health and /metrics stay open.",
+        "Clients must send this as a bearer token. /health, /ping and /metrics stay open.",
         group="HTTP server",
     )
     max_body_bytes: int = setting(

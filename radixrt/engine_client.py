@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -30,7 +31,26 @@ from radixrt.messages import (
 
 log = logging.getLogger(__name__)
 
-Arrival = AnswerChunk | RequestFailed | EngineDiedError
+Arrival = AnswerChunk | RequestError | EngineDiedError
+
+
+class _Mailbox:
+    """What has come in for a request and was not read yet."""
+
+    def __init__(self, capacity: float) -> None:
+        self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
+        self._capacity = capacity
+        self._overrun = False
+
+    def put(self, arrival: Arrival) -> bool:
+        """False: it is full. The reader finds an error after what is in it; more is not taken."""
+        if not self._overrun:
+            self._overrun = self._queue.qsize() >= self._capacity
+            self._queue.put_nowait(_too_slow() if self._overrun else arrival)
+        return not self._overrun
+
+    async def get(self) -> Arrival:
+        return await self._queue.get()
 
 
 class EngineClient:
@@ -39,12 +59,17 @@ class EngineClient:
     Make it inside a running loop; use it there alone.
     """
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, most_unread: float = math.inf) -> None:
+        """
+        Args:
+            most_unread: chunks of an answer that may wait for a slow reader; then its request ends.
+        """
         self._inbox: AsyncInbox[ToApi] = AsyncInbox(channels.address("tokenizer", "api"), ToApi)
         self._outbox = Outbox(channels.address("api", "tokenizer"))
+        self._most_unread = most_unread
         loop = asyncio.get_running_loop()
         self._info: asyncio.Future[EngineInfo] = loop.create_future()
-        self._arrivals: dict[str, asyncio.Queue[Arrival]] = {}
+        self._arrivals: dict[str, _Mailbox] = {}
         """What has come in for each request under way, by its id on the wire."""
         self._wire_ids: dict[str, str] = {}
         """By request id. The wire's are never used twice, so that late chunks of a request that was dropped
@@ -64,15 +89,13 @@ class EngineClient:
         Closing the iterator, or cancelling the task in it, aborts the request.
 
         Raises:
-            RequestError: the request was refused, or was lost.
+            RequestError: the request was refused, or was lost, or its reader is too slow.
             EngineDiedError: the engine ended.
         """
         if request.request_id in self._wire_ids:
-            raise RequestError(
-                f"A request with id {request.request_id!r} is under way; choose another id."
-            )
+            raise id_in_use(request.request_id)
         wire_id = f"{request.request_id}#{next(self._new_number)}"
-        arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+        arrivals = _Mailbox(self._most_unread * request.sampling.n)
         self._wire_ids[request.request_id] = wire_id
         self._arrivals[wire_id] = arrivals
         unfinished = request.sampling.n
@@ -85,7 +108,7 @@ class EngineClient:
                     yield arrival
                 else:
                     unfinished = 0
-                    raise _error_of(arrival) if isinstance(arrival, RequestFailed) else arrival
+                    raise arrival
         finally:
             if unfinished:
                 self.abort(request.request_id)
@@ -97,13 +120,8 @@ class EngineClient:
         if wire_id := self._wire_ids.get(request_id):
             self._outbox.send(AbortRequest(wire_id))
 
-    def abort_all(self) -> None:
-        """Drop every request of this client."""
-        for request_id in self._wire_ids:
-            self.abort(request_id)
-
     async def tokenize(self, prompt: Prompt) -> tuple[list[int], str]:
-        """Token ids and text of a prompt, with no limit on its length."""
+        """Token ids and text of a prompt, also of one some times longer than the context."""
         value = await self._call(lambda call_id: TokenizeCall(call_id, prompt))
         return value["token_ids"], value["prompt"]
 
@@ -134,7 +152,7 @@ class EngineClient:
         if not self._info.done():
             self._info.set_exception(self._died)
         for arrivals in self._arrivals.values():
-            arrivals.put_nowait(self._died)
+            arrivals.put(self._died)
         for reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(self._died)
@@ -182,11 +200,12 @@ class EngineClient:
         match message:
             case AnswerBatch():
                 for chunk in message.chunks:
-                    if (arrivals := self._arrivals.get(chunk.request_id)) is not None:
-                        arrivals.put_nowait(chunk)
+                    arrivals = self._arrivals.get(chunk.request_id)
+                    if arrivals is not None and not arrivals.put(chunk):
+                        self._outbox.send(AbortRequest(chunk.request_id))
             case RequestFailed():
                 if (arrivals := self._arrivals.get(message.request_id)) is not None:
-                    arrivals.put_nowait(message)
+                    arrivals.put(_error_of(message))
             case CallReply():
                 reply = self._calls.get(message.call_id)
                 if reply is None or reply.done():
@@ -198,6 +217,18 @@ class EngineClient:
             case EngineInfo():
                 if not self._info.done():
                     self._info.set_result(message)
+
+
+def _too_slow() -> RequestError:
+    return RequestError(
+        "The answer was dropped, since too much of it waits to be read.", status=408
+    )
+
+
+def id_in_use(request_id: str) -> RequestError:
+    return RequestError(
+        f"A request with id {request_id!r} is under way; choose another id.", param="rid"
+    )
 
 
 def _error_of(failed: RequestFailed) -> RequestError:

@@ -74,6 +74,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
 
     request_id: str
     """Never used twice."""
+    owner: str = ""
+    """Whose turn encoding this prompt is: the prompts of one HTTP request share one. Default: its own."""
     prompt: Prompt
     sampling: SamplingParams
     stream: bool = False

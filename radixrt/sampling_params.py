@@ -10,6 +10,7 @@ MAX_LOGPROBS = 20
 """Most alternatives per token that a request may ask for (OpenAI's limit)."""
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 1024
 MAX_N = 128
 
 
@@ -65,12 +66,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
     def validate(self, vocab_size: int | None = None) -> "SamplingParams":
-        """Return these settings with each value of its declared type (a single ``stop`` string, a list).
+        """Return these settings with each value of its declared type (a single ``stop`` string, a list),
+        and no stop token twice.
 
         Raises:
             RequestError: a value is of another type or out of its range; names the field.
         """
         checked = _of_declared_types(self)
+        if checked.stop_token_ids:
+            different = tuple(dict.fromkeys(checked.stop_token_ids))
+            checked = msgspec.structs.replace(checked, stop_token_ids=different)
         checked._check_ranges(vocab_size)
         return checked
 
@@ -97,6 +102,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if any(not s for s in self.stop):
             raise RequestError("stop must not contain an empty string.", param="stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise RequestError(
+                f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} different ids, "
+                f"not {len(self.stop_token_ids)}.",
+                param="stop_token_ids",
+            )
         for token in self.stop_token_ids:
             _require_token("stop_token_ids", token, vocab_size)
         for token, bias in (self.logit_bias or {}).items():

@@ -32,6 +32,7 @@ def about_routes(state: ServerState) -> APIRouter:
             }
         )
 
+    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models")
     async def models() -> Response:
         return json_response({"object": "list", "data": [_model(state)]})
@@ -41,6 +42,9 @@ def about_routes(state: ServerState) -> APIRouter:
         state.check_model(model)
         return json_response(_model(state))
 
+    @router.post("/ping", include_in_schema=False)  # as SageMaker and its like call it
+    @router.get("/ping")
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         return json_response({"status": "ok"})
@@ -50,6 +54,11 @@ def about_routes(state: ServerState) -> APIRouter:
         await while_connected(request, _generate_one_token(state))
         return json_response({"status": "ok"})
 
+    @router.get("/version")
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+    @router.get("/model_info")
     @router.get("/get_model_info")
     async def get_model_info() -> Response:
         return json_response(
@@ -63,19 +72,21 @@ def about_routes(state: ServerState) -> APIRouter:
             | _without_ids(state)
         )
 
+    @router.get("/server_info")
     @router.get("/get_server_info")
     async def get_server_info(check_invariants: bool = False) -> Response:
         stats = await state.client.stats(check_invariants)
         settings = dataclasses.asdict(state.config)
         del settings["api_key"]
-        return json_response(
-            {
-                "version": __version__,
-                "settings": settings,
-                "engine": _without_ids(state),
-                "stats": msgspec.to_builtins(stats),
-            }
-        )
+        info = {
+            "version": __version__,
+            "settings": settings,
+            "engine": _without_ids(state),
+            "stats": msgspec.to_builtins(stats),
+        }
+        if check_invariants:  # else it would have failed
+            info["invariants"] = "ok"
+        return json_response(info)
 
     @router.get("/flush_cache", include_in_schema=False)  # as SGLang's users call it
     @router.post("/flush_cache")

@@ -8,7 +8,7 @@ from radixrt.api.chat import chat_routes
 from radixrt.api.completions import completion_routes
 from radixrt.api.errors import install_error_handlers
 from radixrt.api.metrics import metrics_routes
-from radixrt.api.middleware import LimitBody, RequireApiKey
+from radixrt.api.middleware import LimitBody, NameAnswers, RequireApiKey
 from radixrt.api.native import NativeRequest, native_routes
 from radixrt.api.openapi import describe_bodies
 from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest
@@ -23,6 +23,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_middleware(LimitBody, max_bytes=state.config.max_body_bytes)
     if state.config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)
+    app.add_middleware(NameAnswers)
     for routes in (chat_routes, completion_routes, native_routes, text_routes, about_routes):
         app.include_router(routes(state))
     app.include_router(metrics_routes(state.metrics, state.client))

@@ -9,6 +9,7 @@ import orjson
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from radixrt.api.protocol import UNSUPPORTED
 from radixrt.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -17,7 +18,10 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 _warned: set[str] = set()
 _MOST_WARNINGS = 1000
-"""Names come from clients; no more of them are remembered."""
+_LONGEST_NAME = 100
+"""Names come from clients; no more of them are remembered, and no longer ones."""
+_MOST_SHOWN = 10
+"""In one line."""
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -40,24 +44,37 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 def to_struct(body: dict[str, Any], struct: type[Body]) -> Body:
-    """Check types. Unknown fields are accepted, as OpenAI does, and logged once each.
+    """Check types. Unknown fields are accepted, as OpenAI does, and named in the log once.
 
     Raises:
         RequestError: a field is missing or of the wrong type; names the field.
     """
     try:
-        value = msgspec.convert(body, struct)
+        value = msgspec.convert(_with_whole_numbers(body), struct)
     except msgspec.ValidationError as error:
         raise _wrong_field(error) from error
-    warn_of_unknown_fields(body, set(struct.__struct_fields__))
+    _warn_of_unknown_fields(body, set(struct.__struct_fields__))
     return value
 
 
-def warn_of_unknown_fields(body: dict[str, Any], known: set[str]) -> None:
-    for name in body.keys() - known - _warned:
-        if len(_warned) < _MOST_WARNINGS:
-            _warned.add(name)
-            log.warning("Ignored the unknown request field %r (said once).", name[:100])
+def _warn_of_unknown_fields(body: dict[str, Any], known: set[str]) -> None:
+    unknown = {name[:_LONGEST_NAME] for name in body.keys() - known - set(UNSUPPORTED)}
+    new = sorted(unknown - _warned)[: _MOST_WARNINGS - len(_warned)]
+    if not new:
+        return
+    _warned.update(new)
+    shown = ", ".join(map(repr, new[:_MOST_SHOWN]))
+    more = f" and {len(new) - _MOST_SHOWN} more" if len(new) > _MOST_SHOWN else ""
+    log.warning("Ignored unknown request fields (each is named once): %s%s.", shown, more)
+
+
+def _with_whole_numbers(body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON parser makes a float of an integer beyond 64 bits; made an integer again, it is out of its
+    field's range instead of being no integer."""
+    return {
+        name: int(value) if isinstance(value, float) and abs(value) >= 2**63 else value
+        for name, value in body.items()
+    }
 
 
 def _wrong_field(error: msgspec.ValidationError) -> RequestError:

@@ -14,7 +14,7 @@ from radixrt.api.events import DONE, EventStream, event, json_response, while_co
 from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
 from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, sampling_from_fields
-from radixrt.api.state import ServerState, new_id
+from radixrt.api.state import ServerState, new_id, request_id
 from radixrt.errors import RequestError
 from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, ToolCall, unpack_ids
 from radixrt.nesting import check_depth
@@ -30,6 +30,7 @@ def chat_routes(state: ServerState) -> APIRouter:
         fields = to_struct(body, ChatCompletionRequest)
         state.check_model(fields.model)
         chat = _Chat.plan(fields, state)
+        request.state.request_id = chat.request.request_id
         if fields.stream:
             return EventStream(_stream(chat, state))
         return json_response(await while_connected(request, _whole(chat, state)))
@@ -54,7 +55,7 @@ class _Chat:
         )
         state.check_answer_count(1, sampling.n)
         request = GenerateRequest(
-            request_id=new_id("chatcmpl"),
+            request_id=request_id("chatcmpl", fields.rid, fields.request_id),
             prompt=chat_prompt(fields),
             sampling=sampling,
             stream=bool(fields.stream),
@@ -90,8 +91,9 @@ def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
     """Raises:
     RequestError: the messages are not what a chat template can take.
     """
-    check_depth(fields.tools, "tools")
+    _check_tools(fields.tools or [])
     check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
+    messages = to_template_messages(fields.messages)
     add_generation_prompt = fields.add_generation_prompt
     if fields.continue_final_message:
         if add_generation_prompt:
@@ -99,14 +101,34 @@ def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
                 "continue_final_message and add_generation_prompt exclude each other.",
                 param="continue_final_message",
             )
+        if messages[-1]["role"] != "assistant":
+            raise RequestError(
+                "continue_final_message needs a last message of the assistant, to be continued.",
+                param="continue_final_message",
+            )
         add_generation_prompt = False
+    template_kwargs = fields.chat_template_kwargs
+    if fields.reasoning_effort is not None:
+        template_kwargs = {"reasoning_effort": fields.reasoning_effort} | (template_kwargs or {})
     return ChatPrompt(
-        messages=to_template_messages(fields.messages),
+        messages=messages,
         tools=fields.tools if fields.tool_choice != "none" else None,
         add_generation_prompt=add_generation_prompt is not False,
         continue_final_message=bool(fields.continue_final_message),
-        template_kwargs=fields.chat_template_kwargs,
+        template_kwargs=template_kwargs,
     )
+
+
+def _check_tools(tools: list[dict[str, Any]]) -> None:
+    """Templates read the function's name and description, and fail at tools that have none."""
+    check_depth(tools, "tools")
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}].function"
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise RequestError(f"{where} must be an object with a name.", param=where)
+        if not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}.name must be a string.", param=f"{where}.name")
 
 
 def _logprobs(fields: ChatCompletionRequest) -> int | None:

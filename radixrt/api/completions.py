@@ -13,7 +13,7 @@ from radixrt.api.events import DONE, EventStream, event, json_response, while_co
 from radixrt.api.formats import Usage, completion_logprobs, prompt_extras
 from radixrt.api.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, sampling_from_fields
-from radixrt.api.state import ServerState, new_id
+from radixrt.api.state import ServerState, request_id
 from radixrt.errors import RequestError
 from radixrt.messages import (
     AnswerChunk,
@@ -39,6 +39,7 @@ def completion_routes(state: ServerState) -> APIRouter:
         fields = to_struct(body, CompletionRequest)
         state.check_model(fields.model)
         completion = _Completion.plan(fields, state)
+        request.state.request_id = completion.id
         if fields.stream:
             return EventStream(_stream(completion, state))
         return json_response(await while_connected(request, _whole(completion, state)))
@@ -78,10 +79,11 @@ class _Completion:
         if fields.best_of not in (None, sampling.n):
             raise RequestError("best_of must equal n, or be left out.", param="best_of")
         state.check_answer_count(len(prompts), sampling.n)
-        completion_id = new_id("cmpl")
+        completion_id = request_id("cmpl", fields.rid, fields.request_id)
         requests = [
             GenerateRequest(
                 request_id=f"{completion_id}-{number}",
+                owner=completion_id,
                 prompt=prompt,
                 sampling=sampling,
                 stream=bool(fields.stream),

@@ -69,7 +69,7 @@ class Metrics:
         )
         self.answers = Counter(
             "radixrt_answers",
-            "Answers by how they ended: stop, length, abort, error (refused or lost), client_left.",
+            "Answers by how they ended: stop, length, abort; HTTP requests that were cut short: error, client_left.",
             ["outcome"],
             registry=self.registry,
         )

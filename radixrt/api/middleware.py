@@ -1,13 +1,14 @@
-"""What is checked of every request before it is looked at? Its key and its size."""
+"""What concerns every request, whatever it asks? Its key, its size, and a name for its answer."""
 
 import hmac
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt.api.errors import error_response
+from radixrt.api.state import new_id
 from radixrt.errors import RequestError
 
-OPEN_PATHS = frozenset({"/health", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
 
 
 class RequireApiKey:
@@ -15,12 +16,13 @@ class RequireApiKey:
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self.app = app
-        self._expected = f"Bearer {api_key}".encode()
+        self._expected = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
+            scheme, _, key = given.partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key, self._expected):
                 error = RequestError(
                     "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
                     status=401,
@@ -62,3 +64,26 @@ class LimitBody:
         return RequestError(
             f"The body is larger than {self._max_bytes} bytes (--max-body-bytes).", status=413
         )
+
+
+class NameAnswers:
+    """Gives every answer, errors included, an ``X-Request-Id``: that of the request it answers, where the
+    endpoint has set ``request.state.request_id``."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = new_id("req")
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                header = (b"x-request-id", state["request_id"].encode())
+                message = {**message, "headers": [*message["headers"], header]}
+            await send(message)
+
+        await self.app(scope, receive, send_named)

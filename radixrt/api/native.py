@@ -1,9 +1,11 @@
 """``/generate``: the native endpoint, in the form that SGLang's users know."""
 
 import dataclasses
+import itertools
+import re
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from radixrt.api.events import DONE, EventStream, event, json_response, while_co
 from radixrt.api.formats import json_logprob
 from radixrt.api.protocol import refuse_unsupported
 from radixrt.api.sampling import deadline, logit_bias, stop_strings
-from radixrt.api.state import ServerState, new_id
+from radixrt.api.state import ServerState, new_id, request_id
 from radixrt.errors import RequestError
 from radixrt.messages import (
     AnswerChunk,
@@ -33,6 +35,8 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 class NativeSampling(msgspec.Struct, kw_only=True):
     n: int | None = None
+    max_tokens: int | None = None
+    """The same as max_new_tokens, which wins."""
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     temperature: float | None = None
@@ -66,10 +70,10 @@ class NativeRequest(msgspec.Struct, kw_only=True):
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
     stream: bool | None = None
     rid: str | list[str] | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: int | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
     """From which prompt token on log-probabilities are returned; -1: none of the prompt."""
-    top_logprobs_num: int | None = None
+    top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     cache_salt: str | None = None
     timeout: float | None = None
@@ -83,7 +87,8 @@ def native_routes(state: ServerState) -> APIRouter:
         body = await read_json(request)
         refuse_unsupported(body)
         call = _Call.plan(to_struct(body, NativeRequest), state)
-        if call.fields.stream:
+        request.state.request_id = call.id
+        if call.stream:
             return EventStream(_stream(call, state))
         return json_response(await while_connected(request, _whole(call, state)))
 
@@ -91,62 +96,114 @@ def native_routes(state: ServerState) -> APIRouter:
     async def abort_request(request: Request) -> Response:
         body = await read_json(request)
         if body.get("abort_all") is True:
-            state.client.abort_all()
+            state.abort_all()
             return json_response({"success": True})
         rid = body.get("rid")
         if not isinstance(rid, str):
             raise RequestError("rid must be the string that names a request.", param="rid")
-        state.client.abort(rid)
+        state.abort(rid)
         return json_response({"success": True})
 
     return router
 
 
 @dataclasses.dataclass(frozen=True)
+class _Report:
+    """What the response to one prompt holds beside its text."""
+
+    logprobs: int | None
+    """Alternatives of each token; None: no log-probabilities."""
+    prompt_start: int
+    """From which prompt token on; -1: none."""
+    with_text: bool
+    prompt_only: bool
+    """max_new_tokens was 0: one token is generated and thrown away."""
+
+    def of_tokens(self, whole: "_SoFar") -> dict[str, Any]:
+        """The log-probabilities, as ``meta_info`` has them."""
+        if self.logprobs is None:
+            return {}
+        fields = self._lists("output", [] if self.prompt_only else whole.logprobs)
+        if self.prompt_start >= 0:
+            fields |= self._lists("input", whole.prompt_logprobs[self.prompt_start :])
+        return fields
+
+    def _lists(self, which: str, tokens: list[TokenLogprob]) -> dict[str, Any]:
+        return {
+            f"{which}_token_logprobs": [self._entry(token) for token in tokens],
+            f"{which}_top_logprobs": [[self._entry(t) for t in token.top] for token in tokens],
+        }
+
+    def _entry(self, token: TokenLogprob) -> list[Any]:
+        """[log-probability, token id, text or null]."""
+        return [
+            json_logprob(token.logprob),
+            token.token_id,
+            token.token if self.with_text else None,
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
 class _Call:
     """One HTTP request, ready to run."""
 
-    fields: NativeRequest
+    id: str
+    reports: list[_Report]
+    """One a prompt."""
     requests: list[GenerateRequest]
+    first_index: list[int]
+    """Of each prompt: the place of its first answer among those of all."""
+    stream: bool
     is_list: bool
     """Whether the response is a list: for a batch, or for n > 1."""
 
     @staticmethod
     def plan(fields: NativeRequest, state: ServerState) -> "_Call":
         prompts, is_batch = _prompts(fields, state.info.vocab_size)
-        settings = fields.sampling_params or {}
-        if isinstance(settings, dict):
-            settings = [settings] * len(prompts)
-        if len(settings) != len(prompts):
-            raise RequestError(
-                f"sampling_params has {len(settings)} entries for {len(prompts)} prompts; give one, or one a prompt.",
-                param="sampling_params",
+        count = len(prompts)
+        reports, sampling = [], []
+        for given, wants, top, start in zip(
+            _given_sampling(fields.sampling_params, count),
+            _one_each("return_logprob", fields.return_logprob, count),
+            _one_each("top_logprobs_num", fields.top_logprobs_num, count),
+            _one_each("logprob_start_len", fields.logprob_start_len, count),
+            strict=True,
+        ):
+            report = _Report(
+                logprobs=(top or 0) if wants else None,
+                prompt_start=-1 if start is None else start,
+                with_text=bool(fields.return_text_in_logprobs),
+                prompt_only=_max_new_tokens(given) == 0,
             )
-        sampling = [_sampling(params, fields, state) for params in settings]
-        state.check_answer_count(len(prompts), max(params.n for params in sampling))
+            reports.append(report)
+            sampling.append(_sampling(given, report, state))
+        state.check_answer_count(count, max(params.n for params in sampling))
+        call_id, rids = _request_ids(fields.rid, count)
         requests = [
             GenerateRequest(
                 request_id=rid,
+                owner=call_id,
                 prompt=prompt,
                 sampling=params,
                 stream=bool(fields.stream),
                 cache_salt=fields.cache_salt or "",
                 deadline=deadline(fields.timeout),
             )
-            for rid, prompt, params in zip(
-                _request_ids(fields.rid, len(prompts)), prompts, sampling, strict=True
-            )
+            for rid, prompt, params in zip(rids, prompts, sampling, strict=True)
         ]
-        return _Call(fields, requests, is_batch or sampling[0].n > 1)
+        is_list = is_batch or sampling[0].n > 1
+        first_index = list(itertools.accumulate((p.n for p in sampling[:-1]), initial=0))
+        return _Call(call_id, reports, requests, first_index, bool(fields.stream), is_list)
 
     def result(self, request_index: int, chunk: AnswerChunk, whole: "_SoFar") -> dict[str, Any]:
         """One answer as it is so far."""
-        request = self.requests[request_index]
+        request, report = self.requests[request_index], self.reports[request_index]
+        num_output = 0 if report.prompt_only else chunk.num_output_tokens
         meta: dict[str, Any] = {
             "id": request.request_id,
-            "finish_reason": _finish_reason(chunk),
+            "finish_reason": _finish_reason(chunk, report.prompt_only),
             "prompt_tokens": whole.prompt_tokens,
-            "completion_tokens": chunk.num_output_tokens,
+            "completion_tokens": num_output,
             "cached_tokens": chunk.cached_tokens,
         }
         if chunk.times is not None:
@@ -155,22 +212,13 @@ class _Call:
                 "prefill_time": chunk.times.prefill_s,
                 "e2e_latency": time.monotonic() - whole.started_at,
             }
-        if self.fields.return_logprob:
-            texts = bool(self.fields.return_text_in_logprobs)
-            meta["output_token_logprobs"] = [_pair(t, texts) for t in whole.logprobs]
-            meta["output_top_logprobs"] = [[_pair(o, texts) for o in t.top] for t in whole.logprobs]
-            start = self.fields.logprob_start_len
-            if start is not None and start >= 0:
-                prompt = whole.prompt_logprobs[start:]
-                meta["input_token_logprobs"] = [_pair(t, texts) for t in prompt]
-                meta["input_top_logprobs"] = [[_pair(o, texts) for o in t.top] for t in prompt]
         result: dict[str, Any] = {
-            "text": whole.text,
-            "output_ids": whole.token_ids,
-            "meta_info": meta,
+            "text": "" if report.prompt_only else whole.text,
+            "output_ids": [] if report.prompt_only else whole.token_ids,
+            "meta_info": meta | report.of_tokens(whole),
         }
         if self.is_list:
-            result["index"] = request_index * request.sampling.n + chunk.index
+            result["index"] = self.first_index[request_index] + chunk.index
         return result
 
 
@@ -197,11 +245,12 @@ class _SoFar:
 async def _results(call: _Call, state: ServerState) -> AsyncGenerator[dict[str, Any], None]:
     answers: dict[tuple[int, int], _SoFar] = {}
     started_at = time.monotonic()
-    async with aclosing(state.generate(call.requests)) as chunks:
-        async for request_index, chunk in chunks:
-            whole = answers.setdefault((request_index, chunk.index), _SoFar(started_at))
-            whole.add(chunk)
-            yield call.result(request_index, chunk, whole)
+    with _native_names():
+        async with aclosing(state.generate(call.requests)) as chunks:
+            async for request_index, chunk in chunks:
+                whole = answers.setdefault((request_index, chunk.index), _SoFar(started_at))
+                whole.add(chunk)
+                yield call.result(request_index, chunk, whole)
 
 
 async def _whole(call: _Call, state: ServerState) -> Any:
@@ -238,43 +287,110 @@ def _prompts(fields: NativeRequest, vocab_size: int) -> tuple[list[Prompt], bool
     return [token_prompt(ids, vocab_size, "input_ids")], False
 
 
-def _sampling(params: dict[str, Any], fields: NativeRequest, state: ServerState) -> SamplingParams:
-    """Raises:
-    RequestError: a value is of the wrong type or out of its range; names the field.
+def _one_each(field: str, value: Any, count: int) -> list[Any]:
+    """A value a prompt, where one may have come for all of them.
+
+    Raises:
+        RequestError: it is a list of another length.
     """
-    refuse_unsupported(params)
-    given = to_struct(params, NativeSampling)
-    settings: dict[str, Any] = {"max_tokens": DEFAULT_MAX_NEW_TOKENS} | state.default_sampling
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(
+            f"{field} has {len(value)} entries for {count} prompts; give one, or one a prompt.",
+            param=field,
+        )
+    return value
+
+
+def _given_sampling(
+    params: dict[str, Any] | list[dict[str, Any]] | None, count: int
+) -> list[NativeSampling]:
+    """Raises:
+    RequestError: a value is of the wrong type, or can't be honoured; names the field.
+    """
+
+    def check(one: dict[str, Any]) -> NativeSampling:
+        with _native_names():
+            refuse_unsupported(one)
+            return to_struct(one, NativeSampling)
+
+    if isinstance(params, list):
+        return [check(one) for one in _one_each("sampling_params", params, count)]
+    return [check(params or {})] * count
+
+
+def _max_new_tokens(given: NativeSampling) -> int | None:
+    return given.max_tokens if given.max_new_tokens is None else given.max_new_tokens
+
+
+def _sampling(given: NativeSampling, report: _Report, state: ServerState) -> SamplingParams:
+    """Raises:
+    RequestError: a value is out of its range; names the field.
+    """
+    settings: dict[str, Any] = dict(state.default_sampling)
     for name in NativeSampling.__struct_fields__:
         if (value := getattr(given, name)) is not None:
             settings[_RENAMED.get(name, name)] = value
-    settings["max_tokens"] = max(settings["max_tokens"], settings.get("min_tokens", 0))
-    settings["stop"] = stop_strings(given.stop)
-    settings["stop_token_ids"] = tuple(given.stop_token_ids or ())
-    settings["logit_bias"] = logit_bias(given.logit_bias)
-    if fields.return_logprob:
-        settings["logprobs"] = fields.top_logprobs_num or 0
-        if fields.logprob_start_len is not None and fields.logprob_start_len >= 0:
-            settings["prompt_logprobs"] = fields.top_logprobs_num or 0
-    return SamplingParams(**settings).validate(state.info.vocab_size)
+    if report.prompt_only:
+        settings["max_tokens"] = 1
+    elif _max_new_tokens(given) is None:
+        settings["max_tokens"] = max(DEFAULT_MAX_NEW_TOKENS, settings.get("min_tokens", 0))
+    settings["logprobs"] = report.logprobs
+    if report.logprobs is not None and report.prompt_start >= 0:
+        settings["prompt_logprobs"] = report.logprobs
+    with _native_names():
+        settings["stop"] = stop_strings(given.stop)
+        settings["stop_token_ids"] = tuple(given.stop_token_ids or ())
+        settings["logit_bias"] = logit_bias(given.logit_bias)
+        return SamplingParams(**settings).validate(state.info.vocab_size)
 
 
-def _request_ids(rid: str | list[str] | None, count: int) -> list[str]:
-    if rid is None:
-        return [new_id("gen") for _ in range(count)]
-    rids = [rid] if isinstance(rid, str) else rid
-    if isinstance(rid, str) and count > 1:
-        rids = [f"{rid}_{number}" for number in range(count)]
-    if len(rids) != count or len(set(rids)) != count:
+_NATIVE_NAMES = (
+    {name: f"sampling_params.{name}" for name in NativeSampling.__struct_fields__}
+    | {ours: f"sampling_params.{native}" for native, ours in _RENAMED.items()}
+    | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
+)
+"""What this endpoint's clients call each sampling setting."""
+
+
+@contextmanager
+def _native_names() -> Iterator[None]:
+    """Let errors about sampling settings name the fields that the client sent."""
+    try:
+        yield
+    except RequestError as error:
+        ours = re.match(r"\w*", error.param or "").group()  # type: ignore[union-attr]
+        native = _NATIVE_NAMES.get(ours)
+        if native is None or error.param is None:
+            raise
         raise RequestError(
-            f"rid must hold one different name for each of the {count} prompts.", param="rid"
-        )
-    return rids
+            re.sub(rf"\b{ours}\b", native, error.message),
+            status=error.status,
+            param=native + error.param.removeprefix(ours),
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+        ) from error
 
 
-def _finish_reason(chunk: AnswerChunk) -> dict[str, Any] | None:
+def _request_ids(rid: str | list[str] | None, count: int) -> tuple[str, list[str]]:
+    """The name of the whole request, and one for each prompt."""
+    if isinstance(rid, list):
+        if len(rid) != count or len(set(rid)) != count:
+            raise RequestError(
+                f"rid must hold one different name for each of the {count} prompts.", param="rid"
+            )
+        names = [request_id("gen", name) for name in rid]
+        return (names[0] if count == 1 else new_id("gen")), names
+    name = request_id("gen", rid)
+    return name, [name] if count == 1 else [f"{name}_{number}" for number in range(count)]
+
+
+def _finish_reason(chunk: AnswerChunk, prompt_only: bool) -> dict[str, Any] | None:
     if chunk.finish_reason is None:
         return None
+    if prompt_only and chunk.finish_reason != "abort":
+        return {"type": "length", "length": 0}
     reason: dict[str, Any] = {"type": chunk.finish_reason}
     if chunk.finish_reason == "length":
         reason["length"] = chunk.num_output_tokens
@@ -282,8 +398,3 @@ def _finish_reason(chunk: AnswerChunk) -> dict[str, Any] | None:
         matched = chunk.stop_reason
         reason["matched"] = unpack_ids(chunk.token_ids).tolist()[-1] if matched is None else matched
     return reason
-
-
-def _pair(token: TokenLogprob, with_text: bool) -> list[Any]:
-    """[log-probability, token id, text or null]."""
-    return [json_logprob(token.logprob), token.token_id, token.token if with_text else None]

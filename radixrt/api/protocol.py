@@ -31,6 +31,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     user: str | None = None
     """Accepted, and not used."""
+    rid: str | None = None
+    """The id of the response, for /abort_request; by default a new one."""
+    request_id: str | None = None
+    """The same."""
 
     # beyond OpenAI, under the names that other servers use
     top_k: int | None = None
@@ -74,6 +78,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """A variable for the template; models without such a one answer as ever."""
     parallel_tool_calls: bool | None = None
     """Accepted: the model decides."""
     add_generation_prompt: bool | None = None
@@ -81,29 +87,42 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-_NOT_YET = (
+UNSUPPORTED = (
     "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "guided_decoding_backend", "structured_outputs", "json_schema", "regex", "ebnf", "structural_tag",
-    "functions", "function_call", "suffix", "use_beam_search", "chat_template", "lora_path",
+    "stop_regex", "functions", "function_call", "suffix", "use_beam_search", "length_penalty",
+    "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "thinking_token_budget", "documents",
+    "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
+    "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",
+    "logits_processors", "return_hidden_states", "token_ids_logprob",
 )  # fmt: skip
-"""Fields that change an answer's content; to ignore one would be to answer another question."""
+"""Fields that change what an answer holds; to ignore one would be to answer another question."""
+
+_WITHOUT_EFFECT = {
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "length_penalty": 1,
+}
+"""Values of unsupported fields that ask for what happens anyway."""
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    if value is None or value is False or value in ("", []):
+        return True
+    return name in _WITHOUT_EFFECT and value == _WITHOUT_EFFECT[name]
 
 
 def refuse_unsupported(body: dict[str, Any]) -> None:
     """Raises:
     RequestError: the body asks for what this version can't do, and would have to ignore.
     """
-    for name in _NOT_YET:
-        value = body.get(name)
-        if value in (None, False, ""):
-            continue
-        if name == "response_format" and value == {"type": "text"}:
-            continue
-        raise RequestError(
-            f"{name} is not supported by this version of the server; leave it out.",
-            param=name,
-            code="unsupported_parameter",
-        )
+    for name in UNSUPPORTED:
+        if name in body and not _asks_for_nothing(name, body[name]):
+            raise RequestError(
+                f"{name} is not supported by this version of the server; leave it out.",
+                param=name,
+                code="unsupported_parameter",
+            )
     tool_choice = body.get("tool_choice")
     if tool_choice not in (None, "none", "auto"):
         raise RequestError(

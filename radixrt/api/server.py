@@ -21,6 +21,9 @@ SHUTDOWN_GRACE_S = 1
 
 LISTEN_BACKLOG = 2048
 
+MOST_UNREAD_CHUNKS = 4096
+"""Of each answer. A client that stops reading fills the socket's buffers first; then these wait."""
+
 
 def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> None:
     """Serve until a signal to stop.
@@ -36,7 +39,7 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    client = EngineClient(channels)
+    client = EngineClient(channels, MOST_UNREAD_CHUNKS)
     try:
         state = ServerState(config, client, await client.ready())
         server = uvicorn.Server(

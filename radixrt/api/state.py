@@ -3,13 +3,14 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
+from radixrt.api.batch import Batch
 from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.config import ServerConfig
-from radixrt.engine_client import EngineClient
+from radixrt.engine_client import EngineClient, id_in_use
 from radixrt.errors import EngineDiedError, RequestError
 from radixrt.messages import AnswerChunk, EngineInfo, GenerateRequest
 
@@ -23,6 +24,8 @@ class ServerState:
         self.client = client
         self.info = info
         self.metrics = Metrics()
+        self._batches: dict[str, Batch] = {}
+        """HTTP requests under way, by their ids."""
         self.started_at = int(time.time())
         self.default_sampling: dict[str, Any] = {
             name: value
@@ -55,56 +58,70 @@ class ServerState:
     async def generate(
         self, requests: list[GenerateRequest]
     ) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
-        """Run several requests at once; yield each chunk with the index of its request.
+        """Run the prompts of one HTTP request; yield each chunk with the index of its prompt.
 
         When one fails, or the generator is closed, all are aborted.
+
+        Raises:
+            RequestError: the request's id is in use, or a prompt was refused or lost.
+            EngineDiedError: the engine ended.
         """
-        if len(requests) == 1:
-            async with aclosing(self._generate_one(requests[0])) as chunks:
-                async for chunk in chunks:
-                    yield 0, chunk
-            return
-        arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]] = asyncio.Queue()
-
-        async def run(index: int) -> None:
-            try:
-                async with aclosing(self._generate_one(requests[index])) as chunks:
-                    async for chunk in chunks:
-                        arrivals.put_nowait((index, chunk))
-                arrivals.put_nowait((index, None))
-            except Exception as error:
-                arrivals.put_nowait((index, error))
-
-        tasks = [asyncio.create_task(run(index)) for index in range(len(requests))]
+        batch = Batch(self.client, requests, self.config.max_running_requests)
+        timers = [AnswerTimer(self.metrics, request.stream) for request in requests]
         try:
-            unfinished = len(tasks)
-            while unfinished:
-                index, arrival = await arrivals.get()
-                if isinstance(arrival, Exception):
-                    raise arrival
-                if arrival is None:
-                    unfinished -= 1
-                else:
-                    yield index, arrival
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _generate_one(self, request: GenerateRequest) -> AsyncGenerator[AnswerChunk, None]:
-        """The client's chunks, observed."""
-        timer = AnswerTimer(self.metrics, request.stream)
-        try:
-            async with aclosing(self.client.generate(request)) as chunks:
-                async for chunk in chunks:
-                    timer.observe(chunk)
-                    yield chunk
+            with self._named(batch):
+                async with aclosing(batch.run()) as chunks:
+                    async for index, chunk in chunks:
+                        timers[index].observe(chunk)
+                        yield index, chunk
         except (RequestError, EngineDiedError):
             self.metrics.answers.labels("error").inc()
             raise
         except (asyncio.CancelledError, GeneratorExit):
             self.metrics.answers.labels("client_left").inc()
             raise
+
+    def abort(self, name: str) -> None:
+        """Drop the HTTP request of this id, or one prompt of it. An unknown id is ignored."""
+        if batch := self._batches.get(name):
+            batch.abort()
+        else:
+            self.client.abort(name)
+
+    def abort_all(self) -> None:
+        """Drop every request."""
+        for batch in self._batches.values():
+            batch.abort()
+
+    @contextmanager
+    def _named(self, batch: Batch) -> Iterator[None]:
+        """Let ``abort`` find a batch while it runs."""
+        if batch.id in self._batches:
+            raise id_in_use(batch.id)
+        self._batches[batch.id] = batch
+        try:
+            yield
+        finally:
+            del self._batches[batch.id]
+
+
+LONGEST_REQUEST_ID = 256
+
+
+def request_id(prefix: str, *chosen: str | None) -> str:
+    """The id that the client chose, under the first of the names that it may have, or a new one.
+
+    Raises:
+        RequestError: it can't stand in a header.
+    """
+    given = next((name for name in chosen if name is not None), None)
+    if given is None:
+        return new_id(prefix)
+    if not (0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable()):
+        raise RequestError(
+            f"rid must have 1 to {LONGEST_REQUEST_ID} printable ASCII characters.", param="rid"
+        )
+    return given
 
 
 def new_id(prefix: str) -> str:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from radixrt.errors import RequestError
 from radixrt.messages import ChatPrompt
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ChatTemplate:
         assert self._special is not None
         text = self._special.sub(lambda match: names[match.group()], text)
         text = self._hidden_literal.sub(lambda match: literals[int(match.group(1))], text)
-        ids = plain_tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encode_aside(plain_tokenizer, text, add_special_tokens=False)
         for special, name in names.items():
             text = text.replace(name, special)
         return text, [ids_of_names.get(i, i) for i in ids]

@@ -14,6 +14,13 @@ from radixrt.sampling_params import SamplingParams
 
 _TOO_LONG = "context_length_exceeded"
 
+CALL_CONTEXTS = 4
+"""A call to the tokenizer alone takes so many times the context, ..."""
+LEAST_CALL_TOKENS = 1 << 16
+"""... but never less than this; ..."""
+CALL_CHARS_PER_TOKEN = 4
+"""... of texts, so many characters for each token."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -27,6 +34,26 @@ class Limits:
     def of(info: EngineInfo) -> "Limits":
         return Limits(info.context_length, info.kv_pool_tokens, info.vocab_size)
 
+    @property
+    def call_tokens(self) -> int:
+        """Most token ids that /detokenize takes."""
+        return max(LEAST_CALL_TOKENS, CALL_CONTEXTS * self.context_length)
+
+    def check_call(self, size: int, is_text: bool) -> None:
+        """Refuse to tokenize or detokenize, for its own sake, what would take many seconds.
+
+        Raises:
+            RequestError: it is several times as long as any prompt could be.
+        """
+        most = self.call_tokens * CALL_CHARS_PER_TOKEN if is_text else self.call_tokens
+        if size > most:
+            unit = "characters" if is_text else "token ids"
+            raise RequestError(
+                f"{size} {unit} are too many; this server takes at most {most} here. Send them in pieces.",
+                status=413,
+                param="prompt" if is_text else "tokens",
+            )
+
     def check_text(self, text: str, longest_token: int) -> None:
         """Refuse a text that can't fit whatever its tokens are, before time is spent on tokenizing it.
 
@@ -36,7 +63,7 @@ class Limits:
         at_least = len(text) // longest_token
         if at_least > self.context_length:
             raise RequestError(
-                f"The prompt has {len(text)} characters, more than {at_least} tokens; the model's context is "
+                f"The prompt has {len(text)} characters, which are at least {at_least} tokens; the model's context is "
                 f"{self.context_length} tokens. Shorten the prompt.",
                 param="prompt",
                 code=_TOO_LONG,

@@ -9,8 +9,7 @@ import dataclasses
 import itertools
 import logging
 import random
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -28,6 +27,7 @@ from radixrt.messages import (
     EngineInfo,
     FlushCacheCall,
     GenerateRequest,
+    PackedIds,
     Prompt,
     PromptInfo,
     ReleaseSequences,
@@ -46,7 +46,8 @@ from radixrt.messages import (
 )
 from radixrt.tokenizer.answers import Answer, news_by_sequence
 from radixrt.tokenizer.limits import Limits, per_answer_params
-from radixrt.tokenizer.prompts import LONG_PROMPT_CHARS, PromptEncoder, size_in_chars
+from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.turns import Turns
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,9 @@ class _Encoded:
     """A request whose prompt is encoded and found to fit."""
 
     request: GenerateRequest
-    text: str | None
+    prompt: PromptInfo
     token_ids: list[int]
+    packed_ids: PackedIds
     max_tokens: int
 
 
@@ -78,10 +80,12 @@ class TokenizerProcess:
         self._answers: dict[int, Answer] = {}
         """Answers under way, by sequence id."""
         self._seq_ids_of: dict[str, set[int]] = {}
-        """Unfinished answers of each request; empty while its prompt is being encoded aside."""
+        """Unfinished answers of each request; empty while its prompt is being encoded."""
+        self._encoding: dict[str, asyncio.Task[None]] = {}
+        """Requests whose prompts are being encoded, or wait for it."""
         self._new_seq_id = itertools.count()
-        self._aside = ThreadPoolExecutor(2, thread_name_prefix="encode")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = Turns()
+        self._calls: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message says what it can do."""
@@ -90,10 +94,10 @@ class TokenizerProcess:
         self._info = info
         self._limits = Limits.of(info)
         self._to_api.send(info)
-        await asyncio.gather(self._serve_scheduler(), self._serve_api())
+        await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._turns.serve())
 
     def close(self) -> None:
-        self._aside.shutdown(wait=False, cancel_futures=True)
+        self._turns.close()
         for channel in (self._from_api, self._from_scheduler, self._to_api, self._to_scheduler):
             channel.close()
 
@@ -108,13 +112,16 @@ class TokenizerProcess:
         match message:
             case GenerateRequest():
                 self._seq_ids_of[message.request_id] = set()
-                self._generate(message)
+                generating = asyncio.get_running_loop().create_task(self._generate(message))
+                self._encoding[message.request_id] = generating
             case AbortRequest():
                 self._abort(message.request_id)
             case TokenizeCall():
-                self._start_task(self._reply(message.call_id, self._tokenize, message.prompt))
+                size = size_in_chars(message.prompt)
+                self._call(message.call_id, size, lambda: self._tokenize(message.prompt, size))
             case DetokenizeCall():
-                self._start_task(self._reply(message.call_id, self._detokenize, message))
+                size = num_ids(message.token_ids)
+                self._call(message.call_id, size, lambda: self._detokenize(message))
             case FlushCacheCall():
                 self._to_scheduler.send(message)
             case StatsCall():
@@ -124,23 +131,15 @@ class TokenizerProcess:
                     msgspec.structs.replace(message, malformed_frames=malformed)
                 )
 
-    def _generate(self, request: GenerateRequest) -> None:
+    async def _generate(self, request: GenerateRequest) -> None:
+        owner = request.owner or request.request_id
+        size = size_in_chars(request.prompt)
         try:
-            if size_in_chars(request.prompt) > LONG_PROMPT_CHARS:
-                self._start_task(self._generate_aside(request))
-            else:
-                self._start(self._encode(request))
+            self._start(await self._turns.run(owner, size, lambda: self._encode(request)))
         except Exception as error:
             self._fail(request.request_id, error)
-
-    async def _generate_aside(self, request: GenerateRequest) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            encoded = await loop.run_in_executor(self._aside, self._encode, request)
-            if request.request_id in self._seq_ids_of:  # else it was aborted meanwhile
-                self._start(encoded)
-        except Exception as error:
-            self._fail(request.request_id, error)
+        finally:
+            self._encoding.pop(request.request_id, None)
 
     def _encode(self, request: GenerateRequest) -> _Encoded:
         """Raises:
@@ -151,13 +150,13 @@ class TokenizerProcess:
             self._limits.max_tokens(num_ids(request.prompt.token_ids), request.sampling.max_tokens)
         text, token_ids = self._encoder.encode(request.prompt, self._limits)
         max_tokens = self._limits.max_tokens(len(token_ids), request.sampling.max_tokens)
-        return _Encoded(request, text, token_ids, max_tokens)
+        packed = pack_ids(token_ids)
+        prompt = self._prompt_info(request, text, token_ids, packed)
+        return _Encoded(request, prompt, token_ids, packed, max_tokens)
 
     def _start(self, encoded: _Encoded) -> None:
         """Hand the n answers of a request to the scheduler."""
         request, token_ids = encoded.request, encoded.token_ids
-        prompt = self._prompt_info(encoded)
-        packed = pack_ids(token_ids)
         continues_prompt = (
             not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_final_message
         )
@@ -168,7 +167,7 @@ class TokenizerProcess:
                 request,
                 index,
                 self._vocabulary,
-                prompt,
+                encoded.prompt,
                 token_ids,
                 self._info.eos_token_ids,
                 continues_prompt,
@@ -177,27 +176,28 @@ class TokenizerProcess:
             self._to_scheduler.send(
                 SequenceRequest(
                     seq_id=seq_id,
-                    token_ids=packed,
+                    token_ids=encoded.packed_ids,
                     sampling=sampling,
                     cache_salt=request.cache_salt,
                     deadline=request.deadline,
                 )
             )
 
-    def _prompt_info(self, encoded: _Encoded) -> PromptInfo:
-        request, token_ids = encoded.request, encoded.token_ids
+    def _prompt_info(
+        self, request: GenerateRequest, text: str | None, token_ids: list[int], packed: PackedIds
+    ) -> PromptInfo:
         if not (request.return_prompt_token_ids or request.sampling.prompt_logprobs is not None):
             return PromptInfo(num_tokens=len(token_ids))
-        text = encoded.text
         if text is None:
             text = self._vocabulary.decode(token_ids, request.sampling.skip_special_tokens)
-        return PromptInfo(num_tokens=len(token_ids), text=text, token_ids=pack_ids(token_ids))
+        return PromptInfo(num_tokens=len(token_ids), text=text, token_ids=packed)
 
     def _abort(self, request_id: str) -> None:
         seq_ids = self._seq_ids_of.pop(request_id, None)
         if seq_ids is None:
             return
-        if not seq_ids:  # its prompt is still being encoded
+        if encoding := self._encoding.pop(request_id, None):
+            encoding.cancel()
             self._to_api.send(_failed(request_id, _ABORTED))
         self._release(seq_ids)
         answers = [self._answers.pop(seq_id) for seq_id in sorted(seq_ids)]
@@ -214,19 +214,22 @@ class TokenizerProcess:
 
     # ------------------------------------------------------------ calls
 
-    async def _reply(
-        self, call_id: int, work: Callable[[Any], dict[str, Any]], argument: Any
-    ) -> None:
-        """Do the work of a call aside and answer it."""
-        loop = asyncio.get_running_loop()
+    def _call(self, call_id: int, size: int, work: Callable[[], dict[str, Any]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._reply(call_id, size, work))
+        self._calls.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._calls.discard)
+
+    async def _reply(self, call_id: int, size: int, work: Callable[[], dict[str, Any]]) -> None:
+        """Do the work of a call in its turn and answer it. All calls are one owner: requests go first."""
         try:
-            value = await loop.run_in_executor(self._aside, work, argument)
+            value = await self._turns.run(_CALLS, size, work)
         except Exception as error:
             self._to_api.send(CallReply(call_id=call_id, error=_failed("", error)))
         else:
             self._to_api.send(CallReply(call_id=call_id, value=value))
 
-    def _tokenize(self, prompt: Prompt) -> dict[str, Any]:
+    def _tokenize(self, prompt: Prompt, size: int) -> dict[str, Any]:
+        self._limits.check_call(size, is_text=True)
         of_any_length = dataclasses.replace(self._limits, context_length=2**31)
         text, token_ids = self._encoder.encode(prompt, of_any_length)
         prompt_text = self._vocabulary.decode(token_ids) if text is None else text
@@ -305,12 +308,8 @@ class TokenizerProcess:
         self._release(seq_ids)
         self._to_api.send(_failed(request_id, error))
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the loop itself keeps only a weak reference
-        task.add_done_callback(self._tasks.discard)
 
-
+_CALLS = ""
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")
 
 

@@ -8,9 +8,6 @@ from radixrt.tokenizer.chat_template import ChatTemplate
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.vocabulary import Vocabulary
 
-LONG_PROMPT_CHARS = 20_000
-"""Texts above this take milliseconds to encode; they are encoded aside, so that streams go on."""
-
 
 class PromptEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:

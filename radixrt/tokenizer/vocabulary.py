@@ -72,14 +72,16 @@ class Vocabulary:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text in which special tokens count as such. A text that already begins with the
         beginning-of-sequence token does not get a second one."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = encode_aside(self.backend, text, add_special_tokens)
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
             return ids[1:]
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+        texts: list[str] = self.backend.decode_batch(
+            [list(ids)], skip_special_tokens=skip_special_tokens
+        )  # unlike decode, it releases the GIL
+        return texts[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; b"" for an id that has no token."""
@@ -101,6 +103,14 @@ class Vocabulary:
         return TokenLogprob(
             token_id, token_bytes.decode("utf-8", "replace"), token_bytes, logprob, top
         )
+
+
+def encode_aside(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text. Other threads run meanwhile: ``Tokenizer.encode`` would hold the GIL (0.7 s
+    for a megabyte), the batch methods release it. Offsets, which nobody asks for, are not computed."""
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def _read_template(path: Path) -> str:

@@ -23,6 +23,30 @@ def test_health_is_told_and_health_generate_really_generates(server: RunningServ
     assert [r.sampling.max_tokens for r in server.scheduler.requests] == [1]
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_a_probe_may_ask_for_headers_alone(server: RunningServer, path: str) -> None:
+    with server.http as http:
+        assert http.head(path).status_code == 200
+
+
+def test_other_servers_names_of_the_same_endpoints_are_known(server: RunningServer) -> None:
+    with server.http as http:
+        assert http.get("/model_info").json() == http.get("/get_model_info").json()
+        assert http.get("/server_info").json()["version"] == http.get("/version").json()["version"]
+        assert http.get("/ping").status_code == http.post("/ping").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_answer_names_its_request(server: RunningServer, path: str, stream: bool) -> None:
+    prompt = {"prompt": "hi", "text": "hi", "messages": [{"role": "user", "content": "hi"}]}
+    with server.http as http:
+        answer = http.post(path, json=prompt | {"rid": "mine", "stream": stream})
+        assert answer.headers["x-request-id"] == "mine" and '"id":"mine"' in answer.text
+        refused = http.post(path, json={})
+        assert refused.status_code == 400 and refused.headers["x-request-id"]
+
+
 def test_information_about_model_and_server(start_server: StartServer) -> None:
     server = start_server(api_key="secret")
     headers = {"Authorization": "Bearer secret"}
@@ -30,6 +54,7 @@ def test_information_about_model_and_server(start_server: StartServer) -> None:
         model = http.get("/get_model_info", headers=headers).json()
         info = http.get("/get_server_info?check_invariants=true", headers=headers).json()
     assert model["context_length"] == 512 and model["architecture"] == "FakeForCausalLM"
+    assert info["invariants"] == "ok"
     assert info["settings"]["page_size"] == 16 and "secret" not in str(info)
     assert info["stats"]["pages_total"] == 128
 
@@ -69,17 +94,32 @@ def test_metrics_count_what_happened(start_server: StartServer) -> None:
     assert float(values["radixrt_kv_pages_free"]) == 1
 
 
+@pytest.mark.parametrize("bad", ["", "the " * 600])
+def test_a_batch_with_a_bad_prompt_is_one_error(start_server: StartServer, bad: str) -> None:
+    server = start_server()
+    server.answer_endlessly()
+    with server.http as http:
+        body = {"prompt": ["good"] * 40 + [bad] + ["good"] * 40, "max_tokens": 400}
+        assert http.post("/v1/completions", json=body).status_code == 400
+        text = http.get("/metrics").text
+    outcomes = dict(re.findall(r'^radixrt_answers_total{outcome="(\w+)"} (\S+)$', text, re.M))
+    assert outcomes["error"] == "1.0" and "client_left" not in outcomes
+
+
 def test_without_the_key_only_health_and_metrics_are_open(start_server: StartServer) -> None:
     server = start_server(api_key="secret")
     server.answer_with("Hello")
     with server.http as http:
-        for path in ("/health", "/metrics"):
+        for path in ("/health", "/ping", "/metrics"):
             assert http.get(path).status_code == 200
         for key in (None, "Bearer wrong", "secret", "Bearer secretly", "Bearer \xff"):
             headers = {} if key is None else {"Authorization": key.encode("latin-1")}
             response = http.get("/v1/models", headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            headers = {"Authorization": f"{scheme} secret"}
+            assert http.get("/v1/models", headers=headers).status_code == 200
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret")
     assert client.completions.create(model="tiny", prompt="hi").choices[0].text == "Hello"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from radixrt.api import body
 from tests.api.conftest import RunningServer, StartServer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -46,6 +47,10 @@ BAD_FIELDS = [
     ({"stop": ["x"] * 17}, "stop", "16"),
     ({"stop": "x" * 2000}, "stop", "1024"),
     ({"stop_token_ids": [99999]}, "stop_token_ids", "99999"),
+    ({"stop_token_ids": list(range(1025))}, "stop_token_ids", "1024"),
+    ({"max_tokens": 2**70}, "max_tokens", "from 1 to 2147483647"),
+    ({"rid": ""}, "rid", "1 to 256"),
+    ({"request_id": "a\nb"}, "rid", "printable"),
     ({"seed": 2**64}, "seed", "seed"),
     ({"timeout": -1}, "timeout", "above 0"),
     ({"min_tokens": 10, "max_tokens": 5}, "min_tokens", "10"),
@@ -125,6 +130,13 @@ def test_bad_messages_are_explained(server: RunningServer, messages: object, wor
         {"structured_outputs": {"choice": ["a"]}},
         {"functions": [{"name": "f"}]},
         {"chat_template": "{{ 1 }}"},
+        {"allowed_token_ids": [5]},
+        {"bad_words": ["x"]},
+        {"truncate_prompt_tokens": 5},
+        {"thinking_token_budget": 0},
+        {"length_penalty": 0.5},
+        {"use_beam_search": True},
+        {"documents": [{"text": "x"}]},
     ],
 )
 def test_what_would_have_to_be_ignored_is_refused(
@@ -151,9 +163,47 @@ def test_deep_nesting_is_refused_and_brings_nothing_down(
     assert post(server, "/v1/chat/completions", CHAT)[0] == 200
 
 
-def test_a_plain_text_response_format_is_fine(server: RunningServer) -> None:
-    status, _ = post(server, "/v1/chat/completions", CHAT | {"response_format": {"type": "text"}})
-    assert status == 200
+def test_a_refused_field_whose_value_asks_for_nothing_is_fine(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {
+        "response_format": {"type": "text"},
+        "length_penalty": 1.0,
+        "bad_words": [],
+        "use_beam_search": False,
+    }
+    with caplog.at_level(logging.WARNING, "radixrt.api.body"):
+        assert post(server, "/v1/chat/completions", CHAT | fields)[0] == 200
+    assert caplog.records == []
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{}]}, "tools[0].function"),
+        ({"tools": [TOOL, {"type": "function", "function": None}]}, "tools[1].function"),
+        ({"tools": [{"function": {"name": 5}}]}, "tools[0].function.name"),
+        ({"continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_what_no_template_can_take_is_named(
+    server: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    status, error = post(server, "/v1/chat/completions", CHAT | fields)
+    assert (status, error["param"]) == (400, param)
+
+
+def test_a_stop_token_given_often_counts_once(server: RunningServer) -> None:
+    assert post(server, "/v1/completions", COMPLETION | {"stop_token_ids": [60] * 5000})[0] == 200
+    assert server.scheduler.requests[-1].sampling.stop_token_ids == (60,)
+
+
+def test_a_text_far_too_long_is_told_a_lower_bound_of_its_tokens(server: RunningServer) -> None:
+    _, error = post(server, "/v1/completions", {"prompt": "the " * 50_000})
+    assert "at least" in error["message"]
 
 
 def test_a_missing_field_is_named(server: RunningServer) -> None:
@@ -206,9 +256,22 @@ def test_unknown_fields_are_accepted_and_warned_of_once(
             status, _ = post(server, "/v1/completions", COMPLETION | {"sparkle": 1, "user": "me"})
             assert status == 200
     assert [r.getMessage() for r in caplog.records].count(
-        "Ignored the unknown request field 'sparkle' (said once)."
+        "Ignored unknown request fields (each is named once): 'sparkle'."
     ) == 1
     assert "user" not in caplog.text
+
+
+def test_many_unknown_fields_cost_one_line_and_little_memory(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {f"{number}-{'x' * 5000}": 1 for number in range(3000)}
+    with caplog.at_level(logging.WARNING, "radixrt.api.body"):
+        for _ in range(2):
+            assert post(server, "/v1/completions", COMPLETION | fields)[0] == 200
+    (record,) = caplog.records
+    assert len(record.getMessage()) < 2000
+    assert sum(map(len, body._warned)) <= 100_000
+    body._warned.clear()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Chat completions through the openai client."""
 
-from tests.api.conftest import RunningServer
+from pathlib import Path
+
+from tests.api.conftest import RunningServer, StartServer
+from tests.tiny_tokenizers import save_byte_level
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -54,6 +57,14 @@ def test_without_tools_the_text_stays_as_it_is(server: RunningServer) -> None:
     for extra in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         choice = create(model="tiny", messages=HELLO, max_tokens=200, **extra).choices[0]
         assert choice.message.content == CALL and choice.finish_reason == "stop"
+
+
+def test_reasoning_effort_reaches_the_template(start_server: StartServer, tmp_path: Path) -> None:
+    template = "{{ messages[0].content }}, effort {{ reasoning_effort }}"
+    server = start_server(model=save_byte_level(tmp_path, template))
+    with server.http as http:
+        body = {"messages": HELLO, "reasoning_effort": "low"}
+        assert http.post("/tokenize", json=body).json()["prompt"] == "hi, effort low"
 
 
 def test_logprobs_cover_every_token_with_its_bytes(server: RunningServer) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from radixrt.api.native import NativeRequest, NativeSampling
 from radixrt.api.protocol import (
+    UNSUPPORTED,
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
@@ -27,6 +28,10 @@ STRUCTS = [
 def test_every_field_is_in_the_docs(struct: type[msgspec.Struct]) -> None:
     named = set(re.findall(r"`([a-z_]+)`", DOCS))
     assert set(struct.__struct_fields__) <= named
+
+
+def test_every_refused_field_is_in_the_docs() -> None:
+    assert set(UNSUPPORTED) <= set(re.findall(r"`([a-z_]+)`", DOCS))
 
 
 def test_every_endpoint_and_metric_is_in_the_docs(server: RunningServer) -> None:

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from radixrt.messages import SequenceRefused
-from tests.api.conftest import RunningServer, wait_until
+from tests.api.conftest import RunningServer, StartServer, wait_until
 
 
 def test_a_client_that_leaves_mid_stream_frees_its_sequences(server: RunningServer) -> None:
@@ -81,6 +81,61 @@ def test_an_abort_by_id_ends_the_answer_with_what_there_is(server: RunningServer
     thread.join(5)
     assert results[0]["meta_info"]["finish_reason"] == {"type": "abort"}
     wait_until(lambda: len(server.scheduler.released) == 1)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("name", ["rid", "request_id", None])
+def test_an_openai_request_can_be_aborted_by_its_id(
+    server: RunningServer, path: str, name: str | None
+) -> None:
+    server.answer_endlessly()
+    server.scheduler.step_s = 0.01
+    body = {"prompt": ["a", "b"], "messages": [{"role": "user", "content": "hi"}]}
+    body |= {"stream": True, "max_tokens": 400} | ({name: "mine"} if name else {})
+    with (
+        server.http as http,
+        server.http as other,
+        http.stream("POST", path, json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        rid = answer.headers["x-request-id"]
+        assert rid == "mine" or name is None
+        again = other.post(path, json=body | {"rid": rid, "stream": False})
+        assert again.status_code == 400 and "under way" in again.text
+        assert other.post("/abort_request", json={"rid": rid}).status_code == 200
+        assert '"finish_reason":"abort"' in "".join(lines)
+    wait_until(lambda: server.scheduler.num_running == 0)
+
+
+def test_an_abort_reaches_prompts_that_have_not_begun(start_server: StartServer) -> None:
+    server = start_server(max_running_requests=2)
+    server.answer_endlessly()
+    server.scheduler.step_s = 0.01
+    responses = []
+
+    def complete() -> None:
+        body = {"prompt": ["a"] * 9, "max_tokens": 500, "rid": "mine"}
+        with server.http as http:
+            responses.append(http.post("/v1/completions", json=body))
+
+    thread = threading.Thread(target=complete)
+    thread.start()
+    wait_until(lambda: server.scheduler.num_running == 2)
+    with server.http as http:
+        http.post("/abort_request", json={"rid": "mine"})
+    thread.join(5)
+    assert responses[0].json()["error"]["code"] == "request_aborted"
+    assert len(server.scheduler.requests) == 2
+
+
+def test_a_batch_leaves_the_engine_room_for_others(start_server: StartServer) -> None:
+    server = start_server(max_running_requests=4)
+    server.answer_endlessly()
+    most = []
+    server.scheduler.refuse = lambda request: most.append(server.scheduler.num_running)
+    answer = server.openai.completions.create(model="tiny", prompt=["a"] * 30, n=2, max_tokens=5)
+    assert len(answer.choices) == 60 and max(most) < 4
 
 
 def test_an_abort_of_an_unknown_id_is_ignored(server: RunningServer) -> None:

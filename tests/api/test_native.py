@@ -37,6 +37,16 @@ def test_a_batch_gives_a_list_in_order(server: RunningServer) -> None:
     assert results[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
 
 
+def test_answers_stand_in_the_order_of_prompts_that_want_different_numbers_of_them(
+    server: RunningServer,
+) -> None:
+    settings = [{"n": n, "max_new_tokens": 2} for n in (1, 3, 1)]
+    results = post(
+        server, "/generate", input_ids=[[5], [5, 6], [5, 6, 7]], sampling_params=settings
+    )
+    assert [r["meta_info"]["prompt_tokens"] for r in results] == [1, 2, 2, 2, 3]
+
+
 def test_each_event_of_a_stream_repeats_the_answer_so_far(server: RunningServer) -> None:
     with server.http as http:
         lines = [
@@ -89,6 +99,29 @@ def test_sampling_params_have_sglangs_names(server: RunningServer) -> None:
         ({"text": "a", "sampling_params": {"json_schema": "{}"}}, "json_schema"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "1 entries for 2 prompts"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "different"),
+        ({"text": ["a", "b"], "return_logprob": [True]}, "1 entries for 2 prompts"),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": -1}},
+            "sampling_params.max_new_tokens",
+        ),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": 900}},
+            "sampling_params.max_new_tokens",
+        ),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": "x"}},
+            "sampling_params.max_new_tokens",
+        ),
+        (
+            {"text": "a", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 5}},
+            "min_new_tokens",
+        ),
+        ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "stop_regex"),
+        ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
+        ({"text": "a", "session_params": {"id": "x"}}, "session_params"),
+        ({"text": "a", "token_ids_logprob": [5]}, "token_ids_logprob"),
+        ({"text": "a", "extra_key": "x"}, "extra_key"),
     ],
 )
 def test_bad_native_requests_are_explained(
@@ -98,6 +131,59 @@ def test_bad_native_requests_are_explained(
         response = http.post("/generate", json=body)
     assert response.status_code == 400
     assert words in response.json()["error"]["message"]
+
+
+def test_a_prompt_can_be_scored_without_an_answer(server: RunningServer) -> None:
+    result = post(
+        server,
+        "/generate",
+        text="the fox",
+        sampling_params={"max_new_tokens": 0},
+        return_logprob=True,
+        logprob_start_len=0,
+        return_text_in_logprobs=True,
+    )
+    meta = result["meta_info"]
+    assert "".join(text for _, _, text in meta["input_token_logprobs"]) == "the fox"
+    assert (result["text"], result["output_ids"], meta["output_token_logprobs"]) == ("", [], [])
+    assert meta["completion_tokens"] == 0
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+
+
+def test_each_prompt_of_a_batch_may_have_settings_of_its_own(server: RunningServer) -> None:
+    results = post(
+        server,
+        "/generate",
+        text=["the fox", "the dog", "the world"],
+        rid=["a", "b", "c"],
+        sampling_params=[{"max_new_tokens": 0}, {"max_tokens": 2}, {"max_new_tokens": 3}],
+        return_logprob=[True, True, False],
+        logprob_start_len=[0, -1, 0],
+        top_logprobs_num=[1, 2, 3],
+    )
+    metas = [result["meta_info"] for result in results]
+    assert [meta["id"] for meta in metas] == ["a", "b", "c"]
+    assert [meta["completion_tokens"] for meta in metas] == [0, 2, 3]
+    assert ["input_token_logprobs" in meta for meta in metas] == [True, False, False]
+    assert ["output_token_logprobs" in meta for meta in metas] == [True, True, False]
+    assert [len(top) for top in metas[1]["output_top_logprobs"]] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/tokenize", {"prompt": "x" * 262_145}, "262144"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 262_145}]}, "262144"),
+        ("/detokenize", {"tokens": [5] * 65_537}, "65536"),
+    ],
+)
+def test_too_much_to_tokenize_or_detokenize_is_refused(
+    server: RunningServer, path: str, body: dict[str, Any], limit: str
+) -> None:
+    with server.http as http:
+        response = http.post(path, json=body)
+    assert response.status_code == 413
+    assert limit in response.json()["error"]["message"]
 
 
 def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from radixrt.messages import (
     SequenceFinished,
     SequenceRequest,
     SequenceStarted,
+    StatsCall,
     TextPrompt,
     TokenBatch,
     TokenPrompt,
@@ -63,6 +66,12 @@ class Stage:
         message = await asyncio.wait_for(self.at_scheduler.receive(), 5)
         assert isinstance(message, ReleaseSequences)
         return unpack_ids(message.seq_ids).tolist()
+
+    async def all_read(self) -> None:
+        """Wait until the tokenizer has read all that the client sent."""
+        asking = asyncio.create_task(self.client.stats())
+        assert isinstance(await asyncio.wait_for(self.at_scheduler.receive(), 5), StatsCall)
+        asking.cancel()
 
     def tokens(self, seq_id: int, ids: list[int], end: SequenceFinished | None = None) -> None:
         self.from_scheduler.send(
@@ -163,8 +172,6 @@ def test_text_that_might_become_a_stop_string_comes_out_at_the_end(vocabulary: V
 def test_a_long_prompt_is_encoded_while_streams_go_on(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import threading
-
     held = threading.Event()
     encode = vocabulary.encode
 
@@ -199,12 +206,116 @@ def test_a_long_prompt_is_encoded_while_streams_go_on(
     play(vocabulary, scene)
 
 
+class HeldEncoder:
+    """Encodes only while ``open`` is set, and remembers what it encoded."""
+
+    def __init__(self, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.texts: list[str] = []
+        self._encode = vocabulary.encode
+        monkeypatch.setattr(vocabulary, "encode", self)
+
+    def __call__(self, text: str, add_special_tokens: bool) -> list[int]:
+        self.texts.append(text)
+        assert self.open.wait(10)
+        return self._encode(text, add_special_tokens)
+
+
+def numbered(owner: str, number: int, text: str) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"{owner}-{number}",
+        owner=owner,
+        prompt=TextPrompt(text),
+        sampling=SamplingParams(),
+    )
+
+
+def test_a_batch_of_prompts_takes_turns_with_other_requests(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = HeldEncoder(vocabulary, monkeypatch)
+
+    async def scene(stage: Stage) -> None:
+        batch = [numbered("batch", i, f"batch {i}") for i in range(50)]
+        answering = [asyncio.create_task(collect(stage, one)) for one in batch]
+        answering.append(asyncio.create_task(collect(stage, numbered("other", 0, "word"))))
+        await stage.all_read()
+        encoder.open.set()
+        texts = [vocabulary.decode(unpack_ids((await stage.sequence()).token_ids)) for _ in batch]
+        assert texts.index("word") <= 2
+        for task in answering:
+            task.cancel()
+
+    play(vocabulary, scene)
+
+
+def test_what_is_aborted_before_its_turn_is_never_encoded(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = HeldEncoder(vocabulary, monkeypatch)
+
+    async def scene(stage: Stage) -> None:
+        batch = [numbered("batch", i, f"batch {i}") for i in range(50)]
+        answering = [asyncio.create_task(collect(stage, one)) for one in batch]
+        await stage.all_read()
+        for task in answering:
+            task.cancel()
+        await stage.all_read()
+        encoder.open.set()
+        other = asyncio.create_task(collect(stage, numbered("other", 0, "word")))
+        assert vocabulary.decode(unpack_ids((await stage.sequence()).token_ids)) == "word"
+        assert encoder.texts == ["batch 0", "word"]
+        other.cancel()
+
+    play(vocabulary, scene)
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_encoded_or_decoded(
+    vocabulary: Vocabulary, work: str
+) -> None:
+    """Else the tokens of running answers would wait for it."""
+    text = "the quick fox " * 60_000
+    ids = vocabulary.encode(text, False)
+    long = {
+        "encode": lambda: vocabulary.encode(text, False),
+        "decode": lambda: vocabulary.decode(ids),
+    }
+    thread = threading.Thread(target=long[work])
+    began = last = time.perf_counter()
+    longest = 0.0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert longest < (last - began) / 2
+
+
 def test_a_cancelled_iteration_releases_the_sequence(vocabulary: Vocabulary) -> None:
     async def scene(stage: Stage) -> None:
         answering = asyncio.create_task(collect(stage, request(n=2)))
         ids = [(await stage.sequence()).seq_id, (await stage.sequence()).seq_id]
         answering.cancel()
         assert await stage.released() == ids
+
+    play(vocabulary, scene)
+
+
+def test_a_reader_that_does_not_read_is_given_up(vocabulary: Vocabulary) -> None:
+    async def scene(stage: Stage) -> None:
+        client = stage.client
+        client._most_unread = 50
+        answer = client.generate(request())
+        first = asyncio.create_task(anext(answer))
+        sequence = await stage.sequence()
+        for _ in range(60):
+            stage.tokens(sequence.seq_id, [60])
+        assert await stage.released() == [sequence.seq_id]
+        await first
+        with pytest.raises(RequestError, match="dropped"):
+            async for _ in answer:
+                pass
 
     play(vocabulary, scene)
 
@@ -238,8 +349,9 @@ def test_lone_surrogates_are_refused(vocabulary: Vocabulary, text: str) -> None:
 def test_when_the_engine_dies_all_who_wait_are_told(vocabulary: Vocabulary) -> None:
     async def scene(stage: Stage) -> None:
         answering = asyncio.create_task(collect(stage, request()))
-        calling = asyncio.create_task(stage.client.stats())
         await stage.sequence()
+        calling = asyncio.create_task(stage.client.stats())
+        await asyncio.sleep(0)
         stage.client.engine_died("The worker was killed.")
         for waiting in (answering, calling, asyncio.create_task(collect(stage, request()))):
             with pytest.raises(EngineDiedError, match="worker was killed"):

@@ -1,0 +1,87 @@
+"""How do the prompts of one HTTP request go through the engine? Some at a time, so that others get in between."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from radixrt.engine_client import EngineClient
+from radixrt.errors import RequestError
+from radixrt.messages import AnswerChunk, GenerateRequest
+
+_MOST_UNREAD = 64
+"""Chunks taken from the engine's client ahead of the reader; what more there is waits there, counted."""
+
+
+class Batch:
+    """The prompts of one HTTP request.
+
+    Attributes:
+        id: the name of all of them together.
+    """
+
+    def __init__(
+        self, client: EngineClient, requests: list[GenerateRequest], most_running: int
+    ) -> None:
+        """
+        Args:
+            most_running: how many answers the engine computes at once. No more are submitted: the rest
+                would only stand in the queue, before the requests of others.
+        """
+        self.id = requests[0].owner or requests[0].request_id
+        self._client = client
+        self._requests = requests
+        self._free = asyncio.Semaphore(max(1, most_running // max(r.sampling.n for r in requests)))
+        self._aborted = False
+
+    async def run(self) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
+        """Yield each chunk with the index of its prompt. When one prompt fails, or the generator is
+        closed, all are aborted."""
+        if len(self._requests) == 1:
+            async with aclosing(self._client.generate(self._requests[0])) as chunks:
+                async for chunk in chunks:
+                    yield 0, chunk
+            return
+        arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]] = asyncio.Queue(
+            _MOST_UNREAD
+        )
+        tasks = [
+            asyncio.create_task(self._run_one(index, arrivals))
+            for index in range(len(self._requests))
+        ]
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                index, arrival = await arrivals.get()
+                if isinstance(arrival, Exception):
+                    raise arrival
+                if arrival is None:
+                    unfinished -= 1
+                else:
+                    yield index, arrival
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Whoever runs it gets what there is, with finish reason "abort"; an error, if a prompt had not begun."""
+        self._aborted = True
+        for request in self._requests:
+            self._client.abort(request.request_id)
+
+    async def _run_one(
+        self, index: int, arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]]
+    ) -> None:
+        try:
+            async with self._free:
+                if self._aborted:
+                    raise RequestError(
+                        "The request was aborted before all of it had begun.",
+                        code="request_aborted",
+                    )
+                async with aclosing(self._client.generate(self._requests[index])) as chunks:
+                    async for chunk in chunks:
+                        await arrivals.put((index, chunk))
+            await arrivals.put((index, None))
+        except Exception as error:
+            await arrivals.put((index, error))
