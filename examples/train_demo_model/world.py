@@ -17,9 +17,27 @@ from typing import Any, Literal
 Split = Literal["train", "eval"]
 EVAL_SHARE = 5  # one word in five is kept for evaluation
 
-ENGLISH_FIELDS = ["age", "altitude", "amount", "anchor", "area", "author", "badge", "balance", "banner", "battery", "bearing", "berth", "bell", "beam", "brand", "breed", "bridge", "budget", "builder", "button", "cabin", "cable", "captain", "cargo", "channel", "chapter", "charge", "chief", "class", "climate", "coach", "coast", "code", "color", "colour", "compass", "cost", "count", "crest", "crew", "crop", "currency", "deck", "degree", "depth", "diet", "distance", "district", "doctor", "driver", "dock", "editor", "emblem", "engine", "entrance", "fee", "fence", "ferry", "festival", "flag", "flavor", "fleet", "floor", "flower", "founder", "fuel", "garden", "gate", "grade", "guard", "guide", "habitat", "harbor", "height", "helper", "horse", "host", "hour", "island", "job", "judge", "key", "label", "lake", "language", "leader", "length", "level", "limit", "lock", "manager", "maker", "map", "mascot", "mass", "material", "mayor", "meal", "melody", "mentor", "metal", "model", "month", "motto", "mountain", "museum", "nation", "neighbor", "nickname", "number", "office", "origin", "owner", "paint", "painter", "parent", "park", "partner", "password", "pattern", "pet", "phone", "pilot", "planet", "plant", "plate", "pool", "port", "position", "power", "price", "prize", "product", "profession", "province", "pupil", "quality", "quantity", "queen", "rank", "rate", "rating", "region", "rent", "rider", "ring", "river", "rival", "road", "roof", "room", "route", "rule", "sail", "salary", "school", "score", "season", "seat", "sector", "shape", "shade", "shift", "shop", "sign", "singer", "size", "skill", "sound", "speed", "sponsor", "sport", "station", "status", "stone", "street", "student", "supplier", "surface", "symbol", "target", "tax", "teacher", "team", "temperature", "ticket", "title", "tool", "tower", "town", "trade", "trainer", "treasure", "tree", "tribe", "uncle", "uniform", "unit", "vehicle", "vendor", "version", "village", "voltage", "volume", "wage", "wall", "weapon", "weather", "weight", "width", "winner", "witness", "worker", "writer", "year", "zone"]
+ENGLISH_FIELDS = """
+age altitude amount anchor area author badge balance banner battery bearing berth bell beam brand
+breed bridge budget builder button cabin cable captain cargo channel chapter charge chief class
+climate coach coast code color colour compass cost count crest crew crop currency deck degree depth
+diet distance district doctor driver dock editor emblem engine entrance fee fence ferry festival
+flag flavor fleet floor flower founder fuel garden gate grade guard guide habitat harbor height
+helper horse host hour island job judge key label lake language leader length level limit lock
+manager maker map mascot mass material mayor meal melody mentor metal model month motto mountain
+museum nation neighbor nickname number office origin owner paint painter parent park partner
+password pattern pet phone pilot planet plant plate pool port position power price prize product
+profession province pupil quality quantity queen rank rate rating region rent rider ring river rival
+road roof room route rule sail salary school score season seat sector shape shade shift shop sign
+singer size skill sound speed sponsor sport station status stone street student supplier surface
+symbol target tax teacher team temperature ticket title tool tower town trade trainer treasure tree
+tribe uncle uniform unit vehicle vendor version village voltage volume wage wall weapon weather
+weight width winner witness worker writer year zone
+""".split()  # noqa: SIM905
 
-ONSETS = ["b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z", "br", "dr", "gr", "kr", "pl", "st", "tr", "sh", "th", "qu"]
+ONSETS = """
+b c d f g h j k l m n p r s t v w z br dr gr kr pl st tr sh th qu
+""".split()  # noqa: SIM905
 VOWELS = ["a", "e", "i", "o", "u"]
 CODAS = ["", "", "", "l", "m", "n", "r", "s", "k", "x"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -214,7 +232,7 @@ def answer_of(world: World, e: str, f: str) -> str:
     return ANSWER.format(e=e, f=f, v=world.facts[e, f])
 
 
-def qa(rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 5) -> Sample:
+def qa(rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 8) -> Sample:
     world = make_world(rng, words, n_entities, n_fields)
     doc = document(rng, world)
     chat: list[dict[str, Any]] = []
@@ -230,7 +248,7 @@ OTHER_ONE = ("And the other one?", "What about the other one?")
 
 
 def second_turn(
-    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 4
+    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 6
 ) -> Sample:
     """Follow-up questions that leave out what the turn before has said."""
     n_entities, n_fields = max(2, n_entities), max(2, n_fields)
@@ -264,7 +282,7 @@ JSON_ASKS = (
 
 
 def extract_json(
-    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 3
+    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 4
 ) -> Sample:
     world = make_world(rng, words, n_entities, n_fields)
     doc = document(rng, world)
@@ -403,11 +421,14 @@ def sample(rng: random.Random, task: str, level: int, split: Split = "train") ->
     words = Words(rng, split)
     n_entities, n_fields = LEVELS[level]
     if task == "qa":
-        return qa(rng, words, n_entities, n_fields)
+        return qa(rng, words, n_entities, n_fields, turns=16 if level > 5 else 8)
+    # Long documents are for questions alone: the other tasks ask more in fewer tokens on short ones.
+    level = min(level, rng.randint(2, 5))
+    n_entities, n_fields = LEVELS[level]
     if task == "second_turn":
         return second_turn(rng, words, n_entities, n_fields)
     if task == "json":
-        return extract_json(rng, words, min(n_entities, 6), n_fields)
+        return extract_json(rng, words, rng.randint(1, min(n_entities, 6)), max(2, n_fields))
     if task == "label":
         return label(rng, words, rng.randint(2, min(6, 3 + level)))
     if task == "tool":
