@@ -52,7 +52,10 @@ SUITES = (
         "qa_1500", "document QA, ~1500 tokens", 0.75, lambda r, w: world.qa(r, w, 20, 4, turns=1)
     ),
     Suite(
-        "json", "JSON, all fields right", 0.85, lambda r, w: world.extract_json(r, w, 4, 3, turns=1)
+        "json",
+        "JSON, all fields right",
+        0.85,
+        lambda r, w: world.extract_json(r, w, r.randint(1, 3), 3, turns=1),
     ),
     Suite("label", "choice of a given label", 0.90, lambda r, w: world.label(r, w, 4, turns=1)),
     Suite(

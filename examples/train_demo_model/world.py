@@ -306,20 +306,18 @@ LABEL_TEXTS = (
 LABEL_ASKS = (
     "Choose one label for the text.\nLabels: {ls}\nText: {t}",
     "Labels: {ls}\nText: {t}\nWhich label fits?",
-    "{t}\nWhich of these labels fits: {ls}?",
+    "{t}\nWhich of these labels fits?\nLabels: {ls}",
 )
 
 
 def label(rng: random.Random, words: Words, n_labels: int, turns: int = 3) -> Sample:
-    """Pick the one given label that the text names, or whose listed word the text names."""
+    """Pick the one given label that the text names, or that a rule gives for a word the text names."""
     labels = [words.field_name() for _ in range(n_labels)]
-    defined = rng.random() < 0.4
-    keys = [words.noun() for _ in labels] if defined else labels
-    shown = (
-        ", ".join(f"{a} (about {k})" for a, k in zip(labels, keys, strict=True))
-        if defined
-        else ", ".join(labels)
-    )
+    ruled = rng.random() < 0.25
+    keys = [words.noun() for _ in labels] if ruled else labels
+    shown = ", ".join(labels)
+    if ruled:
+        shown += "\nRules: " + ", ".join(f"{k} is {a}" for a, k in zip(labels, keys, strict=True))
     chat: list[dict[str, Any]] = []
     ask_text = rng.choice(LABEL_ASKS)
     for _ in range(turns):
@@ -335,12 +333,15 @@ TOOL_ASKS = (
     "{v} the {n} with {args}.",
     "Please {v} the {n} with {args}.",
     "Can you {v} the {n} with {args}?",
+    "What is the {n} with {args}?",
 )
 TOOL_DESCRIPTIONS = ("{v} the {n}", "Use this to {v} the {n}.", "{v} the {n} for a user.")
 
 
-def make_tool(rng: random.Random, words: Words) -> tuple[dict[str, Any], str, str, dict[str, str]]:
-    verb, noun = rng.choice(TOOL_VERBS), words.field_name()
+def make_tool(
+    rng: random.Random, words: Words, verb: str
+) -> tuple[dict[str, Any], str, dict[str, str]]:
+    noun = words.field_name()
     params = {words.field_name(): rng.choice(VALUE_KINDS) for _ in range(rng.choice((1, 1, 2)))}
     properties = {p: {"type": "integer" if k == "number" else "string"} for p, k in params.items()}
     function = {
@@ -348,12 +349,13 @@ def make_tool(rng: random.Random, words: Words) -> tuple[dict[str, Any], str, st
         "description": rng.choice(TOOL_DESCRIPTIONS).format(v=verb, n=noun).capitalize(),
         "parameters": {"type": "object", "properties": properties, "required": list(params)},
     }
-    return {"type": "function", "function": function}, verb, noun, params
+    return {"type": "function", "function": function}, noun, params
 
 
 def tool(rng: random.Random, words: Words, n_tools: int, turns: int = 2) -> Sample:
     """Call the tool the request names; answer plainly what the prompt's own text already says."""
-    made = [make_tool(rng, words) for _ in range(n_tools)]
+    verb = rng.choice(TOOL_VERBS)
+    made = [make_tool(rng, words, verb) for _ in range(n_tools)]
     world = make_world(rng, words, 2, 2)
     doc = document(rng, world)
     chat: list[dict[str, Any]] = []
@@ -366,7 +368,7 @@ def tool(rng: random.Random, words: Words, n_tools: int, turns: int = 2) -> Samp
             chat.append({"role": "user", "content": rng.choice(QUESTIONS).format(e=e, f=f)})
             chat.append({"role": "assistant", "content": answer_of(world, e, f)})
             continue
-        spec, verb, noun, params = rng.choice(made)
+        spec, noun, params = rng.choice(made)
         values = {p: words.value(k) for p, k in params.items()}
         said = " and ".join(f"{p} {v}" for p, v in values.items())
         ask_text = rng.choice(TOOL_ASKS).format(v=verb, n=noun, args=said)
@@ -428,7 +430,7 @@ def sample(rng: random.Random, task: str, level: int, split: Split = "train") ->
     if task == "second_turn":
         return second_turn(rng, words, n_entities, n_fields)
     if task == "json":
-        return extract_json(rng, words, rng.randint(1, min(n_entities, 6)), max(2, n_fields))
+        return extract_json(rng, words, rng.randint(1, min(n_entities, 4)), max(2, n_fields))
     if task == "label":
         return label(rng, words, rng.randint(2, min(6, 3 + level)))
     if task == "tool":
