@@ -311,20 +311,15 @@ LABEL_ASKS = (
 
 
 def label(rng: random.Random, words: Words, n_labels: int, turns: int = 3) -> Sample:
-    """Pick the one given label that the text names, or that a rule gives for a word the text names."""
+    """Pick the one of the given labels that the text is about."""
     labels = [words.field_name() for _ in range(n_labels)]
-    ruled = rng.random() < 0.25
-    keys = [words.noun() for _ in labels] if ruled else labels
-    shown = ", ".join(labels)
-    if ruled:
-        shown += "\nRules: " + ", ".join(f"{k} is {a}" for a, k in zip(labels, keys, strict=True))
     chat: list[dict[str, Any]] = []
     ask_text = rng.choice(LABEL_ASKS)
     for _ in range(turns):
-        i = rng.randrange(n_labels)
-        text = rng.choice(LABEL_TEXTS).format(e=words.name(), w=keys[i])
-        chat.append({"role": "user", "content": ask_text.format(ls=shown, t=text)})
-        chat.append({"role": "assistant", "content": labels[i]})
+        fits = rng.choice(labels)
+        text = rng.choice(LABEL_TEXTS).format(e=words.name(), w=fits)
+        chat.append({"role": "user", "content": ask_text.format(ls=", ".join(labels), t=text)})
+        chat.append({"role": "assistant", "content": fits})
     return Sample("label", chat)
 
 
