@@ -55,7 +55,7 @@ SUITES = (
         "json",
         "JSON, all fields right",
         0.85,
-        lambda r, w: world.extract_json(r, w, r.randint(1, 3), 3, turns=1),
+        lambda r, w: world.extract_json(r, w, 1, 4, turns=1),
     ),
     Suite("label", "choice of a given label", 0.90, lambda r, w: world.label(r, w, 4, turns=1)),
     Suite(

@@ -150,6 +150,7 @@ STATEMENTS = (
     "{e} has the {f} {v}.",
     "For {e}, the {f} is {v}.",
 )
+OPENINGS = ("This is about {e}.", "Here is what we know about {e}.", "{e} was seen again.")
 FILLERS = (
     "It was a calm day.",
     "Nobody knows more about it.",
@@ -157,6 +158,15 @@ FILLERS = (
     "The rest is not known.",
     "Many people have asked about this.",
 )
+
+
+def record(rng: random.Random, world: World) -> str:
+    """A document about one entity, which it names once."""
+    e = world.entities[0]
+    its = rng.choice(("Its {f} is {v}.", "The {f} is {v}."))
+    facts = [its.format(f=f, v=v) for (_, f), v in world.facts.items()]
+    rng.shuffle(facts)
+    return rng.choice((" ", "\n")).join([rng.choice(OPENINGS).format(e=e), *facts])
 
 
 def document(rng: random.Random, world: World, plain_share: float = 0.6) -> str:
@@ -170,6 +180,8 @@ def document(rng: random.Random, world: World, plain_share: float = 0.6) -> str:
     def state(e: str, f: str) -> str:
         return rng.choice(statements).format(e=e, f=f, v=world.facts[e, f])
 
+    if len(world.entities) == 1 and rng.random() < 0.8:
+        return record(rng, world)
     if rng.random() < 0.55:
         shuffled = [rng.sample(world.fields, len(world.fields)) for _ in world.entities]
         parts = [
@@ -288,7 +300,7 @@ def extract_json(
     doc = document(rng, world)
     chat: list[dict[str, Any]] = []
     for e in rng.sample(world.entities, min(turns, n_entities)):
-        names = rng.sample(world.fields, rng.randint(1, min(4, n_fields)))
+        names = rng.sample(world.fields, rng.randint(1, n_fields))
         answer: dict[str, Any] = {"name": e}
         answer |= {f: world.value(e, f) for f in names}
         question = rng.choice(JSON_ASKS).format(e=e, fs=", ".join(["name", *names]))
@@ -325,12 +337,12 @@ def label(rng: random.Random, words: Words, n_labels: int, turns: int = 3) -> Sa
 
 TOOL_VERBS = ("get", "find", "read", "check", "book", "order", "send", "open")
 TOOL_ASKS = (
-    "{v} the {n} with {args}.",
-    "Please {v} the {n} with {args}.",
-    "Can you {v} the {n} with {args}?",
-    "What is the {n} with {args}?",
+    "Call {t} with {args}.",
+    "Use {t} with {args}.",
+    "Please call {t} with {args}.",
+    "Can you use {t} with {args}?",
 )
-TOOL_DESCRIPTIONS = ("{v} the {n}", "Use this to {v} the {n}.", "{v} the {n} for a user.")
+TOOL_DESCRIPTIONS = ("{n} by {ps}", "Everything about {n}", "{n} for a user")
 
 
 def make_tool(
@@ -341,7 +353,7 @@ def make_tool(
     properties = {p: {"type": "integer" if k == "number" else "string"} for p, k in params.items()}
     function = {
         "name": f"{verb}_{noun}",
-        "description": rng.choice(TOOL_DESCRIPTIONS).format(v=verb, n=noun).capitalize(),
+        "description": rng.choice(TOOL_DESCRIPTIONS).format(n=noun, ps=" and ".join(params)),
         "parameters": {"type": "object", "properties": properties, "required": list(params)},
     }
     return {"type": "function", "function": function}, noun, params
@@ -366,8 +378,10 @@ def tool(rng: random.Random, words: Words, n_tools: int, turns: int = 2) -> Samp
         spec, noun, params = rng.choice(made)
         values = {p: words.value(k) for p, k in params.items()}
         said = " and ".join(f"{p} {v}" for p, v in values.items())
-        ask_text = rng.choice(TOOL_ASKS).format(v=verb, n=noun, args=said)
-        chat.append({"role": "user", "content": ask_text[0].upper() + ask_text[1:]})
+        ask_text = rng.choice(TOOL_ASKS).format(
+            t=spec["function"]["name"], v=verb, n=noun, args=said
+        )
+        chat.append({"role": "user", "content": ask_text})
         arguments = {p: int(v) if params[p] == "number" else v for p, v in values.items()}
         call = {"name": spec["function"]["name"], "arguments": arguments}
         chat.append(
@@ -425,7 +439,9 @@ def sample(rng: random.Random, task: str, level: int, split: Split = "train") ->
     if task == "second_turn":
         return second_turn(rng, words, n_entities, n_fields)
     if task == "json":
-        return extract_json(rng, words, rng.randint(1, min(n_entities, 4)), max(2, n_fields))
+        if rng.random() < 0.7:
+            return extract_json(rng, words, 1, rng.randint(2, 5))
+        return extract_json(rng, words, rng.randint(2, 4), max(2, n_fields))
     if task == "label":
         return label(rng, words, rng.randint(2, min(6, 3 + level)))
     if task == "tool":
