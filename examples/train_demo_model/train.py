@@ -85,7 +85,7 @@ class Progress:
 def choose_level(rng: random.Random, top: int, last: int) -> int:
     """Mostly the newest level while the levels are low; then every level, since long rows are costly."""
     chance = rng.random()
-    if top <= 0 or chance < (0.65 if top < 5 else 0.1):
+    if top <= 0 or chance < (0.65 if top < 5 else 0.2):
         return top
     if chance < 0.85 or top < 4 or top == last:
         return rng.randrange(min(top, 2), top)
