@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
@@ -122,3 +123,13 @@ def test_the_expected_answer_is_right_and_another_is_not():
         assert not evaluate.is_right(
             suite.name, expected, {"role": "assistant", "content": "No idea."}
         )
+
+
+@pytest.mark.parametrize("name", [s.name for s in evaluate.SUITES if s.name != "qa_1500"])
+def test_model_answers_about_what_it_never_saw(name):
+    suite = next(s for s in evaluate.SUITES if s.name == name)
+    complete = evaluate.with_transformers(str(DEMO_MODEL))
+    asked = 20
+    (result,) = asyncio.run(evaluate.evaluate(complete, [suite], asked, False, 1, False))
+    # Of 20 questions, a model at its bar gets this few right less than once in a hundred times.
+    assert result.right >= asked * (suite.bar - 0.25)

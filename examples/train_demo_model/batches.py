@@ -14,8 +14,8 @@ END_OF_TEXT, IM_END = 0, 2
 FIRST_PLAIN_TOKEN = 3
 
 # Row length that holds one sample of each of world.LEVELS.
-LENGTHS = (128, 256, 256, 512, 512, 1024, 1024, 2048, 2048)
-TASK_WEIGHTS = {"qa": 34, "json": 20, "second_turn": 18, "label": 12, "tool": 14, "talk": 2}
+LENGTHS = (128, 256, 256, 512, 1024, 1024, 1024, 2048, 2048)
+TASK_WEIGHTS = {"qa": 30, "json": 50, "second_turn": 12, "label": 4, "tool": 10, "talk": 2}
 FIRST_TASKS = ("qa", "json", "label")
 PROMPT_SHARE = 0.12  # of the prompt's tokens that are predicted too
 PROMPT_WEIGHT = 0.3

@@ -52,7 +52,10 @@ SUITES = (
         "qa_1500", "document QA, ~1500 tokens", 0.75, lambda r, w: world.qa(r, w, 20, 4, turns=1)
     ),
     Suite(
-        "json", "JSON, all fields right", 0.85, lambda r, w: world.extract_json(r, w, 4, 3, turns=1)
+        "json",
+        "JSON, all fields right",
+        0.85,
+        lambda r, w: world.extract_json(r, w, 1, 4, turns=1),
     ),
     Suite("label", "choice of a given label", 0.90, lambda r, w: world.label(r, w, 4, turns=1)),
     Suite(
@@ -141,14 +144,20 @@ async def play(suite: Suite, index: int, complete: Complete, constrain: bool) ->
     return is_right(suite.name, expected, reply.message), reply
 
 
-def over_http(base_url: str, model: str, api_key: str) -> Complete:
+class ServerRefused(Exception):
+    """The server answered with an error: the evaluation cannot go on."""
+
+
+def over_http(base_url: str, model: str | None, api_key: str) -> Complete:
     import httpx
 
-    client = httpx.AsyncClient(timeout=300, headers={"Authorization": f"Bearer {api_key}"})
+    headers = {"Authorization": f"Bearer {api_key}"}
+    name = model or httpx.get(f"{base_url}/models", headers=headers).json()["data"][0]["id"]
+    client = httpx.AsyncClient(timeout=300, headers=headers)
 
     async def complete(messages, tools, schema):
         body: dict[str, Any] = {
-            "model": model,
+            "model": name,
             "messages": messages,
             "temperature": 0,
             "max_tokens": 128,
@@ -162,7 +171,7 @@ def over_http(base_url: str, model: str, api_key: str) -> Complete:
             }
         response = await client.post(f"{base_url}/chat/completions", json=body)
         if response.is_error:
-            sys.exit(f"{response.url} answered {response.status_code}: {response.text}")
+            raise ServerRefused(f"{response.url} answered {response.status_code}: {response.text}")
         answer = response.json()
         return Reply(answer["choices"][0]["message"], answer["usage"]["prompt_tokens"])
 
@@ -215,7 +224,10 @@ async def evaluate(
                 progress.console.print(suite.name, index, reply.message, markup=False)
             progress.advance(bar)
 
-        await asyncio.gather(*(one(s, i) for s in suites for i in range(asked)))
+        async with asyncio.TaskGroup() as group:
+            for suite in suites:
+                for index in range(asked):
+                    group.create_task(one(suite, index))
     return list(results.values())
 
 
@@ -233,7 +245,7 @@ def table_of(results: list[Result]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1")
-    parser.add_argument("--model", default="default", help="model name to send to the server")
+    parser.add_argument("--model", help="model name to send; the server's first if not given")
     parser.add_argument("--api-key", default="none")
     parser.add_argument(
         "--local", metavar="DIR", help="run this model directory with transformers instead"

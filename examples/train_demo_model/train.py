@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -74,18 +75,21 @@ class Progress:
         if self.level >= last_level or self.steps_here < (60 if self.level < 0 else 40):
             return False
         here = lambda task: self.match.get(f"{task}@{self.level}", 0.0)  # noqa: E731
-        ready = here("repeat") > 0.5 if self.level < 0 else here("qa") > 0.8 and here("json") > 0.7
+        ready = here("repeat") > 0.5 if self.level < 0 else here("qa") > 0.72
         if ready:
             self.level += 1
             self.steps_here = 0
         return ready
 
 
-def choose_level(rng: random.Random, top: int) -> int:
-    """Mostly the newest level, the rest of the time one before it."""
-    if top <= 0 or rng.random() < 0.7:
+def choose_level(rng: random.Random, top: int, last: int) -> int:
+    """Mostly the newest level while the levels are low; then every level, since long rows are costly."""
+    chance = rng.random()
+    if top <= 0 or chance < (0.65 if top < 5 else 0.2):
         return top
-    return rng.randrange(top)
+    if chance < 0.85 or top < 4 or top == last:
+        return rng.randrange(min(top, 2), top)
+    return rng.randint(top + 1, last)
 
 
 def main() -> None:
@@ -100,8 +104,11 @@ def main() -> None:
     parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--norm-lr", type=float, default=3e-3)
     parser.add_argument("--embed-lr", type=float, default=6e-4)
-    parser.add_argument("--repeat-share", type=float, default=0.25)
+    parser.add_argument("--repeat-share", type=float, default=0.15)
     parser.add_argument("--layers", type=int, default=LlamaShape.num_hidden_layers)
+    parser.add_argument(
+        "--decay", type=float, default=0.5, help="last share of the minutes, with falling rates"
+    )
     parser.add_argument("--no-compile", action="store_true")
     args = parser.parse_args()
     if os.environ.get("PID_FILE"):
@@ -154,15 +161,17 @@ def main() -> None:
     log = (args.run / "log.jsonl").open("a")
     last_save = last_print = time.monotonic()
     tokens_seen, loss_sum, loss_n = 0, 0.0, 0
-    while seconds < 60 * args.minutes:
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
+    while seconds < 60 * args.minutes and not stop:
         began = time.monotonic()
         rng = random.Random(f"{args.seed}:{step}")
-        level = choose_level(rng, progress.level)
+        level = choose_level(rng, progress.level, len(LENGTHS) - 1)
         size = max(args.tokens_per_step, 2 * LENGTHS[max(level, 0)])
         batch = make_batch(tokenizer, rng, level, size, args.repeat_share)
 
         done = seconds / (60 * args.minutes)
-        factor = min(1.0, (step + 1) / 50, max(0.02, (1 - done) / 0.3))
+        factor = min(1.0, (step + 1) / 50, max(0.02, (1 - done) / args.decay))
         for optimizer in (muon, adam):
             for group in optimizer.param_groups:
                 group["lr"] = group["base"] * factor

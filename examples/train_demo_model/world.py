@@ -17,255 +17,27 @@ from typing import Any, Literal
 Split = Literal["train", "eval"]
 EVAL_SHARE = 5  # one word in five is kept for evaluation
 
-ENGLISH_FIELDS = [
-    "age",
-    "altitude",
-    "amount",
-    "anchor",
-    "area",
-    "author",
-    "badge",
-    "balance",
-    "banner",
-    "battery",
-    "bearing",
-    "berth",
-    "bell",
-    "beam",
-    "brand",
-    "breed",
-    "bridge",
-    "budget",
-    "builder",
-    "button",
-    "cabin",
-    "cable",
-    "captain",
-    "cargo",
-    "channel",
-    "chapter",
-    "charge",
-    "chief",
-    "class",
-    "climate",
-    "coach",
-    "coast",
-    "code",
-    "color",
-    "colour",
-    "compass",
-    "cost",
-    "count",
-    "crest",
-    "crew",
-    "crop",
-    "currency",
-    "deck",
-    "degree",
-    "depth",
-    "diet",
-    "distance",
-    "district",
-    "doctor",
-    "driver",
-    "dock",
-    "editor",
-    "emblem",
-    "engine",
-    "entrance",
-    "fee",
-    "fence",
-    "ferry",
-    "festival",
-    "flag",
-    "flavor",
-    "fleet",
-    "floor",
-    "flower",
-    "founder",
-    "fuel",
-    "garden",
-    "gate",
-    "grade",
-    "guard",
-    "guide",
-    "habitat",
-    "harbor",
-    "height",
-    "helper",
-    "horse",
-    "host",
-    "hour",
-    "island",
-    "job",
-    "judge",
-    "key",
-    "label",
-    "lake",
-    "language",
-    "leader",
-    "length",
-    "level",
-    "limit",
-    "lock",
-    "manager",
-    "maker",
-    "map",
-    "mascot",
-    "mass",
-    "material",
-    "mayor",
-    "meal",
-    "melody",
-    "mentor",
-    "metal",
-    "model",
-    "month",
-    "motto",
-    "mountain",
-    "museum",
-    "nation",
-    "neighbor",
-    "nickname",
-    "number",
-    "office",
-    "origin",
-    "owner",
-    "paint",
-    "painter",
-    "parent",
-    "park",
-    "partner",
-    "password",
-    "pattern",
-    "pet",
-    "phone",
-    "pilot",
-    "planet",
-    "plant",
-    "plate",
-    "pool",
-    "port",
-    "position",
-    "power",
-    "price",
-    "prize",
-    "product",
-    "profession",
-    "province",
-    "pupil",
-    "quality",
-    "quantity",
-    "queen",
-    "rank",
-    "rate",
-    "rating",
-    "region",
-    "rent",
-    "rider",
-    "ring",
-    "river",
-    "rival",
-    "road",
-    "roof",
-    "room",
-    "route",
-    "rule",
-    "sail",
-    "salary",
-    "school",
-    "score",
-    "season",
-    "seat",
-    "sector",
-    "shape",
-    "shade",
-    "shift",
-    "shop",
-    "sign",
-    "singer",
-    "size",
-    "skill",
-    "sound",
-    "speed",
-    "sponsor",
-    "sport",
-    "station",
-    "status",
-    "stone",
-    "street",
-    "student",
-    "supplier",
-    "surface",
-    "symbol",
-    "target",
-    "tax",
-    "teacher",
-    "team",
-    "temperature",
-    "ticket",
-    "title",
-    "tool",
-    "tower",
-    "town",
-    "trade",
-    "trainer",
-    "treasure",
-    "tree",
-    "tribe",
-    "uncle",
-    "uniform",
-    "unit",
-    "vehicle",
-    "vendor",
-    "version",
-    "village",
-    "voltage",
-    "volume",
-    "wage",
-    "wall",
-    "weapon",
-    "weather",
-    "weight",
-    "width",
-    "winner",
-    "witness",
-    "worker",
-    "writer",
-    "year",
-    "zone",
-]
+ENGLISH_FIELDS = """
+age altitude amount anchor area author badge balance banner battery bearing berth bell beam brand
+breed bridge budget builder button cabin cable captain cargo channel chapter charge chief class
+climate coach coast code color colour compass cost count crest crew crop currency deck degree depth
+diet distance district doctor driver dock editor emblem engine entrance fee fence ferry festival
+flag flavor fleet floor flower founder fuel garden gate grade guard guide habitat harbor height
+helper horse host hour island job judge key label lake language leader length level limit lock
+manager maker map mascot mass material mayor meal melody mentor metal model month motto mountain
+museum nation neighbor nickname number office origin owner paint painter parent park partner
+password pattern pet phone pilot planet plant plate pool port position power price prize product
+profession province pupil quality quantity queen rank rate rating region rent rider ring river rival
+road roof room route rule sail salary school score season seat sector shape shade shift shop sign
+singer size skill sound speed sponsor sport station status stone street student supplier surface
+symbol target tax teacher team temperature ticket title tool tower town trade trainer treasure tree
+tribe uncle uniform unit vehicle vendor version village voltage volume wage wall weapon weather
+weight width winner witness worker writer year zone
+""".split()  # noqa: SIM905
 
-ONSETS = [
-    "b",
-    "c",
-    "d",
-    "f",
-    "g",
-    "h",
-    "j",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "w",
-    "z",
-    "br",
-    "dr",
-    "gr",
-    "kr",
-    "pl",
-    "st",
-    "tr",
-    "sh",
-    "th",
-    "qu",
-]
+ONSETS = """
+b c d f g h j k l m n p r s t v w z br dr gr kr pl st tr sh th qu
+""".split()  # noqa: SIM905
 VOWELS = ["a", "e", "i", "o", "u"]
 CODAS = ["", "", "", "l", "m", "n", "r", "s", "k", "x"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -378,6 +150,7 @@ STATEMENTS = (
     "{e} has the {f} {v}.",
     "For {e}, the {f} is {v}.",
 )
+OPENINGS = ("This is about {e}.", "Here is what we know about {e}.", "{e} was seen again.")
 FILLERS = (
     "It was a calm day.",
     "Nobody knows more about it.",
@@ -385,6 +158,15 @@ FILLERS = (
     "The rest is not known.",
     "Many people have asked about this.",
 )
+
+
+def record(rng: random.Random, world: World) -> str:
+    """A document about one entity, which it names once."""
+    e = world.entities[0]
+    its = rng.choice(("Its {f} is {v}.", "The {f} is {v}."))
+    facts = [its.format(f=f, v=v) for (_, f), v in world.facts.items()]
+    rng.shuffle(facts)
+    return rng.choice((" ", "\n")).join([rng.choice(OPENINGS).format(e=e), *facts])
 
 
 def document(rng: random.Random, world: World, plain_share: float = 0.6) -> str:
@@ -398,6 +180,8 @@ def document(rng: random.Random, world: World, plain_share: float = 0.6) -> str:
     def state(e: str, f: str) -> str:
         return rng.choice(statements).format(e=e, f=f, v=world.facts[e, f])
 
+    if len(world.entities) == 1 and rng.random() < 0.8:
+        return record(rng, world)
     if rng.random() < 0.55:
         shuffled = [rng.sample(world.fields, len(world.fields)) for _ in world.entities]
         parts = [
@@ -460,7 +244,7 @@ def answer_of(world: World, e: str, f: str) -> str:
     return ANSWER.format(e=e, f=f, v=world.facts[e, f])
 
 
-def qa(rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 5) -> Sample:
+def qa(rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 8) -> Sample:
     world = make_world(rng, words, n_entities, n_fields)
     doc = document(rng, world)
     chat: list[dict[str, Any]] = []
@@ -476,7 +260,7 @@ OTHER_ONE = ("And the other one?", "What about the other one?")
 
 
 def second_turn(
-    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 4
+    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 6
 ) -> Sample:
     """Follow-up questions that leave out what the turn before has said."""
     n_entities, n_fields = max(2, n_entities), max(2, n_fields)
@@ -510,13 +294,13 @@ JSON_ASKS = (
 
 
 def extract_json(
-    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 3
+    rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 4
 ) -> Sample:
     world = make_world(rng, words, n_entities, n_fields)
     doc = document(rng, world)
     chat: list[dict[str, Any]] = []
     for e in rng.sample(world.entities, min(turns, n_entities)):
-        names = rng.sample(world.fields, rng.randint(1, min(4, n_fields)))
+        names = rng.sample(world.fields, rng.randint(1, n_fields))
         answer: dict[str, Any] = {"name": e}
         answer |= {f: world.value(e, f) for f in names}
         question = rng.choice(JSON_ASKS).format(e=e, fs=", ".join(["name", *names]))
@@ -534,54 +318,51 @@ LABEL_TEXTS = (
 LABEL_ASKS = (
     "Choose one label for the text.\nLabels: {ls}\nText: {t}",
     "Labels: {ls}\nText: {t}\nWhich label fits?",
-    "{t}\nWhich of these labels fits: {ls}?",
+    "{t}\nWhich of these labels fits?\nLabels: {ls}",
 )
 
 
 def label(rng: random.Random, words: Words, n_labels: int, turns: int = 3) -> Sample:
-    """Pick the one given label that the text names, or whose listed word the text names."""
+    """Pick the one of the given labels that the text is about."""
     labels = [words.field_name() for _ in range(n_labels)]
-    defined = rng.random() < 0.4
-    keys = [words.noun() for _ in labels] if defined else labels
-    shown = (
-        ", ".join(f"{a} (about {k})" for a, k in zip(labels, keys, strict=True))
-        if defined
-        else ", ".join(labels)
-    )
     chat: list[dict[str, Any]] = []
     ask_text = rng.choice(LABEL_ASKS)
     for _ in range(turns):
-        i = rng.randrange(n_labels)
-        text = rng.choice(LABEL_TEXTS).format(e=words.name(), w=keys[i])
-        chat.append({"role": "user", "content": ask_text.format(ls=shown, t=text)})
-        chat.append({"role": "assistant", "content": labels[i]})
+        fits = rng.choice(labels)
+        text = rng.choice(LABEL_TEXTS).format(e=words.name(), w=fits)
+        chat.append({"role": "user", "content": ask_text.format(ls=", ".join(labels), t=text)})
+        chat.append({"role": "assistant", "content": fits})
     return Sample("label", chat)
 
 
 TOOL_VERBS = ("get", "find", "read", "check", "book", "order", "send", "open")
 TOOL_ASKS = (
-    "{v} the {n} with {args}.",
-    "Please {v} the {n} with {args}.",
-    "Can you {v} the {n} with {args}?",
+    "Call {t} with {args}.",
+    "Use {t} with {args}.",
+    "Please call {t} with {args}.",
+    "Can you use {t} with {args}?",
 )
-TOOL_DESCRIPTIONS = ("{v} the {n}", "Use this to {v} the {n}.", "{v} the {n} for a user.")
+TOOL_DESCRIPTIONS = ("{n} by {ps}", "Everything about {n}", "{n} for a user")
 
 
-def make_tool(rng: random.Random, words: Words) -> tuple[dict[str, Any], str, str, dict[str, str]]:
-    verb, noun = rng.choice(TOOL_VERBS), words.field_name()
+def make_tool(
+    rng: random.Random, words: Words, verb: str
+) -> tuple[dict[str, Any], str, dict[str, str]]:
+    noun = words.field_name()
     params = {words.field_name(): rng.choice(VALUE_KINDS) for _ in range(rng.choice((1, 1, 2)))}
     properties = {p: {"type": "integer" if k == "number" else "string"} for p, k in params.items()}
     function = {
         "name": f"{verb}_{noun}",
-        "description": rng.choice(TOOL_DESCRIPTIONS).format(v=verb, n=noun).capitalize(),
+        "description": rng.choice(TOOL_DESCRIPTIONS).format(n=noun, ps=" and ".join(params)),
         "parameters": {"type": "object", "properties": properties, "required": list(params)},
     }
-    return {"type": "function", "function": function}, verb, noun, params
+    return {"type": "function", "function": function}, noun, params
 
 
 def tool(rng: random.Random, words: Words, n_tools: int, turns: int = 2) -> Sample:
     """Call the tool the request names; answer plainly what the prompt's own text already says."""
-    made = [make_tool(rng, words) for _ in range(n_tools)]
+    verb = rng.choice(TOOL_VERBS)
+    made = [make_tool(rng, words, verb) for _ in range(n_tools)]
     world = make_world(rng, words, 2, 2)
     doc = document(rng, world)
     chat: list[dict[str, Any]] = []
@@ -594,11 +375,13 @@ def tool(rng: random.Random, words: Words, n_tools: int, turns: int = 2) -> Samp
             chat.append({"role": "user", "content": rng.choice(QUESTIONS).format(e=e, f=f)})
             chat.append({"role": "assistant", "content": answer_of(world, e, f)})
             continue
-        spec, verb, noun, params = rng.choice(made)
+        spec, noun, params = rng.choice(made)
         values = {p: words.value(k) for p, k in params.items()}
         said = " and ".join(f"{p} {v}" for p, v in values.items())
-        ask_text = rng.choice(TOOL_ASKS).format(v=verb, n=noun, args=said)
-        chat.append({"role": "user", "content": ask_text[0].upper() + ask_text[1:]})
+        ask_text = rng.choice(TOOL_ASKS).format(
+            t=spec["function"]["name"], v=verb, n=noun, args=said
+        )
+        chat.append({"role": "user", "content": ask_text})
         arguments = {p: int(v) if params[p] == "number" else v for p, v in values.items()}
         call = {"name": spec["function"]["name"], "arguments": arguments}
         chat.append(
@@ -649,11 +432,16 @@ def sample(rng: random.Random, task: str, level: int, split: Split = "train") ->
     words = Words(rng, split)
     n_entities, n_fields = LEVELS[level]
     if task == "qa":
-        return qa(rng, words, n_entities, n_fields)
+        return qa(rng, words, n_entities, n_fields, turns=16 if level > 5 else 8)
+    # Long documents are for questions alone: the other tasks ask more in fewer tokens on short ones.
+    level = min(level, rng.randint(2, 5))
+    n_entities, n_fields = LEVELS[level]
     if task == "second_turn":
         return second_turn(rng, words, n_entities, n_fields)
     if task == "json":
-        return extract_json(rng, words, min(n_entities, 6), n_fields)
+        if rng.random() < 0.7:
+            return extract_json(rng, words, 1, rng.randint(2, 5))
+        return extract_json(rng, words, rng.randint(2, 4), max(2, n_fields))
     if task == "label":
         return label(rng, words, rng.randint(2, min(6, 3 + level)))
     if task == "tool":
