@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint format bench docs clean
+.PHONY: help install serve test lint format bench eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ format: install ## Format the code
 
 bench: install ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python bench/run_all.py $(ARGS)
+
+eval-demo: install ## Evaluate the built-in model on what it has never seen; ARGS=--fast for a quick look
+	$(BIN)/python examples/train_demo_model/evaluate.py --serve demo --free-json $(ARGS)
 
 docs: install ## Write the generated pages of docs/
 	$(BIN)/python -m radixrt.config > docs/server.md

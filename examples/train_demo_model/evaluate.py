@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,20 @@ def table_of(results: list[Result]) -> Table:
     return table
 
 
+@contextlib.contextmanager
+def completer(args: argparse.Namespace) -> Iterator[Complete]:
+    """What answers: transformers, a server of our own, or one that runs already."""
+    if args.local:
+        yield with_transformers(args.local)
+    elif args.serve:
+        from radixrt.bench.local_server import local_server
+
+        with local_server(args.serve, "--log-level", "warning") as url:
+            yield over_http(f"{url}/v1", args.model, args.api_key)
+    else:
+        yield over_http(args.base_url, args.model, args.api_key)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1")
@@ -249,6 +264,11 @@ def main() -> None:
     parser.add_argument("--api-key", default="none")
     parser.add_argument(
         "--local", metavar="DIR", help="run this model directory with transformers instead"
+    )
+    parser.add_argument(
+        "--serve",
+        metavar="DIR",
+        help="start a radixrt server on this model, or on demo, for the time",
     )
     parser.add_argument("--fast", action="store_true", help="20 conversations a task, not 200")
     parser.add_argument("--asked", type=int, help="conversations a task")
@@ -260,17 +280,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     parser.add_argument("--verbose", action="store_true", help="print every wrong answer")
     args = parser.parse_args()
-    complete = (
-        with_transformers(args.local)
-        if args.local
-        else over_http(args.base_url, args.model, args.api_key)
-    )
     suites = [s for s in SUITES if not args.tasks or s.name in args.tasks]
     asked = args.asked or (20 if args.fast else 200)
     constrain = not (args.free_json or args.local)
-    results = asyncio.run(
-        evaluate(complete, suites, asked, constrain, args.concurrency, args.verbose)
-    )
+    with completer(args) as complete:
+        results = asyncio.run(
+            evaluate(complete, suites, asked, constrain, args.concurrency, args.verbose)
+        )
     Console().print(table_of(results))
     if args.json:
         rows = [asdict(r) | {"share": r.share, "met": r.share >= r.bar} for r in results]

@@ -18,73 +18,11 @@ from world import LEVELS, render, sample
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TASKS = ("qa", "qa", "second_turn", "json", "label", "tool", "talk")
-<<<<<<< HEAD
-SPACED_WORDS = [
-    "the",
-    "of",
-    "is",
-    "has",
-    "and",
-    "a",
-    "for",
-    "what",
-    "about",
-    "its",
-    "it",
-    "in",
-    "to",
-    "with",
-    "as",
-    "does",
-    "have",
-    "one",
-    "or",
-    "from",
-    "this",
-    "that",
-    "which",
-    "are",
-    "you",
-    "me",
-    "text",
-    "question",
-    "other",
-    "document",
-    "fields",
-    "field",
-    "labels",
-    "label",
-    "fits",
-    "tool",
-    "call",
-    "give",
-    "tell",
-    "choose",
-    "write",
-    "extract",
-    "please",
-    "can",
-    "find",
-    "get",
-    "read",
-    "check",
-    "book",
-    "order",
-    "send",
-    "open",
-    "use",
-    "user",
-    "questions",
-    "answer",
-    "facts",
-]
-=======
 SPACED_WORDS = """
 the of is has and a for what about its it in to with as does have one or from this that which are
 you me text question other document fields field labels label fits tool call give tell choose write
 extract please can find get read check book order send open use user questions answer facts
 """.split()  # noqa: SIM905
->>>>>>> demo
 
 CHAT_TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 
