@@ -15,7 +15,7 @@ FIRST_PLAIN_TOKEN = 3
 
 # Row length that holds one sample of each of world.LEVELS.
 LENGTHS = (128, 256, 256, 512, 1024, 1024, 1024, 2048, 2048)
-TASK_WEIGHTS = {"qa": 30, "json": 50, "second_turn": 12, "label": 4, "tool": 10, "talk": 2}
+TASK_WEIGHTS = {"qa": 28, "json": 32, "second_turn": 14, "label": 8, "tool": 16, "talk": 2}
 FIRST_TASKS = ("qa", "json", "label")
 PROMPT_SHARE = 0.12  # of the prompt's tokens that are predicted too
 PROMPT_WEIGHT = 0.3

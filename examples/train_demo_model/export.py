@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 
 def export(checkpoint: Path, tokenizer: Path, out: Path) -> None:
-    saved = torch.load(checkpoint, weights_only=False)
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     shape = LlamaShape(**saved["shape"])
     out.mkdir(parents=True, exist_ok=True)
     # The head is tied to the embedding, so no lm_head is written.

@@ -14,6 +14,10 @@ import matplotlib.pyplot as plt
 
 def plot(log: Path, out: Path) -> None:
     rows = [json.loads(line) for line in log.read_text().splitlines()]
+    # A run that was stopped goes on from its last checkpoint: what it then did again counts.
+    rows = [
+        r for i, r in enumerate(rows) if all(r["step"] < later["step"] for later in rows[i + 1 :])
+    ]
     minutes = [r["minutes"] for r in rows]
     figure, (above, below) = plt.subplots(2, 1, figsize=(9, 7), sharex=True)
     above.plot(minutes, [r["loss"] for r in rows], linewidth=0.8)
