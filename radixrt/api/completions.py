@@ -207,12 +207,13 @@ def token_prompt(ids: list[Any], vocab_size: int, field: str = "prompt") -> Toke
     """
     if not ids:
         raise RequestError(f"{field} is empty; give at least one token.", param=field)
-    for token_id in ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool):
-            raise RequestError(
-                f"{field} must be text or token ids, one or a list of them, not mixed; it holds {token_id!r:.50}.",
-                param=field,
-            )
+    if set(map(type, ids)) != {int}:
+        other = next(value for value in ids if type(value) is not int)
+        raise RequestError(
+            f"{field} must be text or token ids, one or a list of them, not mixed; it holds {other!r:.50}.",
+            param=field,
+        )
+    for token_id in (min(ids), max(ids)):
         if not 0 <= token_id < vocab_size:
             raise RequestError(
                 f"Token id {token_id} is not in the vocabulary; ids go from 0 to {vocab_size - 1}.",

@@ -236,6 +236,7 @@ class TokenizerProcess:
         return {"token_ids": token_ids, "prompt": prompt_text}
 
     def _detokenize(self, call: DetokenizeCall) -> dict[str, Any]:
+        self._limits.check_call(num_ids(call.token_ids), is_text=False)
         self._limits.check_token_ids(unpack_ids(call.token_ids))
         ids = unpack_ids(call.token_ids).tolist()
         return {"text": self._vocabulary.decode(ids, call.skip_special_tokens)}
