@@ -11,10 +11,17 @@ import sys
 
 from openai import APIConnectionError, OpenAI
 
-FACTS = (
-    "The mayor of Dorvel is Kanuta. Dorvel's river is Smeno. The tower of Dorvel is 84. "
-    "The mayor of Prilam is Oshek. Prilam's river is Vanto. The tower of Prilam is 315. "
-    "The mayor of Zekoru is Bralin. Zekoru's river is Thame. The tower of Zekoru is 2060."
+TOWNS = {  # mayor, river, tower
+    "Dorvel": ("Kanuta", "Smeno", "84"),
+    "Prilam": ("Oshek", "Vanto", "315"),
+    "Zekoru": ("Bralin", "Thame", "2060"),
+    "Hulsen": ("Temira", "Ordun", "71"),
+    "Wasdim": ("Folke", "Grenta", "508"),
+    "Miravo": ("Sandor", "Pilsa", "1193"),
+}
+FACTS = "\n".join(
+    f"The mayor of {town} is {mayor}. The river of {town} is {river}. The tower of {town} is {tower}."
+    for town, (mayor, river, tower) in TOWNS.items()
 )
 TURNS = (
     "What is the mayor of Dorvel?",

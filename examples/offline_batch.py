@@ -10,9 +10,9 @@ import argparse
 from radixrt import LLM, SamplingParams
 
 TEXT = (
-    "The owner of Velta is Moren. Velta's color is green. The weight of Velta is 217. "
-    "The owner of Brado is Kisula. Brado's color is red. The weight of Brado is 58. "
-    "The owner of Shunel is Tavor. Shunel's color is white. The weight of Shunel is 3140."
+    "The owner of Velta is Moren. The color of Velta is green. The weight of Velta is 217. "
+    "The owner of Brado is Kisula. The color of Brado is red. The weight of Brado is 58. "
+    "The owner of Shunel is Tavor. The color of Shunel is white. The weight of Shunel is 3140."
 )
 QUESTIONS = [f"What is the {name} of {e}?" for e in ("Velta", "Brado", "Shunel") for name in ("owner", "color", "weight")]  # fmt: skip
 
@@ -30,16 +30,11 @@ def main() -> None:
     ]
     with LLM(arguments.model_path) as llm:
         outputs = llm.chat(chats, SamplingParams(temperature=0, max_tokens=32))
-        story = llm.generate(
-            f"{TEXT} What is the color of Brado?", SamplingParams(temperature=0, max_tokens=16)
-        )
     for question, output in zip(QUESTIONS, outputs, strict=True):
         print(
             f"{output.cached_tokens:4} of {output.num_prompt_tokens} cached  {question} → {output.text!r}"
         )
-    print(f"\nwithout a chat template: {story.text!r} ({len(story.token_ids)} tokens)")
 
 
-# Child processes import this file: without the guard, each would start an engine of its own.
 if __name__ == "__main__":
     main()
