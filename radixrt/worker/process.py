@@ -172,8 +172,9 @@ def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
 
 
 def use_fitting_threads(weight_bytes: int) -> None:
-    """Compute small models with one thread: starting more costs more than they save, and the other
-    processes need cores too. Measured on two cores: a 7 MB model decodes 3 times faster so."""
+    """Compute small models with one thread: waking others costs more than they save, and the other
+    processes need cores too. The built-in model on two quiet cores, against two threads: one stream 1.4
+    times as fast, 16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times."""
     if weight_bytes < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)
 
