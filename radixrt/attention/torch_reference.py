@@ -162,6 +162,10 @@ def _dense_attention(
     key, value = key.transpose(1, 2), value.transpose(1, 2)  # [batch, num_kv_heads, keys, head_dim]
     if visible is not None:
         visible = visible.repeat(1, 1, group, 1)
+    dtype = value.dtype
+    if value.device.type == "cpu":
+        # torch's kernel for half precision takes 3 to 5 times as long for a single query, and no less for many
+        query, key, value = query.float(), key.float(), value.float()
     if spec.soft_cap is None:
         output = F.scaled_dot_product_attention(
             query, key, value, attn_mask=visible, scale=spec.scale
@@ -172,4 +176,4 @@ def _dense_attention(
         if visible is not None:
             scores = scores.masked_fill(~visible, -torch.inf)
         output = scores.softmax(dim=-1).to(value.dtype) @ value
-    return output.unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return output.to(dtype).unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4).flatten(2, 3)
