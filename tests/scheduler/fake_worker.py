@@ -12,7 +12,8 @@ VOCAB = 50
 
 
 def digest(previous: int, token: int) -> int:
-    return hash((previous, token, "kv"))
+    """Of integers alone: strings hash differently in every process, and the answers would with them."""
+    return hash((previous, token, 0x9E3779B9))
 
 
 def next_token(prefix_digest: int) -> int:
