@@ -24,7 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from radixrt.engine_client import EngineClient
-from radixrt.messages import AnswerChunk, HistogramSnapshot, SchedulerStats
+from radixrt.messages import AnswerChunk, HistogramSnapshot, SchedulerStats, num_ids
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class AnswerTimer:
 
     def observe(self, chunk: AnswerChunk) -> None:
         now = time.perf_counter()
-        num_new = len(chunk.token_ids) // 4
+        num_new = num_ids(chunk.token_ids)
         last = self._last.get(chunk.index)
         if last is not None:
             for _ in range(num_new):

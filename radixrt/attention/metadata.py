@@ -27,10 +27,6 @@ class AttentionMetadata:
     page_size: int
 
     @property
-    def batch_size(self) -> int:
-        return self.qo_indptr_cpu.numel() - 1
-
-    @property
     def num_tokens(self) -> int:
         return self.kv_slots.numel()
 

@@ -115,8 +115,10 @@ def build_runner(
     log.info("Loaded %s in %.1f s.", type(model).__name__, time.perf_counter() - begin)
     hf_config = read_config(model_dir)
     longest = served_context_length(hf_config, config.context_length)
-    use_fitting_threads(_num_parameters(model) * next(model.parameters()).element_size())
     specs, dtype = model.attention_specs(), next(model.parameters()).dtype
+    num_parameters = _num_parameters(model)
+    weight_bytes = num_parameters * dtype.itemsize
+    use_fitting_threads(weight_bytes)
     token_bytes = bytes_per_token(specs, dtype)
     num_pages = pool_pages(
         token_bytes,
@@ -152,8 +154,8 @@ def build_runner(
         kv_pool_tokens=num_pages * config.page_size,
         page_size=config.page_size,
         kv_bytes_per_token=token_bytes * tp.size,
-        num_parameters=_num_parameters(model),
-        weight_bytes=_num_parameters(model) * dtype.itemsize,
+        num_parameters=num_parameters,
+        weight_bytes=weight_bytes,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         attention_backend=backend,
