@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.constrained.grammar import Grammar, Unenforced
+from radixrt.constrained.spec import Spec
 from radixrt.sampling_params import SamplingParams
 
 TokenIds = NDArray[np.int32]
@@ -87,6 +89,10 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     return_prompt_token_ids: bool = False
     parse_tool_calls: bool = False
     """Take tool calls out of the answers' text."""
+    structured: Spec | None = None
+    """What the answers are held to."""
+    parse_reasoning: bool = False
+    """Take the thought out of the answers' text. What the answers are held to begins after it."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -117,6 +123,16 @@ class FlushCacheCall(Message, frozen=True):
     """
 
     call_id: int
+
+
+class CompileCall(Message, frozen=True, kw_only=True):
+    """Compile a constraint ahead of the requests that will use it.
+
+    Answered by a CallReply whose value is {"backend": str, "checks": list, "unenforced": list, "compile_s": float}.
+    """
+
+    call_id: int
+    structured: Spec
 
 
 class StatsCall(Message, frozen=True):
@@ -188,6 +204,8 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     """New tokens. Their text may come in a later chunk."""
     tool_calls: list[ToolCall] = []
     """New calls; their text is not in ``text``."""
+    reasoning: str = ""
+    """New text of the thought before the answer; it is not in ``text``."""
     logprobs: list[TokenLogprob] | None = None
     prompt: PromptInfo | None = None
     finish_reason: FinishReason | None = None
@@ -199,6 +217,12 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     """Prompt tokens whose KV came from the radix tree."""
     times: AnswerTimes | None = None
     """With the last chunk."""
+    retries: int = 0
+    """How often a part of this answer was taken back because a check found it invalid."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """With the last chunk: what the answer was not held to (only where the request allowed it)."""
+    violation: str | None = None
+    """With the last chunk: how the answer breaks what it was not held to; None: it does not."""
 
 
 class AnswerBatch(Message, frozen=True):
@@ -258,6 +282,20 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """With ``max_tokens`` and ``seed`` filled in."""
     cache_salt: str = ""
     deadline: float | None = None
+    num_output: int = 0
+    """How many of token_ids, at their end, are an answer begun before: max_tokens and penalties count them."""
+    constraint: "Constraint | None" = None
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a sequence's answer is held to."""
+
+    grammar: Grammar
+    begin_after: PackedIds = b""
+    """The grammar begins after the first occurrence of these tokens in the answer; none: at once. Until then
+    any token may come but one that ends the answer."""
+    excluded: list[PackedIds] = []
+    """Token sequences that must not come, each from the point where this request goes on (``num_output``)."""
 
 
 class ReleaseSequences(Message, frozen=True):
@@ -449,7 +487,13 @@ class StepResult(Message, frozen=True, kw_only=True):
 
 
 ToTokenizerFromApi = (
-    GenerateRequest | AbortRequest | TokenizeCall | DetokenizeCall | FlushCacheCall | StatsCall
+    GenerateRequest
+    | AbortRequest
+    | TokenizeCall
+    | DetokenizeCall
+    | CompileCall
+    | FlushCacheCall
+    | StatsCall
 )
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
 ToScheduler = SequenceRequest | ReleaseSequences | FlushCacheCall | StatsCall

@@ -1,0 +1,58 @@
+"""What leaves the compiler: a grammar for the worker, and what has to be checked beside it."""
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+Backend = Literal["llguidance", "xgrammar", "fsm"]
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """A constraint in the form that a worker loads within milliseconds."""
+
+    backend: Backend
+    """Whose matcher: llguidance's, xgrammar's, or a token-level finite-state machine that outlines-core made."""
+    source: bytes
+    """In the backend's own form: llguidance's grammar text, xgrammar's serialised compiled grammar, the
+    state machine's transition table."""
+
+    @property
+    def key(self) -> bytes:
+        """Equal grammars have equal keys."""
+        return hashlib.sha256(self.backend.encode() + b"\0" + self.source).digest()
+
+
+class Unenforced(msgspec.Struct, frozen=True, kw_only=True):
+    """A keyword of a schema that the grammar does not hold the answer to."""
+
+    keyword: str
+    pointer: str
+    """JSON pointer into the schema that the user sent, e.g. ``/properties/tags/uniqueItems``."""
+    reason: str
+
+
+class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A sub-value to be looked at by a validator as soon as it is complete."""
+
+    path: tuple[str | None, ...]
+    """Where such values are: a property name, or None for any array element or any other property, a step.
+    The empty path is the whole value."""
+    schema: Any
+    """A self-contained JSON schema (2020-12) that the value must satisfy."""
+    pointer: str
+    """Of the subschema that the user sent."""
+    keywords: tuple[str, ...]
+    """What the grammar leaves to this check."""
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of compiling one spec."""
+
+    grammar: Grammar
+    checks: tuple[SpanCheck, ...] = ()
+    """Of an answer that is one JSON value; empty where the grammar enforces everything."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """Only of a JSON schema with ``strict`` false."""
+    validator: Any = None
+    """The JSON schema that a finished answer must satisfy (2020-12, self-contained), where the spec is one."""

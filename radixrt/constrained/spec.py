@@ -1,0 +1,86 @@
+"""What can a request ask of its answer? The wire form of every kind of constraint, before anything is compiled."""
+
+from typing import Annotated
+
+import msgspec
+
+
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all kinds; the class name is the tag."""
+
+
+class JsonSchema(_Spec, frozen=True, kw_only=True):
+    """JSON that is valid under a schema (draft 4 to 2020-12)."""
+
+    schema: str
+    """JSON text, whose order of keys is kept: properties come in this order."""
+    strict: bool = True
+    """False: what can't be enforced is left out, and reported. True: it is an error."""
+
+
+class AnyJson(_Spec, frozen=True, kw_only=True):
+    """Any JSON."""
+
+    object_only: bool = True
+    """The whole is an object, as OpenAI's ``json_object`` means it."""
+
+
+class Regex(_Spec, frozen=True, kw_only=True):
+    """Text that a regular expression matches from beginning to end."""
+
+    pattern: str
+
+
+class Choice(_Spec, frozen=True, kw_only=True):
+    """One of these texts."""
+
+    options: tuple[str, ...]
+
+
+class Ebnf(_Spec, frozen=True, kw_only=True):
+    """Text of a context-free grammar in GBNF, the EBNF of llama.cpp and xgrammar; it begins with ``root``."""
+
+    grammar: str
+
+
+class Lark(_Spec, frozen=True, kw_only=True):
+    """Text of a context-free grammar in llguidance's dialect of Lark; it begins with ``start``."""
+
+    grammar: str
+
+
+class AnyText(_Spec, frozen=True, kw_only=True):
+    """Any text: the content of a structural tag that is not held to anything but its end."""
+
+
+Content = JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | AnyText
+
+
+class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``begin``, then text that satisfies ``content``, then ``end``."""
+
+    begin: str
+    content: Content
+    end: str
+
+
+class StructuralTag(_Spec, frozen=True, kw_only=True):
+    """Text in which tags stand; tool calls are such text.
+
+    Wherever free text writes one of the triggers, a tag that begins with it must follow.
+    """
+
+    tags: tuple[Tag, ...]
+    triggers: tuple[str, ...]
+    """Each a prefix of the ``begin`` of at least one tag; each ``begin`` has exactly one."""
+    free_text: bool = True
+    """Text may stand before, between and after tags. False: tags alone, ``separator`` between them."""
+    separator: str = ""
+    min_tags: int = 0
+    max_tags: int | None = None
+
+
+Spec = Annotated[
+    JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | StructuralTag,
+    msgspec.Meta(description="What an answer is held to."),
+]
