@@ -25,6 +25,9 @@ FinishReason = Literal["stop", "length", "abort"]
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""
 
+GRAMMAR_FAILED = -2
+"""In place of a sampled token: no token of the vocabulary goes on with the grammar, or its matcher gave up."""
+
 
 def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> PackedIds:
     """Pack token, page, slot or sequence ids as little-endian int32 bytes."""
@@ -396,6 +399,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_evictable: int
     """In the tree and not locked."""
     pages_free: int
+    forced_tokens: int = 0
+    """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
+    grammars: int = 0
+    """That the worker holds."""
     tree_nodes: int
     steps: int
     malformed_frames: int
@@ -413,6 +420,29 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- scheduler → worker
 
 
+class LoadGrammar(Message, frozen=True, kw_only=True):
+    """Make a grammar ready for sequences to come. Answered by a GrammarLoaded from every rank."""
+
+    grammar_id: int
+    grammar: Grammar
+
+
+class DropGrammar(Message, frozen=True):
+    """No sequence to come uses this grammar."""
+
+    grammar_id: int
+
+
+class GrammarUse(msgspec.Struct, frozen=True, array_like=True):
+    """How a sequence is held to a loaded grammar; see Constraint."""
+
+    grammar_id: int
+    begin_after: PackedIds = b""
+    excluded: list[PackedIds] = []
+    excluded_from: int = 0
+    """Generated tokens before the excluded paths begin."""
+
+
 class Admit(msgspec.Struct, frozen=True, array_like=True):
     """Put a sequence into a slot."""
 
@@ -425,7 +455,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """Block table so far: position p lies in ``pages[p // page_size]``."""
     sampling: SamplingParams
     num_output: int
-    """How many of token_ids were generated: penalties and min_tokens count them."""
+    """How many of token_ids were generated: penalties, min_tokens and the grammar count them."""
+    grammar: GrammarUse | None = None
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):
@@ -469,13 +500,23 @@ class StepPlan(Message, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- worker → scheduler
 
 
+class GrammarLoaded(Message, frozen=True, kw_only=True):
+    """One rank has made a grammar ready, or could not."""
+
+    grammar_id: int
+    error: str | None = None
+
+
 class StepResult(Message, frozen=True, kw_only=True):
     """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
 
     step_id: int
     slots: PackedIds
     token_ids: PackedIds
-    """Sampled tokens, or NO_TOKEN."""
+    """Sampled tokens, each followed by those that the grammar forces after it; or NO_TOKEN, GRAMMAR_FAILED."""
+    jump_slots: PackedIds = b""
+    jump_tokens: PackedIds = b""
+    """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` forced tokens beyond the one of a decode step."""
     logprobs: list[LogprobRow] = []
     prompt_logprobs: list[LogprobRow] = []
     forward_s: float = 0.0
@@ -498,5 +539,5 @@ ToTokenizerFromApi = (
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
 ToScheduler = SequenceRequest | ReleaseSequences | FlushCacheCall | StatsCall
 ToTokenizerFromScheduler = EngineInfo | TokenBatch | SequenceRefused | CallReply
-ToWorker = StepPlan
-ToSchedulerFromWorker = EngineInfo | StepResult
+ToWorker = StepPlan | LoadGrammar | DropGrammar
+ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded

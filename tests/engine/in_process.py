@@ -1,5 +1,6 @@
 """The real scheduler and the real worker in one process, without sockets between them."""
 
+import queue
 from collections import defaultdict, deque
 from pathlib import Path
 
@@ -23,8 +24,15 @@ class InProcessEngine:
     def __init__(self, model_dir: Path, **settings: object) -> None:
         torch.set_num_threads(1)
         defaults = {"max_total_tokens": 4096, "max_running_requests": 16, "log_level": "warning"}
+        self.loaded: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
         config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
-        self.runner, self.info = build_runner(config, torch.device("cpu"), TensorParallel())
+        self.runner, self.info = build_runner(
+            config,
+            torch.device("cpu"),
+            TensorParallel(),
+            model_dir / "tokenizer.json",
+            self.loaded.put,
+        )
         self.scheduler = Scheduler(scheduler_limits(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""

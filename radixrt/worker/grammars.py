@@ -1,0 +1,243 @@
+"""Which tokens may each constrained sequence take next? The worker's matchers and their bitmask.
+
+A grammar is loaded once, in a thread beside the steps, and forked for every sequence that uses it. During
+a forward pass the bitmask of its rows is filled in another thread; the sampler gets it when the logits are
+there. Afterwards the matchers take the sampled tokens and say which ones must follow.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.loader import GrammarError, fill_masks
+from radixrt.constrained.matcher import BitmaskRow, Matcher, bitmask_words
+from radixrt.messages import (
+    DropGrammar,
+    GrammarLoaded,
+    GrammarUse,
+    LoadGrammar,
+    TokenIds,
+    unpack_ids,
+)
+
+log = logging.getLogger(__name__)
+
+LOADING_THREADS = 4
+ALL_TOKENS = -1
+"""A word of the bitmask with every bit set."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """What the constrained rows of a batch may sample."""
+
+    rows: NDArray[np.int64]  # [n] rows of the batch, ascending
+    bits: NDArray[np.int32]  # [n, words], see radixrt.constrained.matcher
+
+
+@dataclass(frozen=True, slots=True)
+class AfterSampling:
+    """What the matchers say of the tokens just sampled."""
+
+    forced: dict[int, list[int]]
+    """By slot: the tokens that must follow."""
+    failed: list[int]
+    """Slots that can't go on within their grammar."""
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A sequence that is held to a grammar."""
+
+    matcher: Matcher
+    begin_after: list[int]
+    """The grammar begins after these; empty once it has begun."""
+    may_jump: bool
+    excluded: list[list[int]]
+    tail: list[int] = field(default_factory=list)
+    """Before the grammar begins: the last tokens. After: those since the point where ``excluded`` begins."""
+    failed: bool = False
+
+
+class GrammarShop:
+    """Loads grammars in threads, and holds the loaded ones."""
+
+    def __init__(
+        self, load: Callable[[Grammar], Matcher], report: Callable[[GrammarLoaded], None]
+    ) -> None:
+        """
+        Args:
+            load: makes a matcher in its initial state; called in threads.
+            report: is told of each result; called in threads, one at a time.
+        """
+        self._load = load
+        self._report = report
+        self._reporting = threading.Lock()
+        self._loaded: dict[int, Matcher] = {}
+        self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
+
+    def order(self, message: LoadGrammar | DropGrammar) -> None:
+        """Begin to load a grammar, or drop one."""
+        match message:
+            case LoadGrammar():
+                self._threads.submit(self._make, message)
+            case DropGrammar():
+                self._loaded.pop(message.grammar_id, None)
+
+    def _make(self, message: LoadGrammar) -> None:
+        error = None
+        try:
+            self._loaded[message.grammar_id] = self._load(message.grammar)
+        except GrammarError as refused:
+            error = str(refused)
+        except Exception:
+            log.exception("A grammar that was compiled could not be loaded.")
+            error = "The worker can't load the grammar; the server's log says more."
+        with self._reporting:
+            self._report(GrammarLoaded(grammar_id=message.grammar_id, error=error))
+
+    def matcher(self, grammar_id: int) -> Matcher:
+        """A new matcher of a loaded grammar, in its initial state."""
+        return self._loaded[grammar_id].fork()
+
+
+class GrammarState:
+    """The matchers of all slots; owned by the worker."""
+
+    def __init__(
+        self,
+        shop: GrammarShop,
+        vocab_size: int,
+        *,
+        eos_token_ids: Sequence[int],
+        jump_forward: bool = True,
+    ) -> None:
+        self.shop = shop
+        self._num_words = bitmask_words(vocab_size)
+        self._eos_token_ids = list(eos_token_ids)
+        self._jump_forward = jump_forward
+        self._held: dict[int, _Held] = {}
+        self._filling = ThreadPoolExecutor(1, "fill-bitmask")
+
+    def admit(self, slot: int, use: GrammarUse, output: TokenIds, *, may_jump: bool) -> None:
+        """Hold the sequence of a slot to a grammar.
+
+        Args:
+            slot: a free one.
+            use: which grammar, and from where on.
+            output: what was generated before; taken again.
+            may_jump: forced tokens may be given without being sampled.
+        """
+        held = _Held(
+            self.shop.matcher(use.grammar_id),
+            unpack_ids(use.begin_after).tolist(),
+            may_jump and self._jump_forward,
+            [unpack_ids(path).tolist() for path in use.excluded],
+        )
+        self._held[slot] = held
+        before = output[: use.excluded_from].tolist()
+        self._take(held, before)
+        if not held.begin_after:
+            held.tail = []
+        self._take(held, output[use.excluded_from :].tolist())
+
+    def release(self, slot: int) -> None:
+        self._held.pop(slot, None)
+
+    # ------------------------------------------------------------ a step
+
+    def begin_mask(self, slots: NDArray[np.int64]) -> "Future[TokenMask] | None":
+        """Fill the bitmask of the rows ``slots`` [rows] in a thread; None if none of them is constrained."""
+        if not self._held:
+            return None
+        rows = [row for row, slot in enumerate(slots.tolist()) if slot in self._held]
+        if not rows:
+            return None
+        held = [self._held[int(slots[row])] for row in rows]
+        return self._filling.submit(self._fill, np.array(rows), held)
+
+    def _fill(self, rows: NDArray[np.int64], held: list[_Held]) -> TokenMask:
+        bits = np.full((len(rows), self._num_words), ALL_TOKENS, dtype=np.int32)
+        begun = [i for i, one in enumerate(held) if not one.begin_after and not one.failed]
+        for index in fill_masks([held[i].matcher for i in begun], bits, begun):
+            held[begun[index]].failed = True
+        for row, one in zip(bits, held, strict=True):
+            if one.begin_after:
+                _forbid(row, self._eos_token_ids)
+            elif one.excluded:
+                _exclude(row, one)
+            one.failed = one.failed or not row.any()
+            if one.failed:
+                row.fill(ALL_TOKENS)  # whatever is sampled now is not used
+        return TokenMask(rows, bits)
+
+    def advance(self, slots: NDArray[np.int64], token_ids: TokenIds) -> "AfterSampling":
+        """Take the sampled tokens [rows] of ``slots`` [rows]."""
+        after = AfterSampling({}, [])
+        if not self._held:
+            return after
+        for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
+            held = self._held.get(slot)
+            if held is None or token < 0:
+                continue
+            self._take(held, [token])
+            if held.failed:
+                after.failed.append(slot)
+            elif held.may_jump and not held.begin_after and (forced := self._forced(held)):
+                after.forced[slot] = forced
+        return after
+
+    def _forced(self, held: _Held) -> list[int]:
+        try:
+            tokens = held.matcher.forced_tokens()
+            self._take(held, tokens)
+            ended = held.matcher.is_terminated()
+        except GrammarError:
+            return []  # the next mask will fail too, and say so
+        return [*tokens, self._eos_token_ids[0]] if ended else tokens
+
+    def _take(self, held: _Held, tokens: list[int]) -> None:
+        if held.failed or not tokens:
+            return
+        for position, token in enumerate(tokens):
+            if not held.begin_after:
+                self._advance(held, tokens[position:])
+                return
+            held.tail = [*held.tail, token][-len(held.begin_after) :]
+            if held.tail == held.begin_after:
+                held.begin_after, held.tail = [], []
+
+    def _advance(self, held: _Held, tokens: list[int]) -> None:
+        if held.excluded:
+            held.tail += tokens
+        if tokens[-1] in self._eos_token_ids:  # the answer is over
+            tokens = tokens[:-1]
+        try:
+            held.failed = held.matcher.advance(tokens) < len(tokens)
+        except GrammarError as error:
+            log.warning("A matcher gave up: %s", error)
+            held.failed = True
+
+
+def _forbid(row: BitmaskRow, token_ids: Sequence[int]) -> None:
+    for token in token_ids:
+        row[token // 32] &= ~(np.int32(1) << np.int32(token % 32))
+
+
+def _exclude(row: BitmaskRow, held: _Held) -> None:
+    """Forbid what would complete an excluded path, unless nothing else is left."""
+    length = len(held.tail)
+    last = {
+        path[-1] for path in held.excluded if len(path) == length + 1 and path[:-1] == held.tail
+    }
+    if last:
+        remaining = row.copy()
+        _forbid(remaining, sorted(last))
+        if remaining.any():
+            row[:] = remaining
