@@ -455,6 +455,7 @@ class Scheduler:
                 continue
             if token in _FAILURES:
                 refused.append(self._fail(sequence, _FAILURES[token]))
+                step.owners[slot] = None
                 continue
             sequence.append(token)
             seq_ids.append(sequence.seq_id)
@@ -464,6 +465,7 @@ class Scheduler:
             reason = sequence.finish_reason(token)
             if reason is not None:
                 finished.append(self._finish(sequence, reason, token))
+                step.owners[slot] = None  # tokens forced beyond the end are dropped
         self.counters.output_tokens += len(token_ids)
         return TokenBatch(
             seq_ids=pack_ids(seq_ids),
