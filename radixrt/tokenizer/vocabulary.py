@@ -1,6 +1,5 @@
-"""What do the tokens of this model stand for? The one place that knows the tokenizer's kind."""
+"""What do the tokens of this model stand for, and how does text become tokens?"""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.messages import TokenLogprob
+from radixrt.token_bytes import TokenBytes
 
 
 class Vocabulary:
@@ -30,12 +30,11 @@ class Vocabulary:
         self.backend.no_truncation()
         self.backend.no_padding()
         added = self.backend.get_added_tokens_decoder()
-        self._added = {token_id: token.content for token_id, token in added.items()}
         self.special_tokens = {i: token for i, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens)
         self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
         self._bos_id: int | None = hf.bos_token_id
-        self._is_byte_level = "ByteLevel" in _component_types(self.backend.decoder)
+        self._token_bytes = TokenBytes(self.backend)
 
     @staticmethod
     def load(config: ServerConfig) -> "Vocabulary":
@@ -85,16 +84,7 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; b"" for an id that has no token."""
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        token = self.backend.id_to_token(token_id)
-        if token is None:
-            return b""
-        if self._is_byte_level:
-            return b"".join(_BYTE_LEVEL.get(c) or c.encode() for c in token)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes.fromhex(token[3:5])
-        return token.replace("\u2581", " ").encode()
+        return self._token_bytes.of(token_id)
 
     def token_logprob(
         self, token_id: int, logprob: float | None, top: list[TokenLogprob]
@@ -118,37 +108,6 @@ def _read_template(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Can't read the chat template {path}: {error}") from error
-
-
-def _component_types(component: Any) -> set[str]:
-    """Names of a decoder and of all decoders inside it."""
-    if component is None:
-        return set()
-    found: set[str] = set()
-
-    def collect(node: Any) -> None:
-        if isinstance(node, dict):
-            found.add(str(node.get("type")))
-            node = list(node.values())
-        if isinstance(node, list):
-            for child in node:
-                collect(child)
-
-    collect(json.loads(component.__getstate__()))
-    return found
-
-
-def _byte_level_alphabet() -> dict[str, bytes]:
-    """The character that stands for each byte in byte-level BPE (GPT-2): printable Latin-1 characters
-    stand for themselves, the other bytes for 256, 257, ... in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): bytes([byte]) for byte in printable}
-    alphabet |= {chr(256 + i): bytes([byte]) for i, byte in enumerate(others)}
-    return alphabet
-
-
-_BYTE_LEVEL = _byte_level_alphabet()
 
 
 def _check_syntax(hf: Any, path: str) -> None:

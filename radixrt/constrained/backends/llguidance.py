@@ -1,0 +1,304 @@
+"""How does llguidance hold an answer to a grammar? Compiling to its grammar text, and matching by it.
+
+It is the default for JSON schemas: on 9,795 real schemas it accepted no invalid instance.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import llguidance
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from radixrt.constrained.errors import CannotCompile, GrammarExhausted
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.matcher import BitmaskRow, bitmask_words
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+
+Whitespace = Literal["flexible", "compact"]
+
+_WHITESPACE: dict[Whitespace, str] = {"flexible": r"( |\n( {0,32}|\t{0,8}))?", "compact": ""}
+"""What may stand at each gap of a JSON text. It is bounded: a model that may write white space for ever does."""
+
+_ANY_OBJECT = '{"type":"object"}'
+
+
+# ---------------------------------------------------------------- compiling
+
+
+def json_schema_options(whitespace: Whitespace) -> dict[str, Any]:
+    """The options under which llguidance refuses what it does not enforce.
+
+    The escapes leave out ``\\u`` and ``\\/``: with them a declared key could be written in a second way, and
+    be taken for an undeclared one.
+    """
+    return {
+        "lenient": False,
+        "coerce_one_of": False,
+        "json_allowed_escapes": 'nrbtf\\"',
+        "whitespace_pattern": _WHITESPACE[whitespace],
+    }
+
+
+def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
+    """Raises:
+    CannotCompile: llguidance refuses the schema.
+    """
+    _refuse_options_inside(schema)
+    options = json_schema_options(whitespace)
+    try:
+        source = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    except ValueError as error:
+        raise CannotCompile(_sentence(str(error))) from error
+    return _checked(source, facts)
+
+
+def compile_any_json(object_only: bool, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
+    return compile_json_schema(_ANY_OBJECT if object_only else "{}", facts, whitespace)
+
+
+def compile_regex(pattern: str, facts: TokenizerFacts) -> Grammar:
+    """Raises:
+    CannotCompile: the pattern is no regular expression, or matches nothing.
+    """
+    return _checked(LLMatcher.grammar_from_regex(pattern), facts)
+
+
+def compile_lark(grammar: str, facts: TokenizerFacts) -> Grammar:
+    """Raises:
+    CannotCompile: it is no Lark grammar as llguidance reads them, or allows nothing.
+    """
+    return _checked(LLMatcher.grammar_from_lark(grammar), facts)
+
+
+def _checked(source: str, facts: TokenizerFacts) -> Grammar:
+    """The grammar, if a first token can be found for it."""
+    native = LLMatcher(_tokenizer(facts), source, log_level=0)
+    if native.is_error():
+        raise CannotCompile(_sentence(native.get_error()))
+    row = np.zeros(bitmask_words(facts.vocab_size), dtype=np.int32)
+    native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    if native.is_error():
+        raise CannotCompile(_sentence(native.get_error()))
+    if not row.any():
+        raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
+    return Grammar("llguidance", source.encode())
+
+
+def _refuse_options_inside(schema: str) -> None:
+    """``x-guidance`` in a schema would switch checks off."""
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise CannotCompile(f"It is no JSON that can be read: {error}.") from error
+    if "x-guidance" in _keys_of(value):
+        raise CannotCompile("It has the key x-guidance, which is reserved; take it out.")
+
+
+def _keys_of(value: Any) -> set[str]:
+    keys: set[str] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            keys.update(value)
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return keys
+
+
+def _sentence(error: str) -> str:
+    """llguidance's error without the excerpt of the grammar that follows it."""
+    first = error.split("\n", 1)[0].strip()
+    return first[:500]
+
+
+# ---------------------------------------------------------------- matching
+
+
+class _Encoder:
+    """The face of a tokenizer that llguidance asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, facts: TokenizerFacts) -> None:
+        self.eos_token_id = facts.eos_token_ids[0]
+        self.tokens = facts.tokens
+        self.special_token_ids = sorted(facts.special_ids)
+        self._encode = facts.encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode())
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(facts: TokenizerFacts) -> LLTokenizer:
+    wrapper: Any = _Encoder(facts)
+    return LLTokenizer(wrapper, n_vocab=facts.vocab_size, eos_token=list(facts.eos_token_ids))
+
+
+@functools.lru_cache(maxsize=1)
+def _executor() -> LLExecutor:
+    return LLExecutor()
+
+
+def load(grammar: Grammar, facts: TokenizerFacts) -> "LlguidanceMatcher":
+    """Raises:
+    GrammarExhausted: the grammar was compiled for another tokenizer, or by another version.
+    """
+    return LlguidanceMatcher(grammar, facts, _native(grammar, facts))
+
+
+def _native(grammar: Grammar, facts: TokenizerFacts) -> LLMatcher:
+    native = LLMatcher(_tokenizer(facts), grammar.source.decode(), log_level=0)
+    if native.is_error():
+        raise GrammarExhausted(_sentence(native.get_error()))
+    return native
+
+
+class LlguidanceMatcher:
+    """A :class:`~radixrt.constrained.matcher.Matcher` over llguidance's.
+
+    In a state where the next bytes are certain, its mask holds only the token that the tokenizer would write
+    there; any other way to write the same bytes is still taken by :meth:`advance`.
+
+    Copies of a native matcher share a lexer, and one that runs into a limit leaves all of them dead. So
+    each keeps its tokens, and one that finds itself dead starts anew, alone; only if that fails too, its methods
+    raise GrammarExhausted.
+    """
+
+    __slots__ = ("_ended", "_grammar", "_native", "_taken", "facts")
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        facts: TokenizerFacts,
+        native: LLMatcher,
+        taken: Sequence[int] = (),
+        ended: bool = False,
+    ) -> None:
+        self.facts = facts
+        self._grammar = grammar
+        self._native = native
+        self._taken = list(taken)
+        """Without the end token."""
+        self._ended = ended
+        """An end token was taken. llguidance takes none after it has stopped, so this is kept here."""
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        if self._ended:
+            return 0
+        text, end = _up_to_end(token_ids, self.facts)
+        taken = self._alive().try_consume_tokens(text)
+        if self._native.is_error():
+            self._revive()
+            taken = self._native.try_consume_tokens(text)
+            self._raise_if_dead()
+        self._taken += text[:taken]
+        if end and taken == len(text) and self._native.is_accepting():
+            self._ended = True
+            return taken + 1
+        return taken
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens > len(self._taken) + self._ended:
+            raise ValueError(f"can't give back {num_tokens} tokens of {len(self._taken)}")
+        if num_tokens and self._ended:
+            self._ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self._alive()
+            del self._taken[-num_tokens:]
+            if not self._native.rollback(num_tokens) or self._native.is_error():
+                self._revive()
+
+    def fill_mask(self, row: BitmaskRow) -> None:
+        if self._ended:
+            row[:] = self.facts.eos_mask
+            return
+        self._alive().unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._native.is_error():
+            self._revive()
+            self._native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            self._raise_if_dead()
+
+    def forced_tokens(self) -> list[int]:
+        if self._ended:
+            return []
+        forced = self._alive().compute_ff_tokens()
+        if self._native.is_error():
+            self._revive()
+            forced = self._native.compute_ff_tokens()
+            self._raise_if_dead()
+        return forced
+
+    def is_terminated(self) -> bool:
+        if self._ended:
+            return True
+        native = self._alive()
+        if not native.is_accepting():
+            return False
+        if native.is_stopped():
+            return True
+        row = np.empty_like(self.facts.eos_mask)
+        self.fill_mask(row)
+        return bool((row == self.facts.eos_mask).all())
+
+    def fork(self) -> "LlguidanceMatcher":
+        copy = self._alive().deep_copy()
+        return LlguidanceMatcher(self._grammar, self.facts, copy, self._taken, self._ended)
+
+    def _alive(self) -> LLMatcher:
+        """The native matcher, made anew if a copy's error has reached it."""
+        if self._native.is_error():
+            self._revive()
+        return self._native
+
+    def _revive(self) -> None:
+        self._native = _native(self._grammar, self.facts)
+        if self._native.try_consume_tokens(self._taken) != len(self._taken):
+            self._raise_if_dead()
+            raise GrammarExhausted("The grammar's matcher does not take its own tokens again.")
+
+    def _raise_if_dead(self) -> None:
+        if self._native.is_error():
+            raise GrammarExhausted(
+                f"The grammar became too complex in the middle of the answer; simplify it. "
+                f"({_sentence(self._native.get_error())})"
+            )
+
+
+def fill_masks(rows: Sequence[tuple[LlguidanceMatcher, int]], bitmask: NDArray[np.int32]) -> None:
+    """Fill ``bitmask[index]`` for each (matcher, index), in native threads that need no interpreter lock.
+
+    Raises:
+        GrammarExhausted: as :meth:`LlguidanceMatcher.fill_mask`.
+    """
+    native = [(matcher._alive(), index) for matcher, index in rows if not matcher._ended]
+    _executor().unsafe_compute_mask_ptr(
+        native, bitmask.ctypes.data, bitmask.strides[0], bitmask.shape[0]
+    )
+    for matcher, index in rows:
+        if matcher._ended or matcher._native.is_error():
+            matcher.fill_mask(bitmask[index])
+
+
+def _up_to_end(token_ids: Sequence[int], facts: TokenizerFacts) -> tuple[list[int], bool]:
+    """The tokens before the first end token or id outside the vocabulary (which would leave a native matcher
+    dead), and whether it is an end token."""
+    for index, token_id in enumerate(token_ids):
+        if token_id in facts.eos_token_ids:
+            return list(token_ids[:index]), True
+        if not 0 <= token_id < facts.vocab_size:
+            return list(token_ids[:index]), False
+    return list(token_ids), False
+
+
+def version() -> str:
+    """Of the installed library."""
+    return str(llguidance.get_version())

@@ -1,0 +1,140 @@
+"""What must a grammar know of a tokenizer? The bytes behind each token id, which ids are no text, which end an answer."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from radixrt.constrained.matcher import BitmaskRow, bitmask_words
+from radixrt.errors import ConfigError
+from radixrt.token_bytes import TokenBytes
+
+_MARKER = "\x02"
+"""A character that no tokenizer merges with another; text after it is tokenized as in the middle of an answer."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenizerFacts:
+    """A vocabulary as the grammar backends see it. Two are equal only if they are the same object."""
+
+    tokens: tuple[bytes, ...]
+    """[vocab_size]; the bytes of each token, the name of a control token; b"" for an id without token."""
+    special_ids: frozenset[int]
+    """Control tokens: never part of text."""
+    eos_token_ids: tuple[int, ...]
+    """Any of them ends an answer; all are control tokens here, whatever the tokenizer says."""
+    tokenizer: Tokenizer
+
+    @staticmethod
+    def load(
+        tokenizer_json: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> "TokenizerFacts":
+        """Read a tokenizer.json. ``vocab_size`` is the model's: the tokenizer may have fewer tokens or more.
+
+        Raises:
+            ConfigError: the file is no tokenizer, or no end token lies in the vocabulary.
+        """
+        try:
+            tokenizer = Tokenizer.from_file(str(tokenizer_json))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ConfigError(
+                f"Can't read the tokenizer {tokenizer_json}, which structured output needs: {error}"
+            ) from error
+        return TokenizerFacts.of(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+    @staticmethod
+    def of(
+        tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> "TokenizerFacts":
+        """Of a tokenizer that is loaded; its truncation and padding are switched off.
+
+        Raises:
+            ConfigError: no end token lies in the vocabulary.
+        """
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        ends = tuple(dict.fromkeys(i for i in eos_token_ids if 0 <= i < vocab_size))
+        if not ends:
+            raise ConfigError(
+                f"None of the end-of-sequence tokens {list(eos_token_ids)} is among the model's {vocab_size} tokens, "
+                "so no grammar could end; set eos_token_id in generation_config.json."
+            )
+        token_bytes = TokenBytes(tokenizer)
+        special = {i for i in token_bytes.special_ids if i < vocab_size}
+        return TokenizerFacts(
+            tokens=tuple(token_bytes.of(i) for i in range(vocab_size)),
+            special_ids=frozenset(special | set(ends)),
+            eos_token_ids=ends,
+            tokenizer=tokenizer,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model: the length of a row of logits."""
+        return len(self.tokens)
+
+    @functools.cached_property
+    def eos_mask(self) -> BitmaskRow:
+        """[bitmask_words]; the row that allows the end tokens alone. Read-only."""
+        row = np.zeros(bitmask_words(self.vocab_size), dtype=np.uint32)
+        for token_id in self.eos_token_ids:
+            row[token_id // 32] |= np.uint32(1 << (token_id % 32))
+        row.flags.writeable = False
+        return row.view(np.int32)
+
+    @functools.cached_property
+    def special_names(self) -> dict[str, int]:
+        """Ids of the control tokens, by their text."""
+        return {self.tokens[i].decode(): i for i in sorted(self.special_ids) if self.tokens[i]}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids whose bytes are exactly those of ``text``, as it would stand in the middle of an answer.
+
+        They are the tokenizer's own wherever it keeps the text as it is (one that changes case, or adds a
+        space in front, does not); else the longest tokens from left to right, as far as there are any.
+        """
+        expected = text.encode()
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if self._text_of(ids) == expected:
+            return ids
+        ids = self._after_marker(
+            self.tokenizer.encode(_MARKER + text, add_special_tokens=False).ids
+        )
+        if self._text_of(ids) == expected:
+            return ids
+        return self._longest_first(expected)
+
+    def _text_of(self, ids: list[int]) -> bytes | None:
+        """None where an id is no text."""
+        if any(i >= self.vocab_size or i in self.special_ids for i in ids):
+            return None
+        return b"".join(self.tokens[i] for i in ids)
+
+    def _after_marker(self, ids: list[int]) -> list[int]:
+        for index, token_id in enumerate(ids):
+            if token_id < self.vocab_size and self.tokens[token_id].endswith(_MARKER.encode()):
+                return ids[index + 1 :]
+        return ids
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        ids, start = [], 0
+        while start < len(text):
+            for end in range(min(len(text), start + self._longest_token), start, -1):
+                if (token_id := self._ids.get(text[start:end])) is not None:
+                    break
+            else:
+                return ids
+            ids.append(token_id)
+            start = end
+        return ids
+
+    @functools.cached_property
+    def _ids(self) -> dict[bytes, int]:
+        usable = [i for i, token in enumerate(self.tokens) if token and i not in self.special_ids]
+        return {self.tokens[i]: i for i in reversed(usable)}
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self._ids), default=1)

@@ -1,0 +1,328 @@
+"""Every matcher keeps the promises of the interface, whichever library is behind it.
+
+The oracle is brute force: languages small enough to be written out whole.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.errors import CannotCompile
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.loader import fill_masks, load_grammar
+from radixrt.constrained.matcher import Matcher, bitmask_words
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from tests.constrained.vocabularies import KINDS, facts_of
+
+Compile = Callable[[str, TokenizerFacts], Grammar]
+REGEX_BACKENDS: dict[str, Compile] = {"llguidance": llguidance.compile_regex}
+
+each_backend = pytest.mark.parametrize("backend", sorted(REGEX_BACKENDS))
+each_kind = pytest.mark.parametrize("kind", sorted(KINDS))
+slow_start = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+def allowed(matcher: Matcher, facts: TokenizerFacts) -> set[int]:
+    """The mask as a set of ids; what was in the row before does not matter."""
+    row = np.full(bitmask_words(facts.vocab_size), -1, dtype=np.int32)
+    matcher.fill_mask(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+# ---------------------------------------------------------------- finite languages
+
+
+def _alternation(parts: list[tuple[str, frozenset[str]]]) -> tuple[str, frozenset[str]]:
+    return "(" + "|".join(p for p, _ in parts) + ")", frozenset().union(*(w for _, w in parts))
+
+
+def _concatenation(parts: list[tuple[str, frozenset[str]]]) -> tuple[str, frozenset[str]]:
+    words = frozenset([""])
+    for _, more in parts:
+        words = frozenset(a + b for a in words for b in more)
+    return "".join(p for p, _ in parts), words
+
+
+def _repetition(
+    part: tuple[str, frozenset[str]], least: int, most: int
+) -> tuple[str, frozenset[str]]:
+    words: frozenset[str] = frozenset()
+    for count in range(least, most + 1):
+        words |= _concatenation([part] * count)[1]
+    return f"({part[0]}){{{least},{most}}}", words
+
+
+LITERALS = st.sampled_from(["a", "b", "1", "Hello", " the", "é", "你", "to", '{"', "<tool_call>"])
+LANGUAGES = st.recursive(
+    LITERALS.map(lambda text: (text.replace("{", "\\{"), frozenset([text]))),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(_alternation)
+        | st.lists(inner, min_size=1, max_size=3).map(_concatenation)
+        | st.tuples(inner, st.integers(0, 1), st.integers(1, 2)).map(lambda t: _repetition(*t))
+    ),
+    max_leaves=5,
+).filter(lambda language: len(language[1]) <= 200)
+
+
+def may_come(words: frozenset[str], so_far: bytes, facts: TokenizerFacts) -> set[int]:
+    """The tokens after which one of the words can still be reached."""
+    rests = {word.encode()[len(so_far) :] for word in words if word.encode().startswith(so_far)}
+    tokens = {
+        i
+        for i, token in enumerate(facts.tokens)
+        if token and i not in facts.special_ids and any(rest.startswith(token) for rest in rests)
+    }
+    return tokens | (set(facts.eos_token_ids) if b"" in rests else set())
+
+
+def forced_text(words: frozenset[str], so_far: bytes) -> bytes:
+    """The bytes that all words go on with."""
+    rests = [word.encode()[len(so_far) :] for word in words if word.encode().startswith(so_far)]
+    common = min(rests)
+    while not all(rest.startswith(common) for rest in rests):
+        common = common[:-1]
+    return common
+
+
+@each_backend
+@each_kind
+@slow_start
+@given(language=LANGUAGES, data=st.data())
+def test_masks_are_what_brute_force_says(
+    backend: str, kind: str, language: tuple[str, frozenset[str]], data: st.DataObject
+) -> None:
+    pattern, words = language
+    facts = facts_of(kind)
+    matcher = load_grammar(REGEX_BACKENDS[backend](pattern, facts), facts)
+    so_far, taken = b"", []
+    while True:
+        expected, mask = may_come(words, so_far, facts), allowed(matcher, facts)
+        accepted = {t for t in range(facts.vocab_size) if matcher.fork().advance([t]) == 1}
+        assert accepted == expected
+        assert mask == expected or (mask and mask <= expected and forced_text(words, so_far))
+        assert matcher.is_terminated() == (expected <= set(facts.eos_token_ids))
+        token = data.draw(st.sampled_from(sorted(mask)))
+        assert matcher.advance([token]) == 1
+        taken.append(token)
+        if token in facts.eos_token_ids:
+            break
+        so_far += facts.tokens[token]
+    assert so_far.decode() in words
+    assert matcher.is_terminated() and matcher.forced_tokens() == []
+    assert allowed(matcher, facts) == set(facts.eos_token_ids)
+    assert matcher.advance([taken[-1]]) == 0
+    check_rollback(
+        matcher, load_grammar(REGEX_BACKENDS[backend](pattern, facts), facts), taken, facts
+    )
+
+
+def check_rollback(
+    matcher: Matcher, fresh: Matcher, taken: Sequence[int], facts: TokenizerFacts
+) -> None:
+    """After giving back k tokens, a matcher is like one that never took them."""
+    for kept in range(len(taken) - 1, -1, -1):
+        matcher.rollback(1)
+        other = fresh.fork()
+        assert other.advance(taken[:kept]) == kept
+        assert allowed(matcher, facts) == allowed(other, facts)
+        assert matcher.forced_tokens() == other.forced_tokens()
+        assert matcher.is_terminated() == other.is_terminated()
+    assert matcher.advance(taken) == len(taken)
+    matcher.rollback(len(taken))
+    assert allowed(matcher, facts) == allowed(fresh, facts)
+
+
+@each_backend
+@each_kind
+@slow_start
+@given(language=LANGUAGES, data=st.data())
+def test_forced_tokens_are_those_of_decoding_step_by_step(
+    backend: str, kind: str, language: tuple[str, frozenset[str]], data: st.DataObject
+) -> None:
+    pattern, _ = language
+    facts = facts_of(kind)
+    matcher = load_grammar(REGEX_BACKENDS[backend](pattern, facts), facts)
+    while not matcher.is_terminated():
+        stepper = matcher.fork()
+        for token in matcher.forced_tokens():
+            assert allowed(stepper, facts) == {token}
+            assert token not in facts.eos_token_ids
+            assert stepper.advance([token]) == 1
+        token = data.draw(st.sampled_from(sorted(allowed(matcher, facts))))
+        if token in facts.eos_token_ids:
+            break
+        assert matcher.advance([token]) == 1
+
+
+@each_backend
+def test_a_token_that_is_not_allowed_is_not_taken_and_nothing_changes(backend: str) -> None:
+    facts = facts_of("byte_level")
+    matcher = load_grammar(REGEX_BACKENDS[backend]("Hello( world| the)+", facts), facts)
+    ids = facts.encode("Hello world")
+    before = allowed(matcher, facts)
+    wrong = next(t for t in range(facts.vocab_size) if facts.tokens[t] == b"!")
+    for bad in (wrong, facts.vocab_size - 1, facts.vocab_size, 10**9, *facts.special_ids):
+        assert matcher.advance([bad]) == 0
+        assert allowed(matcher, facts) == before
+    assert matcher.advance([*ids, wrong, *ids]) == len(ids)
+    fresh = load_grammar(REGEX_BACKENDS[backend]("Hello( world| the)+", facts), facts)
+    assert fresh.advance(ids) == len(ids)
+    assert allowed(matcher, facts) == allowed(fresh, facts)
+    with pytest.raises(ValueError, match="give back"):
+        matcher.rollback(len(ids) + 1)
+
+
+@each_backend
+def test_a_fork_goes_its_own_way(backend: str) -> None:
+    facts = facts_of("byte_level")
+    matcher = load_grammar(REGEX_BACKENDS[backend]("Hello( world| the)+", facts), facts)
+    assert matcher.advance(facts.encode("Hello")) == len(facts.encode("Hello"))
+    before = allowed(matcher, facts)
+    fork = matcher.fork()
+    assert fork.advance([*facts.encode(" the"), facts.eos_token_ids[0]])
+    assert fork.is_terminated() and not matcher.is_terminated()
+    assert allowed(matcher, facts) == before
+    matcher.rollback(1)
+    assert fork.is_terminated()
+
+
+@each_backend
+def test_a_batch_of_rows_is_filled_like_each_row_alone(backend: str) -> None:
+    facts = facts_of("byte_level_json")
+    compile_ = REGEX_BACKENDS[backend]
+    patterns = ["Hello( world)?", "[0-9]{1,3}", "(true|false|null)", '"[^"]*"']
+    matchers: list[Matcher | None] = [
+        load_grammar(compile_(pattern, facts), facts) for pattern in patterns
+    ]
+    assert matchers[1] is not None
+    matchers[1].advance([*facts.encode("12"), facts.eos_token_ids[1]])
+    matchers.insert(2, None)
+    bitmask = np.full((7, bitmask_words(facts.vocab_size)), 0x55, dtype=np.int32)
+    fill_masks(matchers, bitmask)
+    for row, matcher in zip(bitmask, matchers, strict=False):
+        expected = np.full_like(row, 0x55)
+        if matcher is not None:
+            matcher.fill_mask(expected)
+        assert (row == expected).all()
+    assert (bitmask[5:] == 0x55).all()
+
+
+# ---------------------------------------------------------------- JSON
+
+
+SCHEMAS = [
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    {"type": "array", "items": {"enum": ["é\n", 1, None]}, "maxItems": 3},
+    {"type": "object", "properties": {"k": {"type": "string", "pattern": "^[a-c]{2,4}$"}},
+     "required": ["k"], "additionalProperties": False},
+    {"anyOf": [{"type": "number", "minimum": 2, "maximum": 7.5}, {"type": "string", "maxLength": 3}]},
+]  # fmt: skip
+
+
+@each_kind
+@pytest.mark.parametrize("whitespace", ["flexible", "compact"])
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_whatever_is_sampled_is_valid_json(
+    kind: str, whitespace: llguidance.Whitespace, schema: object, data: st.DataObject
+) -> None:
+    facts = facts_of(kind)
+    grammar = llguidance.compile_json_schema(json.dumps(schema), facts, whitespace)
+    matcher = load_grammar(grammar, facts)
+    text = b""
+    for _ in range(60):
+        token = data.draw(st.sampled_from(sorted(allowed(matcher, facts))))
+        assert matcher.advance([token]) == 1
+        if token in facts.eos_token_ids:
+            jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
+            break
+        text += facts.tokens[token]
+
+
+def accepts(matcher: Matcher, facts: TokenizerFacts, text: str) -> bool:
+    ids = [*facts.encode(text), facts.eos_token_ids[0]]
+    return matcher.fork().advance(ids) == len(ids)
+
+
+def test_white_space_is_bounded() -> None:
+    facts = facts_of("byte_level_json")
+    schema = '{"type":"object","properties":{"a":{"type":"array","items":{"type":"integer"}}},"required":["a"]}'
+    value = {"a": [1, 2]}
+    flexible = load_grammar(llguidance.compile_json_schema(schema, facts, "flexible"), facts)
+    compact = load_grammar(llguidance.compile_json_schema(schema, facts, "compact"), facts)
+    dense = json.dumps(value, separators=(",", ":"))
+    assert accepts(compact, facts, dense) and accepts(flexible, facts, dense)
+    for text in [json.dumps(value), *(json.dumps(value, indent=i) for i in (0, 2, 4, "\t"))]:
+        assert accepts(flexible, facts, text), text
+        assert not accepts(compact, facts, text)
+    for text in [
+        '{  "a":[1,2]}',
+        '{\n\n"a":[1,2]}',
+        "{\n" + " " * 200 + '"a":[1,2]}',
+        ' {"a":[1,2]}',
+    ]:
+        assert not accepts(flexible, facts, text), text
+
+
+def test_a_declared_key_has_one_spelling() -> None:
+    facts = facts_of("byte_level_json")
+    schema = '{"type":"object","properties":{"a":{"type":"integer"}}}'
+    matcher = load_grammar(llguidance.compile_json_schema(schema, facts, "compact"), facts)
+    assert accepts(matcher, facts, '{"a":1}') and accepts(matcher, facts, '{"b":"x"}')
+    assert not accepts(matcher, facts, '{"a":"x"}')
+    assert not accepts(matcher, facts, '{"\\u0061":"x"}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"x-guidance":{"lenient":true},"not":{}}',
+        '{"properties":{"a":{"x-guidance":{"lenient":true}}}}',
+        '{"x\\u002dguidance":{"lenient":true},"not":{}}',
+        '{"type":"object","not":{"required":["a"]}}',
+        '{"type":"integer","minimum":3,"maximum":2}',
+        "[",
+        '{"type":"array","uniqueItems":true}',
+    ],
+)
+def test_what_llguidance_does_not_enforce_is_refused(schema: str) -> None:
+    with pytest.raises(CannotCompile):
+        llguidance.compile_json_schema(schema, facts_of("byte_level"), "flexible")
+
+
+@pytest.mark.parametrize("pattern", ["(", "[^\\s\\S]", "a{5,2}", "\\1", "(?=a)b"])
+def test_a_pattern_that_can_not_be_held_is_refused(pattern: str) -> None:
+    with pytest.raises(CannotCompile):
+        llguidance.compile_regex(pattern, facts_of("byte_level"))
+
+
+def test_a_dead_copy_does_not_take_the_others_with_it() -> None:
+    facts = facts_of("byte_level")
+    matcher = load_grammar(llguidance.compile_regex("Hello( world| the)+", facts), facts)
+    assert isinstance(matcher, llguidance.LlguidanceMatcher)
+    ids = facts.encode("Hello world")
+    assert matcher.advance(ids) == len(ids)
+    before, forced = allowed(matcher, facts), matcher.forced_tokens()
+    fork = matcher.fork()
+    matcher._native.consume_token(facts.vocab_size - 1)  # kills a native matcher
+    assert matcher._native.is_error()
+    assert allowed(matcher, facts) == before and matcher.forced_tokens() == forced
+    assert allowed(fork, facts) == before
+    matcher._native.consume_token(facts.vocab_size - 1)
+    bitmask = np.zeros((1, bitmask_words(facts.vocab_size)), dtype=np.int32)
+    fill_masks([matcher], bitmask)
+    expected = np.zeros_like(bitmask[0])
+    fork.fill_mask(expected)
+    assert (bitmask[0] == expected).all()
+    matcher._native.consume_token(facts.vocab_size - 1)
+    matcher.rollback(1)
+    fork.rollback(1)
+    assert allowed(matcher, facts) == allowed(fork, facts)
