@@ -256,34 +256,38 @@ class Scheduler:
         self._retire_exhausted()
         while True:
             decoding = np.flatnonzero(slots.is_decoding)
-            full = slots.planned[decoding] >= slots.num_pages[decoding] * slots.page_size
-            growing = decoding[full]
-            if len(growing) <= self.kv.num_available:
+            missing = slots.planned[decoding] >= slots.num_pages[decoding] * slots.page_size
+            if missing.sum() <= self.kv.num_available:
                 break
             self._retract(self._youngest())
-        self._grow_by_one_page(growing, draft)
-        self._grow_by_one_page(self._wanting_headroom(decoding), draft)
+        ahead = np.maximum(missing, self._pages_ahead(decoding))
+        affordable = ahead.sum() <= self.kv.num_available
+        self._grow(decoding, ahead if affordable else missing.astype(np.int64), draft)
         slots.planned[decoding] += 1
         draft.num_decoding = len(decoding)
 
-    def _wanting_headroom(self, decoding: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Slots that may take a page ahead of need. Only what is there: nobody is retracted for it."""
+    def _pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
+        """How many pages each slot would like to have ready for tokens that its grammar may force."""
         slots = self.slots
-        room = slots.num_pages[decoding] * slots.page_size
-        wanting = decoding[
-            (slots.headroom[decoding] > 0)
-            & (slots.planned[decoding] + slots.headroom[decoding] > room)
-            & (room <= slots.last_position[decoding])
-        ]
-        return wanting[: self.kv.num_available]
+        end = slots.planned[decoding] + 1 + slots.headroom[decoding]
+        end = np.minimum(end, slots.last_position[decoding])
+        pages = -(-end // slots.page_size) - slots.num_pages[decoding]
+        return np.where(slots.headroom[decoding] > 0, np.maximum(pages, 0), 0)
 
-    def _grow_by_one_page(self, growing: NDArray[np.intp], draft: PlanDraft) -> None:
-        if len(growing):
-            slots = self.slots
-            pages = self.kv.allocate(len(growing))
-            slots.block_tables[growing, slots.num_pages[growing]] = pages
-            slots.num_pages[growing] += 1
-            draft.extend(growing, pages)
+    def _grow(
+        self, decoding: NDArray[np.intp], counts: NDArray[np.int64], draft: PlanDraft
+    ) -> None:
+        """Append ``counts[i]`` pages to the block table of slot ``decoding[i]``."""
+        total = int(counts.sum())
+        if not total:
+            return
+        slots = self.slots
+        growing = np.repeat(decoding, counts)
+        rank = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        pages = self.kv.allocate(total)
+        slots.block_tables[growing, slots.num_pages[growing] + rank] = pages
+        slots.num_pages[decoding] += counts
+        draft.extend(growing, pages)
 
     def _retire_exhausted(self) -> None:
         """Sequences whose max_tokens are all under way leave the worker; their pages stay until the end."""

@@ -10,6 +10,9 @@ import numpy as np
 from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 
+HEADROOM = 16
+"""Positions that a constrained sequence finds ready: as many forced tokens can be computed in one step."""
+
 
 class SlotTable:
     """``max_slots`` places for running sequences; all columns are indexed by slot."""
@@ -54,7 +57,7 @@ class SlotTable:
         self.last_position[slot] = sequence.num_prompt + sequence.max_output - 1
         self.known[slot] = sequence.num_tokens
         self.num_prompt[slot] = sequence.num_prompt
-        self.headroom[slot] = 0 if sequence.grammar is None else self.page_size
+        self.headroom[slot] = 0 if sequence.grammar is None else HEADROOM
         self.set_tree_pages(slot, tree_pages)
 
     def set_tree_pages(self, slot: int, tree_pages: Pages) -> None:

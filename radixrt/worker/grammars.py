@@ -10,13 +10,16 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.loader import GrammarError, fill_masks
-from radixrt.constrained.matcher import BitmaskRow, Matcher, bitmask_words
+from radixrt.constrained.errors import GrammarExhausted
+from radixrt.constrained.loader import fill_masks, load_grammar
+from radixrt.constrained.matcher import Matcher, bitmask_words
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.errors import RadixrtError
 from radixrt.messages import (
     DropGrammar,
     GrammarLoaded,
@@ -25,6 +28,7 @@ from radixrt.messages import (
     TokenIds,
     unpack_ids,
 )
+from radixrt.worker.exclusions import Exclusions, forbid
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +63,9 @@ class _Held:
     begin_after: list[int]
     """The grammar begins after these; empty once it has begun."""
     may_jump: bool
-    excluded: list[list[int]]
     tail: list[int] = field(default_factory=list)
-    """Before the grammar begins: the last tokens. After: those since the point where ``excluded`` begins."""
+    """The last tokens before the grammar begins."""
+    exclusions: Exclusions | None = None
     failed: bool = False
 
 
@@ -69,16 +73,25 @@ class GrammarShop:
     """Loads grammars in threads, and holds the loaded ones."""
 
     def __init__(
-        self, load: Callable[[Grammar], Matcher], report: Callable[[GrammarLoaded], None]
+        self,
+        tokenizer_file: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        report: Callable[[GrammarLoaded], None],
     ) -> None:
         """
         Args:
-            load: makes a matcher in its initial state; called in threads.
-            report: is told of each result; called in threads, one at a time.
+            tokenizer_file: a tokenizer.json, read when the first grammar comes.
+            vocab_size: of the model.
+            eos_token_ids: of the model.
+            report: is told of each grammar that is ready; called in threads, one at a time.
         """
-        self._load = load
+        self._tokenizer_file = tokenizer_file
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
         self._report = report
-        self._reporting = threading.Lock()
+        self._one_at_a_time = threading.Lock()
+        self._facts: TokenizerFacts | None = None
         self._loaded: dict[int, Matcher] = {}
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
 
@@ -90,21 +103,31 @@ class GrammarShop:
             case DropGrammar():
                 self._loaded.pop(message.grammar_id, None)
 
+    def matcher(self, grammar_id: int) -> Matcher:
+        """A new matcher of a loaded grammar, in its initial state."""
+        return self._loaded[grammar_id].fork()
+
     def _make(self, message: LoadGrammar) -> None:
         error = None
         try:
-            self._loaded[message.grammar_id] = self._load(message.grammar)
-        except GrammarError as refused:
+            self._loaded[message.grammar_id] = load_grammar(message.grammar, self._read_facts())
+        except RadixrtError as refused:
             error = str(refused)
         except Exception:
             log.exception("A grammar that was compiled could not be loaded.")
             error = "The worker can't load the grammar; the server's log says more."
-        with self._reporting:
+        with self._one_at_a_time:
             self._report(GrammarLoaded(grammar_id=message.grammar_id, error=error))
 
-    def matcher(self, grammar_id: int) -> Matcher:
-        """A new matcher of a loaded grammar, in its initial state."""
-        return self._loaded[grammar_id].fork()
+    def _read_facts(self) -> TokenizerFacts:
+        with self._one_at_a_time:
+            if self._facts is None:
+                self._facts = TokenizerFacts.load(
+                    self._tokenizer_file,
+                    vocab_size=self._vocab_size,
+                    eos_token_ids=self._eos_token_ids,
+                )
+            return self._facts
 
 
 class GrammarState:
@@ -138,13 +161,12 @@ class GrammarState:
             self.shop.matcher(use.grammar_id),
             unpack_ids(use.begin_after).tolist(),
             may_jump and self._jump_forward,
-            [unpack_ids(path).tolist() for path in use.excluded],
         )
         self._held[slot] = held
-        before = output[: use.excluded_from].tolist()
-        self._take(held, before)
-        if not held.begin_after:
-            held.tail = []
+        self._take(held, output[: use.excluded_from].tolist())
+        if use.excluded and not held.failed:
+            paths = [unpack_ids(path).tolist() for path in use.excluded]
+            held.exclusions = Exclusions(held.matcher, paths, self._num_words)
         self._take(held, output[use.excluded_from :].tolist())
 
     def release(self, slot: int) -> None:
@@ -164,18 +186,31 @@ class GrammarState:
 
     def _fill(self, rows: NDArray[np.int64], held: list[_Held]) -> TokenMask:
         bits = np.full((len(rows), self._num_words), ALL_TOKENS, dtype=np.int32)
-        begun = [i for i, one in enumerate(held) if not one.begin_after and not one.failed]
-        for index in fill_masks([held[i].matcher for i in begun], bits, begun):
-            held[begun[index]].failed = True
+        matchers = [None if one.begin_after or one.failed else one.matcher for one in held]
+        try:
+            fill_masks(matchers, bits)
+        except GrammarExhausted:
+            self._fill_one_by_one(held, bits)
         for row, one in zip(bits, held, strict=True):
             if one.begin_after:
-                _forbid(row, self._eos_token_ids)
-            elif one.excluded:
-                _exclude(row, one)
+                forbid(row, self._eos_token_ids)
+            elif one.exclusions is not None:
+                one.exclusions.forbid(row)
             one.failed = one.failed or not row.any()
             if one.failed:
                 row.fill(ALL_TOKENS)  # whatever is sampled now is not used
         return TokenMask(rows, bits)
+
+    def _fill_one_by_one(self, held: list[_Held], bits: NDArray[np.int32]) -> None:
+        """Find out which matchers can't go on."""
+        for row, one in zip(bits, held, strict=True):
+            if one.begin_after or one.failed:
+                continue
+            try:
+                one.matcher.fill_mask(row)
+            except GrammarExhausted as error:
+                log.warning("A matcher gave up: %s", error)
+                one.failed = True
 
     def advance(self, slots: NDArray[np.int64], token_ids: TokenIds) -> "AfterSampling":
         """Take the sampled tokens [rows] of ``slots`` [rows]."""
@@ -198,7 +233,7 @@ class GrammarState:
             tokens = held.matcher.forced_tokens()
             self._take(held, tokens)
             ended = held.matcher.is_terminated()
-        except GrammarError:
+        except GrammarExhausted:
             return []  # the next mask will fail too, and say so
         return [*tokens, self._eos_token_ids[0]] if ended else tokens
 
@@ -214,30 +249,12 @@ class GrammarState:
                 held.begin_after, held.tail = [], []
 
     def _advance(self, held: _Held, tokens: list[int]) -> None:
-        if held.excluded:
-            held.tail += tokens
+        if held.exclusions is not None:
+            held.exclusions.advance(tokens)
         if tokens[-1] in self._eos_token_ids:  # the answer is over
             tokens = tokens[:-1]
         try:
             held.failed = held.matcher.advance(tokens) < len(tokens)
-        except GrammarError as error:
+        except GrammarExhausted as error:
             log.warning("A matcher gave up: %s", error)
             held.failed = True
-
-
-def _forbid(row: BitmaskRow, token_ids: Sequence[int]) -> None:
-    for token in token_ids:
-        row[token // 32] &= ~(np.int32(1) << np.int32(token % 32))
-
-
-def _exclude(row: BitmaskRow, held: _Held) -> None:
-    """Forbid what would complete an excluded path, unless nothing else is left."""
-    length = len(held.tail)
-    last = {
-        path[-1] for path in held.excluded if len(path) == length + 1 and path[:-1] == held.tail
-    }
-    if last:
-        remaining = row.copy()
-        _forbid(remaining, sorted(last))
-        if remaining.any():
-            row[:] = remaining

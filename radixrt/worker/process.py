@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.config import ServerConfig
-from radixrt.constrained.loader import GrammarLoader
 from radixrt.errors import ConfigError
 from radixrt.ipc import Channels, Inbox, Outbox
 from radixrt.layers.parallel import TensorParallel
@@ -168,9 +167,7 @@ def build_runner(
             device=device,
         ),
         GrammarState(
-            GrammarShop(
-                GrammarLoader(tokenizer_file, model.vocab_size, eos_token_ids).load, report_grammar
-            ),
+            GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar),
             model.vocab_size,
             eos_token_ids=eos_token_ids,
             jump_forward=not config.disable_jump_forward,
