@@ -97,7 +97,7 @@ def test_a_retracted_answer_goes_on_where_its_grammar_was(
     model_dir: Path, schema_grammar: Grammar
 ) -> None:
     quiet = answers(InProcessEngine(model_dir, page_size=4), schema_grammar, max_tokens=60)
-    crowded = InProcessEngine(model_dir, page_size=4, max_total_tokens=160)
+    crowded = InProcessEngine(model_dir, page_size=4, max_total_tokens=132)
     assert answers(crowded, schema_grammar, max_tokens=60) == quiet
     assert crowded.scheduler.counters.retractions > 0
 
