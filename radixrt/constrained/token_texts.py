@@ -1,0 +1,40 @@
+"""Which tokens go along a given text? What is forbidden must not come back in another spelling."""
+
+import bisect
+from collections.abc import Iterable
+
+_MAX_BEYOND = 64
+"""Tokens that end a value and go on behind it; more would make the message long."""
+
+
+class TokenTexts:
+    """The texts of a vocabulary, to be searched by what they begin."""
+
+    def __init__(self, texts: Iterable[tuple[int, str]]) -> None:
+        """``texts``: token ids with the text each adds in the middle of an answer; special tokens left out."""
+        self._ids: dict[str, list[int]] = {}
+        for token_id, text in texts:
+            if text and "\ufffd" not in text:
+                self._ids.setdefault(text, []).append(token_id)
+        self._sorted = sorted(self._ids)
+        self._longest = max(map(len, self._ids), default=0)
+
+    def along(self, text: str) -> list[int]:
+        """Tokens whose text begins ``text``, and those that are all of it and go on as JSON goes on behind a value."""
+        found: list[int] = []
+        for length in range(1, min(len(text), self._longest) + 1):
+            found += self._ids.get(text[:length], ())
+        if len(text) < self._longest:
+            found += self._beyond(text)
+        return found
+
+    def _beyond(self, text: str) -> list[int]:
+        found: list[int] = []
+        at = bisect.bisect_right(self._sorted, text)
+        while at < len(self._sorted) and self._sorted[at].startswith(text):
+            if self._sorted[at][len(text)] in ",]} \n\r\t":
+                found += self._ids[self._sorted[at]]
+            if len(found) >= _MAX_BEYOND:
+                break
+            at += 1
+        return found
