@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
-from radixrt.constrained.exclusions import Exclusions
+from radixrt.constrained.exclusions import Exclusions, TokensAlong
 from radixrt.constrained.grammar import SpanCheck
 from radixrt.constrained.parting import FailedSpan, Parting, part_where_it_matters
 from radixrt.constrained.span_error import SpanError
@@ -20,8 +20,6 @@ MAX_ATTEMPTS = 16
 """Failures of one value without getting any further in it."""
 MAX_RETRIES = 64
 """Failures in a whole answer."""
-
-TokensAlong = Callable[[str], Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True)

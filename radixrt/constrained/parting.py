@@ -69,8 +69,10 @@ class Parting:
 
     depths: list[int]
     """Indices of tokens that must not come again after those before them; ascending, never empty."""
+    lead: int = 0
+    """Characters with which the text of the first of them begins that are no part of the culprit, such as a comma."""
     others: tuple[str, ...] = ()
-    """Other texts that would be wrong at the first of them."""
+    """Other texts from there on, lead included, that would be wrong as well."""
 
 
 def part_where_it_matters(failed: FailedSpan) -> Parting | None:
@@ -82,8 +84,9 @@ def part_where_it_matters(failed: FailedSpan) -> Parting | None:
     windows = list(_windows(failed))
     if not windows:
         return None
-    chosen = windows[min(ruler(failed.attempt), len(windows) - 1)]
-    return Parting(chosen, _repeated_items(failed, chosen[0]))
+    chosen, start = windows[min(ruler(failed.attempt), len(windows) - 1)]
+    lead = max(start - failed.token_starts[chosen[0]], 0)
+    return Parting(chosen, lead, _repeated_items(failed, start, lead))
 
 
 def ruler(attempt: int) -> int:
@@ -91,8 +94,8 @@ def ruler(attempt: int) -> int:
     return (attempt & -attempt).bit_length() - 1
 
 
-def _windows(failed: FailedSpan) -> Iterator[list[int]]:
-    """The decisions of each candidate that are left to make; each place once."""
+def _windows(failed: FailedSpan) -> Iterator[tuple[list[int], int]]:
+    """The decisions of each candidate that are left to make, and where in the text it begins; each place once."""
     seen = set()
     for start, end in _candidates(failed):
         first, last = failed.depth_of(start), failed.depth_of(max(end - 1, start))
@@ -101,9 +104,10 @@ def _windows(failed: FailedSpan) -> Iterator[list[int]]:
             for depth in range(first, min(last + 1, first + WINDOW))
             if depth not in failed.spent
         ]
-        if window and window[0] not in seen:
-            seen.add(window[0])
-            yield window
+        place = window and (window[0], max(start, failed.token_starts[window[0]]))
+        if place and place not in seen:
+            seen.add(place)
+            yield window, start
 
 
 def _candidates(failed: FailedSpan) -> Iterator[tuple[int, int]]:
@@ -157,19 +161,17 @@ def _content(value: ValuePosition) -> Iterator[tuple[int, int]]:
     yield leaf.content_start, value.end
 
 
-def _repeated_items(failed: FailedSpan, depth: int) -> tuple[str, ...]:
+def _repeated_items(failed: FailedSpan, start: int, lead: int) -> tuple[str, ...]:
     """Where an item repeats one before it: all items before it, written out."""
     for error in failed.errors:
         array = failed.position.find(error.path)
         if error.keyword == "uniqueItems" and error.culprits and array.kind == "[":
             item = failed.position.find(error.culprits[-1])
-            start = failed.token_starts[depth]
-            if item.start <= start <= item.content_start:
-                skip = start - item.start
-                before = [
-                    failed.text[p.start + skip : p.end] for p in array.parts if p.end <= item.start
-                ]
-                return tuple(dict.fromkeys(text for text in before if text))
+            if start in (item.start, item.content_start):
+                skip, before = start - item.start, failed.text[start - lead : start]
+                earlier = (part for part in array.parts if part.end <= item.start)
+                texts = (before + failed.text[part.start + skip : part.end] for part in earlier)
+                return tuple(dict.fromkeys(texts))
     return ()
 
 

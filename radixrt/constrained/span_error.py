@@ -14,5 +14,5 @@ class SpanError(msgspec.Struct, frozen=True, array_like=True):
     keyword: str
     message: str
     culprits: tuple[Path, ...] = ()
-    """Sub-values without which this error would not be: the repeated item of ``uniqueItems``, the property that
+    """Sub-values without which, or with another in their place, this error would not be: the repeated item of ``uniqueItems``, the property that
     makes a second branch of ``oneOf`` match. Where the answer parts from the failed one first. May be empty."""

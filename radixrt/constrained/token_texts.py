@@ -19,21 +19,28 @@ class TokenTexts:
         self._sorted = sorted(self._ids)
         self._longest = max(map(len, self._ids), default=0)
 
-    def along(self, text: str) -> list[int]:
-        """Tokens whose text begins ``text``, and those that are all of it and go on as JSON goes on behind a value."""
-        found: list[int] = []
+    def along(self, text: str) -> list[tuple[int, int]]:
+        """Tokens whose text begins ``text``, and those that are all of it and go on as JSON goes on behind a value.
+
+        Returns:
+            Token ids, with the lengths of their texts in characters.
+        """
+        if not text:
+            return []
+        found: list[tuple[int, int]] = []
         for length in range(1, min(len(text), self._longest) + 1):
-            found += self._ids.get(text[:length], ())
+            found += [(token, length) for token in self._ids.get(text[:length], ())]
         if len(text) < self._longest:
             found += self._beyond(text)
         return found
 
-    def _beyond(self, text: str) -> list[int]:
-        found: list[int] = []
+    def _beyond(self, text: str) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
         at = bisect.bisect_right(self._sorted, text)
         while at < len(self._sorted) and self._sorted[at].startswith(text):
-            if self._sorted[at][len(text)] in ",]} \n\r\t":
-                found += self._ids[self._sorted[at]]
+            candidate = self._sorted[at]
+            if candidate[len(text)] in ",]} \n\r\t":
+                found += [(token, len(candidate)) for token in self._ids[candidate]]
             if len(found) >= _MAX_BEYOND:
                 break
             at += 1

@@ -5,7 +5,7 @@ Runs where a slow or hostile schema does no harm: in the helper processes of the
 
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -73,41 +73,64 @@ def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
 def _culprits(
     validator: jsonschema.Draft202012Validator, value: Any, error: jsonschema.ValidationError
 ) -> tuple[Path, ...]:
-    """Parts of the faulty container without which this error would not be."""
+    """Parts of the faulty container without which, or with another value, this error would not be."""
     container, path = error.instance, tuple(error.absolute_path)
     if error.validator == "uniqueItems" and isinstance(container, list):
         return ((*path, _first_repeated(container)),)
     if not isinstance(container, list | dict) or len(container) > _MAX_BLAMED_PARTS:
         return ()
     kind = tuple(error.absolute_schema_path)
-    steps: Iterable[str | int] = (
-        list(container) if isinstance(container, dict) else range(len(container))
-    )
+
+    def is_right_now() -> bool:
+        return all(
+            tuple(_deepest(other).absolute_schema_path) != kind
+            for other in validator.iter_errors(value)
+        )
+
+    steps: list[Any] = list(container) if isinstance(container, dict) else [*range(len(container))]
     return tuple(
         (*path, step)
         for step in steps
-        if not _is_wrong_without(validator, value, container, step, kind)
+        if _helps_to_drop(container, step, is_right_now)
+        or _helps_to_change(container, step, is_right_now)
     )
 
 
-def _is_wrong_without(
-    validator: jsonschema.Draft202012Validator,
-    value: Any,
-    container: list[Any] | dict[str, Any],
-    step: Any,
-    kind: tuple[Any, ...],
-) -> bool:
-    """Whether ``value`` has an error of the same kind if ``container``, a part of it, lacks the part at ``step``."""
+def _helps_to_drop(container: Any, step: Any, is_right_now: Callable[[], bool]) -> bool:
     whole = container.copy()
     del container[step]
     try:
-        return any(
-            tuple(_deepest(error).absolute_schema_path) == kind
-            for error in validator.iter_errors(value)
-        )
+        return is_right_now()
     finally:
         container.clear()
         container.update(whole) if isinstance(container, dict) else container.extend(whole)
+
+
+def _helps_to_change(container: Any, step: Any, is_right_now: Callable[[], bool]) -> bool:
+    """Whether another scalar in place of this one makes the error vanish."""
+    before = container[step]
+    try:
+        for other in _others(before):
+            container[step] = other
+            if is_right_now():
+                return True
+        return False
+    finally:
+        container[step] = before
+
+
+def _others(scalar: Any) -> tuple[Any, ...]:
+    """Unlike it in as many ways as a few can be: parity, size, beginning, end."""
+    match scalar:
+        case bool():
+            return (not scalar,)
+        case int() | float():
+            return (scalar + 1, -scalar - 0.5, 10 * scalar + 3, scalar + 1_000_003)
+        case str():
+            return ("", f"{scalar}~", f"~{scalar}", scalar[:1])
+        case None:
+            return (0, "")
+    return ()
 
 
 def _first_repeated(items: list[Any]) -> int:

@@ -42,9 +42,6 @@ JSON_TEXT = [
 def json_tokenizer() -> Tokenizer:
     """Byte-level, with the merges that real vocabularies have: ``":``, ``"},``, ``["``, ``],``, whole words."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        r"", behavior="isolated"
-    )  # merges may cross words and punctuation
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
