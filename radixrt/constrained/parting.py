@@ -1,0 +1,197 @@
+"""Where does the next attempt part from the one that failed?
+
+To forbid only the last token of a failed value explores uselessly (``[1,1]`` becomes ``[1,1,1]``), to forbid the
+first throws away what was right. The errors tell more. *Candidates* are places in the failed text, the likeliest
+culprit first; at the chosen place every token that would continue along the failed text is forbidden, and so
+at the few decisions behind it, for the case that the grammar leaves no other token there (a worker ignores
+what would forbid everything). Attempt n takes candidate number 0, 1, 0, 2, 0, 1, 0, 3, …: half of the attempts
+go to the likeliest place, and no place is left out for ever (the ruler sequence; Luby, Sinclair and Zuckerman,
+"Optimal speedup of Las Vegas algorithms", 1993, on why). Measured against simpler policies in
+docs/checked_spans.md.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from radixrt.constrained.span_error import SpanError
+from radixrt.constrained.value_positions import ValuePosition, locate
+
+WINDOW = 8
+"""Decisions from a place on at which the failed path is forbidden."""
+
+_LACKING = frozenset({"contains", "minContains", "required", "minItems", "minProperties"})
+"""Something is missing: the value ended too soon."""
+_TRIGGERED = frozenset({"dependentRequired", "dependentSchemas", "dependencies"})
+"""Something is missing because of a property that need not be there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FailedSpan:
+    """A value that is not valid, as tokens from its point of return on."""
+
+    text: str
+    """From the point of return to the end of the value."""
+    value_start: int
+    """Where the value begins in it: a token may hold the end of what is before."""
+    token_ids: list[int]
+    """Up to the one that completed the value: of a number, that is the one behind it."""
+    token_starts: list[int]
+    """Where each token's text begins in ``text``; ascending."""
+    spent: frozenset[int]
+    """Indices of tokens that came although they were forbidden: nothing else could come there."""
+    errors: list[SpanError]
+    attempt: int = 1
+    """Counts the failures of values that began here, from 1."""
+
+    @cached_property
+    def position(self) -> ValuePosition:
+        return locate(self.text, self.value_start)
+
+    @property
+    def sound_characters(self) -> int | None:
+        """How much of the value is right, up to the likeliest culprit; None if something is missing instead."""
+        if any(_is_lacking(error) for error in self.errors):
+            return None
+        places = [_blamed(self, error) for error in self.errors]
+        return min((place.start for place in places), default=0)
+
+    def depth_of(self, offset: int) -> int:
+        """Which token holds a character of ``text``, or its first bytes."""
+        depth = max(bisect.bisect_right(self.token_starts, offset) - 1, 0)
+        return bisect.bisect_left(self.token_starts, self.token_starts[depth])
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """What to forbid, and so where to go back to: the first of the depths."""
+
+    depths: list[int]
+    """Indices of tokens that must not come again after those before them; ascending, never empty."""
+    lead: int = 0
+    """Characters with which the text of the first of them begins that are no part of the culprit, such as a comma."""
+    others: tuple[str, ...] = ()
+    """Other texts from there on, lead included, that would be wrong as well."""
+
+
+def part_where_it_matters(failed: FailedSpan) -> Parting | None:
+    """The policy: candidates by what the errors say, chosen by the ruler sequence.
+
+    Returns:
+        None if nothing else can come anywhere in the value.
+    """
+    windows = list(_windows(failed))
+    if not windows:
+        return None
+    chosen, start = windows[min(ruler(failed.attempt), len(windows) - 1)]
+    lead = max(start - failed.token_starts[chosen[0]], 0)
+    return Parting(chosen, lead, _repeated_items(failed, start, lead))
+
+
+def ruler(attempt: int) -> int:
+    """0, 1, 0, 2, 0, 1, 0, 3, … for attempts 1, 2, 3, …: how often two divides the number."""
+    return (attempt & -attempt).bit_length() - 1
+
+
+def _windows(failed: FailedSpan) -> Iterator[tuple[list[int], int]]:
+    """The decisions of each candidate that are left to make, and where in the text it begins; each place once."""
+    seen = set()
+    for start, end in _candidates(failed):
+        first, last = failed.depth_of(start), failed.depth_of(max(end - 1, start))
+        window = [
+            depth
+            for depth in range(first, min(last + 1, first + WINDOW))
+            if depth not in failed.spent
+        ]
+        place = window and (window[0], max(start, failed.token_starts[window[0]]))
+        if place and place not in seen:
+            seen.add(place)
+            yield window, start
+
+
+def _candidates(failed: FailedSpan) -> Iterator[tuple[int, int]]:
+    """Ranges of ``failed.text`` in which to part from it, the most promising first."""
+    whole = failed.position
+    for error in failed.errors:
+        yield from _by_error(whole, error)
+    for error in failed.errors:
+        yield from _by_structure(whole.find(error.path))
+    yield whole.start, whole.end
+    # The last resort: every single decision, the latest first. The delimiter of a number is one.
+    for start in reversed(failed.token_starts):
+        yield start, start + 1
+
+
+def _by_error(whole: ValuePosition, error: SpanError) -> Iterator[tuple[int, int]]:
+    """What the keyword and the culprits suggest."""
+    culprits = _in_reverse(whole.find(path) for path in error.culprits if path)
+    value = whole.find(error.path)
+    if _is_lacking(error):
+        yield value.end - 1, value.end
+    if error.keyword in _TRIGGERED:
+        yield from ((part.step_start, part.start) for part in culprits)
+    if error.keyword in _LACKING and value.parts:
+        yield from _content(value.parts[-1])
+    for part in culprits:
+        yield from _content(part)
+    for part in culprits:
+        yield part.step_start, part.end
+        before = max((p.end for p in value.parts if p.end <= part.start), default=value.start + 1)
+        yield before, part.start  # end what encloses it instead
+
+
+def _by_structure(value: ValuePosition) -> Iterator[tuple[int, int]]:
+    """Without knowing more: its scalars from the last to the first, then its names, its end, its beginning."""
+    leaves = _in_reverse(value.leaves())
+    for leaf in _thinned(leaves):
+        yield from _content(leaf)
+    yield value.end - 1, value.end
+    for part in _thinned(_in_reverse(value.parts)):
+        yield part.step_start, part.end
+    if not value.is_container:
+        middle = (value.content_start + value.end) // 2
+        yield middle, value.end
+    yield value.start, value.end
+
+
+def _content(value: ValuePosition) -> Iterator[tuple[int, int]]:
+    """From the first character of its first scalar that is not forced."""
+    leaf = next(value.leaves())
+    yield leaf.content_start, value.end
+
+
+def _repeated_items(failed: FailedSpan, start: int, lead: int) -> tuple[str, ...]:
+    """Where an item repeats one before it: all items before it, written out."""
+    for error in failed.errors:
+        array = failed.position.find(error.path)
+        if error.keyword == "uniqueItems" and error.culprits and array.kind == "[":
+            item = failed.position.find(error.culprits[-1])
+            if start in (item.start, item.content_start):
+                skip, before = start - item.start, failed.text[start - lead : start]
+                earlier = (part for part in array.parts if part.end <= item.start)
+                texts = (before + failed.text[part.start + skip : part.end] for part in earlier)
+                return tuple(dict.fromkeys(texts))
+    return ()
+
+
+def _blamed(failed: FailedSpan, error: SpanError) -> ValuePosition:
+    return failed.position.find(error.culprits[-1] if error.culprits else error.path)
+
+
+def _is_lacking(error: SpanError) -> bool:
+    return error.keyword in _LACKING or error.keyword in _TRIGGERED
+
+
+def _in_reverse(values: Iterable[ValuePosition]) -> list[ValuePosition]:
+    return sorted(values, key=lambda value: value.start, reverse=True)
+
+
+def _thinned(values: list[ValuePosition]) -> list[ValuePosition]:
+    """The first four, then at doubling distances: a long list must not use up all attempts."""
+    picked, distance, at = values[:4], 2, 5
+    while at < len(values):
+        picked.append(values[at])
+        at += distance
+        distance *= 2
+    return picked

@@ -1,0 +1,146 @@
+"""Is a value valid under its schema, and if not, which part of it is to blame?
+
+Runs where a slow or hostile schema does no harm: in the helper processes of the compiler pool.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import jsonschema.exceptions
+import msgspec
+
+from radixrt.constrained.span_error import Path, SpanError
+
+_MAX_BLAMED_PARTS = 32
+"""Containers with more parts are not searched for culprits: each part costs a validation."""
+_MAX_BLAMED_CHARACTERS = 16_384
+_MAX_ERRORS = 4
+_MAX_MESSAGE = 300
+
+
+def validate_span(schema: Any, text: str) -> list[SpanError]:
+    """All that is wrong with the JSON value ``text``: empty if it is valid under ``schema`` (2020-12).
+
+    At most four errors, those nearest to the root last.
+
+    Raises:
+        jsonschema.SchemaError: the schema itself is wrong.
+    """
+    validator = _validator(msgspec.json.encode(schema))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        # JSON, but more than this interpreter reads: integers of thousands of digits, great depth.
+        return [SpanError((), "", f"The value can't be read: {error}")]
+    try:
+        errors = [_deepest(error) for error in validator.iter_errors(value)]
+    except RecursionError:
+        return [SpanError((), "", "The value is nested too deeply to be validated.")]
+    errors.sort(key=lambda error: -len(error.absolute_path))
+    blame = len(text) <= _MAX_BLAMED_CHARACTERS
+    return [
+        SpanError(
+            tuple(error.absolute_path),
+            str(error.validator or ""),
+            error.message[:_MAX_MESSAGE],
+            _culprits(validator, value, error) if blame else (),
+        )
+        for error in errors[:_MAX_ERRORS]
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(schema: bytes) -> jsonschema.Draft202012Validator:
+    """By the schema's content."""
+    decoded = json.loads(schema)
+    jsonschema.Draft202012Validator.check_schema(decoded)
+    return jsonschema.Draft202012Validator(
+        decoded, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+
+
+def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
+    """Below an anyOf or oneOf of which nothing matches: the error in the branch that comes nearest."""
+    return jsonschema.exceptions.best_match([error]) or error
+
+
+# ---------------------------------------------------------------- who is to blame?
+
+
+def _culprits(
+    validator: jsonschema.Draft202012Validator, value: Any, error: jsonschema.ValidationError
+) -> tuple[Path, ...]:
+    """Parts of the faulty container without which, or with another value, this error would not be."""
+    container, path = error.instance, tuple(error.absolute_path)
+    if error.validator == "uniqueItems" and isinstance(container, list):
+        return ((*path, _first_repeated(container)),)
+    if not isinstance(container, list | dict) or len(container) > _MAX_BLAMED_PARTS:
+        return ()
+    kind = tuple(error.absolute_schema_path)
+
+    def is_right_now() -> bool:
+        return all(
+            tuple(_deepest(other).absolute_schema_path) != kind
+            for other in validator.iter_errors(value)
+        )
+
+    steps: list[Any] = list(container) if isinstance(container, dict) else [*range(len(container))]
+    return tuple(
+        (*path, step)
+        for step in steps
+        if _helps_to_drop(container, step, is_right_now)
+        or _helps_to_change(container, step, is_right_now)
+    )
+
+
+def _helps_to_drop(container: Any, step: Any, is_right_now: Callable[[], bool]) -> bool:
+    whole = container.copy()
+    del container[step]
+    try:
+        return is_right_now()
+    finally:
+        container.clear()
+        container.update(whole) if isinstance(container, dict) else container.extend(whole)
+
+
+def _helps_to_change(container: Any, step: Any, is_right_now: Callable[[], bool]) -> bool:
+    """Whether another scalar in place of this one makes the error vanish."""
+    before = container[step]
+    try:
+        for other in _others(before):
+            container[step] = other
+            if is_right_now():
+                return True
+        return False
+    finally:
+        container[step] = before
+
+
+def _others(scalar: Any) -> tuple[Any, ...]:
+    """Unlike it in as many ways as a few can be: parity, size, beginning, end."""
+    match scalar:
+        case bool():
+            return (not scalar,)
+        case int() | float():
+            return (scalar + 1, -scalar - 0.5, 10 * scalar + 3, scalar + 1_000_003)
+        case str():
+            return ("", f"{scalar}~", f"~{scalar}", scalar[:1])
+        case None:
+            return (0, "")
+    return ()
+
+
+def _first_repeated(items: list[Any]) -> int:
+    """Index of the first item that equals one before it, in the validator's own sense of equality."""
+    unique = jsonschema.Draft202012Validator({"uniqueItems": True})
+    good, bad = 0, len(items)  # lengths of prefixes
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if unique.is_valid(items[:middle]):
+            good = middle
+        else:
+            bad = middle
+    return bad - 1
