@@ -66,7 +66,6 @@ class ServerConfig:
         "Type of weights, activations and KV cache; auto: the checkpoint's own.",
         group="Model",
     )
-    disable_jump_forward: bool = setting(False, "x", group="Model")
     context_length: int | None = setting(
         None, "Longest prompt plus answer, in tokens; at most (and by default) what the checkpoint says.",
         group="Model", at_least=1,
