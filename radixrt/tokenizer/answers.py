@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from radixrt.constrained.grammar import Unenforced
 from radixrt.messages import (
     AnswerChunk,
     AnswerTimes,
@@ -93,6 +94,9 @@ class Answer:
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._sent_at = time.monotonic()
+        self.retries = 0
+        self.unenforced: tuple[Unenforced, ...] = ()
+        self.violation: str | None = None
         self._total_s: float | None = None
 
     @property
@@ -143,6 +147,9 @@ class Answer:
             num_output_tokens=self._num_tokens,
             cached_tokens=self._started.cached_tokens if self._started else 0,
             times=self._times() if self.finished else None,
+            retries=self.retries,
+            unenforced=self.unenforced if self.finished else (),
+            violation=self.violation if self.finished else None,
         )
         self._text, self._tool_calls, self._token_ids, self._logprobs = [], [], [], []
         return chunk

@@ -9,12 +9,16 @@ import dataclasses
 import itertools
 import logging
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
 
 from radixrt.config import ServerConfig
+from radixrt.constrained.checked_answer import DueCheck
+from radixrt.constrained.grammar import Compiled
+from radixrt.constrained.span_error import SpanError
 from radixrt.errors import RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
 from radixrt.messages import (
@@ -23,6 +27,7 @@ from radixrt.messages import (
     AnswerChunk,
     CallReply,
     ChatPrompt,
+    CompileCall,
     DetokenizeCall,
     EngineInfo,
     FlushCacheCall,
@@ -44,9 +49,11 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
-from radixrt.tokenizer.answers import Answer, news_by_sequence
+from radixrt.tokenizer.answers import Answer, SequenceNews, news_by_sequence
+from radixrt.tokenizer.checked_sequence import CheckedSequence
 from radixrt.tokenizer.limits import Limits, per_answer_params
 from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.structured import StructuredOutput
 from radixrt.tokenizer.turns import Turns
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -59,6 +66,8 @@ class _Encoded:
 
     request: GenerateRequest
     prompt: PromptInfo
+    text: str | None
+    """Of the prompt; None if it came in tokens."""
     token_ids: list[int]
     packed_ids: PackedIds
     max_tokens: int
@@ -66,6 +75,8 @@ class _Encoded:
 
 class TokenizerProcess:
     def __init__(self, config: ServerConfig, channels: Channels, vocabulary: Vocabulary) -> None:
+        self._config = config
+        self._tokenizer_file = channels.tokenizer_file
         self._vocabulary = vocabulary
         self._encoder = PromptEncoder(vocabulary)
         self._seeds = random.Random(config.random_seed)
@@ -79,13 +90,16 @@ class TokenizerProcess:
         self._to_scheduler = Outbox(channels.address("tokenizer", "scheduler"))
         self._answers: dict[int, Answer] = {}
         """Answers under way, by sequence id."""
+        self._checked: dict[int, CheckedSequence] = {}
+        """What holds some of them back, by sequence id."""
         self._seq_ids_of: dict[str, set[int]] = {}
         """Unfinished answers of each request; empty while its prompt is being encoded."""
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait for it."""
-        self._new_seq_id = itertools.count()
+        self._seq_ids = itertools.count()
         self._turns = Turns()
-        self._calls: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stats_calls: set[int] = set()
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message says what it can do."""
@@ -93,8 +107,15 @@ class TokenizerProcess:
             log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
         self._info = info
         self._limits = Limits.of(info)
+        self._structured = StructuredOutput(
+            self._config, self._tokenizer_file, self._vocabulary, info
+        )
+        self._structured.start()
         self._to_api.send(info)
-        await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._turns.serve())
+        try:
+            await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._turns.serve())
+        finally:
+            await self._structured.close()
 
     def close(self) -> None:
         self._turns.close()
@@ -122,9 +143,12 @@ class TokenizerProcess:
             case DetokenizeCall():
                 size = num_ids(message.token_ids)
                 self._call(message.call_id, size, lambda: self._detokenize(message))
+            case CompileCall():
+                self._spawn(self._reply(message.call_id, self._compile_ahead(message)))
             case FlushCacheCall():
                 self._to_scheduler.send(message)
             case StatsCall():
+                self._stats_calls.add(message.call_id)
                 inboxes = (self._from_api, self._from_scheduler)
                 malformed = sum(inbox.malformed_frames for inbox in inboxes)
                 self._to_scheduler.send(
@@ -135,7 +159,13 @@ class TokenizerProcess:
         owner = request.owner or request.request_id
         size = size_in_chars(request.prompt)
         try:
-            self._start(await self._turns.run(owner, size, lambda: self._encode(request)))
+            encoding = self._turns.run(owner, size, lambda: self._encode(request))
+            if request.structured is None:
+                self._start(await encoding)
+            else:
+                compiling = self._structured.compile(request.structured)
+                encoded, compiled = await asyncio.gather(encoding, compiling)
+                self._start(encoded, compiled)
         except Exception as error:
             self._fail(request.request_id, error)
         finally:
@@ -152,17 +182,20 @@ class TokenizerProcess:
         max_tokens = self._limits.max_tokens(len(token_ids), request.sampling.max_tokens)
         packed = pack_ids(token_ids)
         prompt = self._prompt_info(request, text, token_ids, packed)
-        return _Encoded(request, prompt, token_ids, packed, max_tokens)
+        return _Encoded(request, prompt, text, token_ids, packed, max_tokens)
 
-    def _start(self, encoded: _Encoded) -> None:
+    def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
         """Hand the n answers of a request to the scheduler."""
+        constraint = None
+        if compiled is not None:
+            constraint = self._structured.constraint(compiled, encoded.request, encoded.text)
         request, token_ids = encoded.request, encoded.token_ids
         continues_prompt = (
             not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_final_message
         )
         params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
         for index, sampling in enumerate(params):
-            seq_id = next(self._new_seq_id) & 0x7FFFFFFF
+            seq_id = self._new_seq_id()
             self._answers[seq_id] = Answer(
                 request,
                 index,
@@ -173,15 +206,21 @@ class TokenizerProcess:
                 continues_prompt,
             )
             self._seq_ids_of[request.request_id].add(seq_id)
-            self._to_scheduler.send(
-                SequenceRequest(
-                    seq_id=seq_id,
-                    token_ids=encoded.packed_ids,
-                    sampling=sampling,
-                    cache_salt=request.cache_salt,
-                    deadline=request.deadline,
-                )
+            sequence = SequenceRequest(
+                seq_id=seq_id,
+                token_ids=encoded.packed_ids,
+                sampling=sampling,
+                cache_salt=request.cache_salt,
+                deadline=request.deadline,
+                constraint=constraint,
             )
+            if compiled is not None and (checked := self._structured.checked(sequence, compiled)):
+                self._checked[seq_id] = checked
+            self._answers[seq_id].unenforced = () if compiled is None else compiled.unenforced
+            self._to_scheduler.send(sequence)
+
+    def _new_seq_id(self) -> int:
+        return next(self._seq_ids) & 0x7FFFFFFF
 
     def _prompt_info(
         self, request: GenerateRequest, text: str | None, token_ids: list[int], packed: PackedIds
@@ -201,6 +240,8 @@ class TokenizerProcess:
             self._to_api.send(_failed(request_id, _ABORTED))
         self._release(seq_ids)
         answers = [self._answers.pop(seq_id) for seq_id in sorted(seq_ids)]
+        for seq_id in seq_ids:
+            self._checked.pop(seq_id, None)
         try:
             for answer in answers:
                 answer.abort()
@@ -215,18 +256,33 @@ class TokenizerProcess:
     # ------------------------------------------------------------ calls
 
     def _call(self, call_id: int, size: int, work: Callable[[], dict[str, Any]]) -> None:
-        task = asyncio.get_running_loop().create_task(self._reply(call_id, size, work))
-        self._calls.add(task)  # the loop itself keeps only a weak reference
-        task.add_done_callback(self._calls.discard)
+        """Do the work of a call in its turn. All calls are one owner: requests go first."""
+        self._spawn(self._reply(call_id, self._turns.run(_CALLS, size, work)))
 
-    async def _reply(self, call_id: int, size: int, work: Callable[[], dict[str, Any]]) -> None:
-        """Do the work of a call in its turn and answer it. All calls are one owner: requests go first."""
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reply(self, call_id: int, work: Awaitable[dict[str, Any]]) -> None:
         try:
-            value = await self._turns.run(_CALLS, size, work)
+            value = await work
         except Exception as error:
             self._to_api.send(CallReply(call_id=call_id, error=_failed("", error)))
         else:
             self._to_api.send(CallReply(call_id=call_id, value=value))
+
+    async def _compile_ahead(self, call: CompileCall) -> dict[str, Any]:
+        begin = time.perf_counter()
+        compiled = await self._structured.compile(call.structured)
+        return {
+            "backend": compiled.grammar.backend,
+            "checks": [
+                {"pointer": check.pointer, "keywords": check.keywords} for check in compiled.checks
+            ],
+            "unenforced": msgspec.to_builtins(compiled.unenforced),
+            "compile_s": time.perf_counter() - begin,
+        }
 
     def _tokenize(self, prompt: Prompt, size: int) -> dict[str, Any]:
         self._limits.check_call(size, is_text=True)
@@ -254,33 +310,97 @@ class TokenizerProcess:
                 case SequenceRefused():
                     self._refuse(message)
                 case CallReply():
-                    self._to_api.send(message)
+                    self._to_api.send(self._with_own_stats(message))
                 case EngineInfo():
                     log.warning("Ignored a second EngineInfo.")
+
+    def _with_own_stats(self, reply: CallReply) -> CallReply:
+        if reply.call_id not in self._stats_calls:
+            return reply
+        self._stats_calls.discard(reply.call_id)
+        if reply.error is not None:
+            return reply
+        value = {**reply.value, "structured": self._structured.stats()}
+        return msgspec.structs.replace(reply, value=value)
 
     def _absorb(self, batch: TokenBatch) -> None:
         """Turn a step's tokens into text and tell the api. Ids of dropped sequences are ignored."""
         chunks: list[AnswerChunk | None] = []
-        stopped: set[int] = set()
         for seq_id, news in news_by_sequence(batch).items():
             answer = self._answers.get(seq_id)
             if answer is None:
                 continue
             try:
-                answer.absorb(news)
-                chunks.append(answer.take_chunk())
+                chunks.append(self._absorb_one(seq_id, answer, news))
             except Exception as error:
                 self._fail(answer.request.request_id, error)
-                continue
-            if answer.finished:
-                self._forget(seq_id, answer)
-                if news.finished is None:
-                    stopped.add(seq_id)
-        self._release(stopped, complete=True)
         self._send_chunks(chunks)
+
+    def _absorb_one(self, seq_id: int, answer: Answer, news: SequenceNews) -> AnswerChunk | None:
+        checked = self._checked.get(seq_id)
+        if checked is None:
+            return self._tell(seq_id, answer, news, is_over=news.finished is not None)
+        checked.absorb(news)
+        return self._tell_checked(seq_id, answer, checked)
+
+    def _tell(
+        self, seq_id: int, answer: Answer, news: SequenceNews, *, is_over: bool
+    ) -> AnswerChunk | None:
+        """Let an answer take in what may be told. ``is_over``: the scheduler has ended the sequence."""
+        answer.absorb(news)
+        chunk = answer.take_chunk()
+        if answer.finished:
+            self._forget(seq_id, answer)
+            if not is_over:
+                self._release({seq_id}, complete=True)
+        return chunk
+
+    # ------------------------------------------------------------ answers whose values are validated
+
+    def _tell_checked(
+        self, seq_id: int, answer: Answer, checked: CheckedSequence
+    ) -> AnswerChunk | None:
+        """Have validated what is due, and tell what no verdict can take back."""
+        for due in checked.due():
+            self._spawn(self._validate(answer, checked, due))
+        news = checked.take_news()
+        if news is None:
+            return None
+        if news.finished is not None and checked.violation is not None and not answer.unenforced:
+            spec = answer.request.structured
+            raise self._structured.report_violation(spec, checked.text, checked.violation)
+        answer.violation, answer.retries = checked.violation, checked.retries
+        return self._tell(seq_id, answer, news, is_over=checked.is_over)
+
+    async def _validate(self, answer: Answer, checked: CheckedSequence, due: DueCheck) -> None:
+        try:
+            errors = await self._structured.validate(due)
+            seq_id = checked.seq_id
+            if self._checked.get(seq_id) is checked:
+                self._take_verdict(answer, checked, due, errors)
+        except Exception as error:
+            if self._checked.get(checked.seq_id) is checked:
+                self._fail(answer.request.request_id, error)
+
+    def _take_verdict(
+        self, answer: Answer, checked: CheckedSequence, due: DueCheck, errors: list[SpanError]
+    ) -> None:
+        """Tell more of an answer, or let it go on from an earlier point as a new sequence."""
+        old = checked.seq_id
+        again = self._structured.verdict(checked, due, errors, self._new_seq_id())
+        if again is not None:
+            self._release({old})
+            self._answers[again.seq_id] = self._answers.pop(old)
+            self._checked[again.seq_id] = self._checked.pop(old)
+            siblings = self._seq_ids_of[answer.request.request_id]
+            siblings.discard(old)
+            siblings.add(again.seq_id)
+            self._to_scheduler.send(again)
+        self._send_chunks([self._tell_checked(checked.seq_id, answer, checked)])
 
     def _forget(self, seq_id: int, answer: Answer) -> None:
         del self._answers[seq_id]
+        self._checked.pop(seq_id, None)
         siblings = self._seq_ids_of[answer.request.request_id]
         siblings.discard(seq_id)
         if not siblings:
@@ -306,6 +426,7 @@ class TokenizerProcess:
         seq_ids = self._seq_ids_of.pop(request_id, set())
         for seq_id in seq_ids:
             self._answers.pop(seq_id, None)
+            self._checked.pop(seq_id, None)
         self._release(seq_ids)
         self._to_api.send(_failed(request_id, error))
 
