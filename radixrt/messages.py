@@ -90,12 +90,14 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
     return_prompt_token_ids: bool = False
-    parse_tool_calls: bool = False
-    """Take tool calls out of the answers' text."""
+    parse_tool_calls: str = ""
+    """Take tool calls out of the answers' text: the name of how the model writes them, a key of
+    :data:`radixrt.constrained.tool_calls.FORMATS`. Empty: they stay."""
     structured: Spec | None = None
     """What the answers are held to."""
-    parse_reasoning: bool = False
-    """Take the thought out of the answers' text. What the answers are held to begins after it."""
+    parse_reasoning: str = ""
+    """Take the thought out of the answers' text: the name of how the model marks it, a key of
+    :data:`radixrt.tokenizer.reasoning.FORMATS`. What the answers are held to begins after it. Empty: it stays."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -186,13 +188,13 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):
-    """One complete call of a tool."""
+    """One call of a tool: whole, or the first piece of it; what follows of a call has no name."""
 
     index: int
     """Which of the answer's calls."""
     name: str
     arguments: str
-    """JSON."""
+    """JSON, or the next piece of it."""
 
 
 class AnswerChunk(Message, frozen=True, kw_only=True):
@@ -206,7 +208,7 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     token_ids: PackedIds
     """New tokens. Their text may come in a later chunk."""
     tool_calls: list[ToolCall] = []
-    """New calls; their text is not in ``text``."""
+    """New calls, or pieces of them; their text is not in ``text``."""
     reasoning: str = ""
     """New text of the thought before the answer; it is not in ``text``."""
     logprobs: list[TokenLogprob] | None = None

@@ -14,6 +14,7 @@ from radixrt.api.formats import Usage, completion_logprobs, prompt_extras
 from radixrt.api.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, sampling_from_fields
 from radixrt.api.state import ServerState, request_id
+from radixrt.api.structured import asked_constraint, check_together, structured_extras
 from radixrt.errors import RequestError
 from radixrt.messages import (
     AnswerChunk,
@@ -79,6 +80,13 @@ class _Completion:
         if fields.best_of not in (None, sampling.n):
             raise RequestError("best_of must equal n, or be left out.", param="best_of")
         state.check_answer_count(len(prompts), sampling.n)
+        structured = asked_constraint(fields, state.config)
+        check_together(structured, sampling)
+        if structured is not None and prompt_only:
+            raise RequestError(
+                "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
+                param="max_tokens",
+            )
         completion_id = request_id("cmpl", fields.rid, fields.request_id)
         requests = [
             GenerateRequest(
@@ -90,6 +98,7 @@ class _Completion:
                 cache_salt=fields.cache_salt or "",
                 deadline=deadline(fields.timeout),
                 return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
+                structured=structured,
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -125,7 +134,7 @@ class _Completion:
             choice["token_ids"] = [] if self.prompt_only else unpack_ids(chunk.token_ids).tolist()
         if chunk.prompt is not None:
             choice |= self._prompt_extras(chunk)
-        return choice
+        return choice | structured_extras(chunk)
 
     def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
         extras = prompt_extras(chunk, bool(self.fields.return_token_ids))

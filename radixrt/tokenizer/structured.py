@@ -27,6 +27,7 @@ from radixrt.messages import (
     pack_ids,
 )
 from radixrt.tokenizer.checked_sequence import CheckedSequence
+from radixrt.tokenizer.reasoning import FORMATS
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,6 @@ class StructuredOutput:
         self._validates = config.validate_structured_output
         self._max_attempts = config.structured_retries
         self._token_texts: TokenTexts | None = None
-        self._closing_tag = ""
         self._has_end = any(0 <= token < info.vocab_size for token in info.eos_token_ids)
         self._pool = CompilePool(
             PoolConfig(
@@ -121,9 +121,10 @@ class StructuredOutput:
         """The tokens that close the thought, unless the prompt has closed it already."""
         if not request.parse_reasoning:
             return b""
-        if prompt_text is not None and prompt_text.rstrip().endswith(self._closing_tag):
+        closing = FORMATS[request.parse_reasoning].closing
+        if prompt_text is not None and prompt_text.rstrip().endswith(closing):
             return b""
-        return pack_ids(self._vocabulary.encode(self._closing_tag, add_special_tokens=False))
+        return pack_ids(self._vocabulary.encode(closing, add_special_tokens=False))
 
     def checked(self, sequence: SequenceRequest, compiled: Compiled) -> CheckedSequence | None:
         """What holds back an answer whose values are validated; None if the grammar enforces everything."""
