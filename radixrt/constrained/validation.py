@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import jsonschema.exceptions
-import msgspec
+import referencing.jsonschema
 
 from radixrt.constrained.span_error import Path, SpanError
 
@@ -29,9 +29,19 @@ def validate_span(schema: Any, text: str) -> list[SpanError]:
     Raises:
         jsonschema.SchemaError: the schema itself is wrong.
     """
-    validator = _validator(msgspec.json.encode(schema))
+    return validate_text(json.dumps(schema, ensure_ascii=False), text)
+
+
+def validate_text(schema: str, text: str) -> list[SpanError]:
+    """The same, of a schema that is JSON text.
+
+    Raises:
+        jsonschema.SchemaError: the schema itself is wrong.
+        referencing.exceptions.Unresolvable: it refers to something outside itself; nothing is ever fetched.
+    """
+    validator = _validator(schema)
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         # JSON, but more than this interpreter reads: integers of thousands of digits, great depth.
         return [SpanError((), "", f"The value can't be read: {error}")]
@@ -53,13 +63,19 @@ def validate_span(schema: Any, text: str) -> list[SpanError]:
 
 
 @functools.lru_cache(maxsize=256)
-def _validator(schema: bytes) -> jsonschema.Draft202012Validator:
+def _validator(schema: str) -> jsonschema.Draft202012Validator:
     """By the schema's content."""
     decoded = json.loads(schema)
     jsonschema.Draft202012Validator.check_schema(decoded)
     return jsonschema.Draft202012Validator(
-        decoded, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        decoded,
+        format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+        registry=referencing.jsonschema.EMPTY_REGISTRY,
     )
+
+
+def _not_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
