@@ -213,10 +213,10 @@ class ServerConfig:
         "Sample also where the grammar leaves one token only (for measurements).",
         group="Structured output",
     )
-    tool_call_parser: Literal["hermes", "llama3_json", "mistral"] = setting(
+    tool_call_parser: Literal["hermes", "llama3_json"] = setting(
         "hermes",
-        "How the model writes tool calls: hermes (Qwen and Hermes: in tool_call tags), llama3_json (Llama 3: the "
-        "call alone, as JSON), mistral ([TOOL_CALLS] and a list).",
+        "How the model writes tool calls: hermes (Qwen and Hermes: in tool_call tags) or llama3_json (Llama 3: the "
+        "call alone, as JSON).",
         group="Structured output",
     )
     reasoning_parser: Literal["none", "deepseek-r1", "qwen3"] = setting(
