@@ -57,10 +57,12 @@ def _logic() -> Iterator[Probe]:
         [{"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "integer"}}],
         [{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}, {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]}],
         [{}, {"type": "string"}],
+        [{"pattern": "b$"}, {"pattern": "^(?:ab)+$"}],
     ]  # fmt: skip
     siblings: list[dict[str, Any]] = [
         {"type": "object", "properties": {"c": {"type": "integer"}}}, {"type": "object", "required": ["b"]}, {"type": "object", "additionalProperties": False},
         {"type": "integer", "minimum": 3}, {"type": "string", "maxLength": 2}, {"minimum": 3}, {"enum": ["a", 2, 3]}, {"type": "array", "maxItems": 1},
+        {"type": "string", "pattern": "^a"},
     ]  # fmt: skip
     for keyword in ("anyOf", "oneOf", "allOf"):
         for branch in branches:
@@ -196,7 +198,7 @@ def _patterns() -> Iterator[Probe]:
             except re.error:
                 continue
             known = {text: bool(judge.search(json.loads(text))) for text in texts}
-            unsure = frozenset(text for text in texts if not json.loads(text).isascii() or any(c < " " for c in json.loads(text)))
+            unsure = frozenset(text for text in texts if not json.loads(text).isascii() or any(c < " " or c == "\x7f" for c in json.loads(text)))
             yield Probe(f"pattern/{name}", {"type": "string", "pattern": written}, texts, known, unsure)
             pairs = {f'{{{text}:1}}': valid for text, valid in known.items()}
             schema = {"type": "object", "patternProperties": {written: {"type": "integer"}}, "additionalProperties": False}
