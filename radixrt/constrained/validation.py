@@ -56,7 +56,7 @@ def validate_text(schema: str, text: str) -> list[SpanError]:
             tuple(error.absolute_path),
             str(error.validator or ""),
             error.message[:_MAX_MESSAGE],
-            _culprits(validator, value, error) if blame else (),
+            *(_culprits(validator, value, error) if blame else ()),
         )
         for error in errors[:_MAX_ERRORS]
     ]
@@ -88,11 +88,11 @@ def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
 
 def _culprits(
     validator: jsonschema.Draft202012Validator, value: Any, error: jsonschema.ValidationError
-) -> tuple[Path, ...]:
-    """Parts of the faulty container without which, or with another value, this error would not be."""
+) -> tuple[tuple[Path, ...], ...]:
+    """The unsuited and the superfluous parts of the faulty container, each in turn replaced or left out."""
     container, path = error.instance, tuple(error.absolute_path)
     if error.validator == "uniqueItems" and isinstance(container, list):
-        return ((*path, _first_repeated(container)),)
+        return (((*path, _first_repeated(container)),),)
     if not isinstance(container, list | dict) or len(container) > _MAX_BLAMED_PARTS:
         return ()
     kind = tuple(error.absolute_schema_path)
@@ -105,10 +105,8 @@ def _culprits(
 
     steps: list[Any] = list(container) if isinstance(container, dict) else [*range(len(container))]
     return tuple(
-        (*path, step)
-        for step in steps
-        if _helps_to_drop(container, step, is_right_now)
-        or _helps_to_change(container, step, is_right_now)
+        tuple((*path, step) for step in steps if helps(container, step, is_right_now))
+        for helps in (_helps_to_change, _helps_to_drop)
     )
 
 
