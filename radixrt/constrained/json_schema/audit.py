@@ -1,7 +1,7 @@
 """Who holds an answer to this schema? A backend measured to enforce all of it, or one with checks beside it, or nobody.
 
-    normalised schema ──▶ prepared for a backend ──▶ faults ──▶ superset without them ──▶ trial compile
-                                                        └─────▶ checks on the smallest values that hold them
+normalised schema ──▶ prepared for a backend ──▶ faults ──▶ superset without them ──▶ trial compile
+                                                    └─────▶ checks on the smallest values that hold them
 """
 
 import dataclasses
@@ -97,7 +97,9 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
     validator = validator_schema(attempt.normalised)
     try:
         if not allow_checks:
-            raise attempt.refusal("nothing but a check of finished values could, and checks are switched off")
+            raise attempt.refusal(
+                "nothing but a check of finished values could, and checks are switched off"
+            )
         checks = place_checks(attempt.original, attempt.normalised, attempt.faults)
     except CannotEnforce:
         if strict:
@@ -169,7 +171,9 @@ class _Attempt:
             self._find_faults()
             if not found:
                 break
-        raise CannotEnforce("schema", "", f"{self.backend} can't compile it: {error}. Make it smaller or simpler.")
+        raise CannotEnforce(
+            "schema", "", f"{self.backend} can't compile it: {error}. Make it smaller or simpler."
+        )
 
     def _find_faults(self) -> None:
         """Take out what the table doesn't call enforced, from the root down."""
@@ -193,7 +197,11 @@ class _Attempt:
             return
         suspects = [keyword for _, keywords in bad for keyword in keywords]
         name = bad[0][0]
-        dropped = fewest_to_drop(node, suspects, lambda each: not self._not_enforced(each)) if isinstance(node, dict) else None
+        dropped = (
+            fewest_to_drop(node, suspects, lambda each: not self._not_enforced(each))
+            if isinstance(node, dict)
+            else None
+        )
         if dropped is None:
             keyword = name.split("/")[0]
             raise CannotEnforce(
@@ -211,7 +219,9 @@ class _Attempt:
 
     def _drop(self, place: Place, keywords: tuple[str, ...], reason: str) -> None:
         if any(keyword in UNREAD for keyword in keywords):
-            raise CannotEnforce(keywords[0], self._origin(place), "dynamic references are not supported; use $ref.")
+            raise CannotEnforce(
+                keywords[0], self._origin(place), "dynamic references are not supported; use $ref."
+            )
         relaxed = without(at(self.schema, place), keywords)
         if place:
             at(self.schema, place[:-1])[place[-1]] = relaxed
@@ -232,7 +242,11 @@ class _Attempt:
     def unenforced(self) -> tuple[Unenforced, ...]:
         """Every fault."""
         return tuple(
-            Unenforced(keyword=keyword, pointer=f"{self._origin(place)}/{keyword}", reason=self.reasons[place])
+            Unenforced(
+                keyword=keyword,
+                pointer=f"{self._origin(place)}/{keyword}",
+                reason=self.reasons[place],
+            )
             for place, keywords in self.faults.items()
             for keyword in keywords
         )

@@ -121,7 +121,12 @@ def _unconditional(node: Any) -> Iterator[tuple[Place, str | None]]:
     if "items" in node and not node.get("prefixItems"):
         yield ("items",), None
     others = "additionalProperties" in node
-    if others and not node.get("properties") and not node.get("patternProperties") and "items" not in node:
+    if (
+        others
+        and not node.get("properties")
+        and not node.get("patternProperties")
+        and "items" not in node
+    ):
         yield ("additionalProperties",), None
 
 
@@ -154,7 +159,9 @@ def _definitions_under(schema: Any, node: Any) -> set[str]:
         if target is None:
             continue
         if len(target) != 2 or target[0] != "$defs":
-            raise CannotEnforce("$ref", here.get(ORIGIN, ""), "it leads to no definition under $defs.")
+            raise CannotEnforce(
+                "$ref", here.get(ORIGIN, ""), "it leads to no definition under $defs."
+            )
         if target[1] not in names:
             names.add(str(target[1]))
             waiting.append(schema["$defs"][target[1]])
@@ -175,7 +182,9 @@ def checkable(node: Any) -> Any:
         if len(path) == 1:
             result[keyword] = checkable(child)
         else:
-            result[keyword] = result[keyword].copy() if result[keyword] is node[keyword] else result[keyword]
+            result[keyword] = (
+                result[keyword].copy() if result[keyword] is node[keyword] else result[keyword]
+            )
             result[keyword][path[1]] = checkable(child)
     if "pattern" in node:
         result["pattern"] = _pattern(node["pattern"], f"{origin}/pattern")
@@ -193,7 +202,9 @@ def _pattern(pattern: str, pointer: str) -> str:
     try:
         return python_pattern(pattern)
     except UnknownSyntax as error:
-        raise CannotEnforce("pattern", pointer, f"{error}. Write it in plainer ECMA-262 syntax.") from error
+        raise CannotEnforce(
+            "pattern", pointer, f"{error}. Write it in plainer ECMA-262 syntax."
+        ) from error
 
 
 def _assert_format(node: Node, origin: str) -> None:
@@ -208,5 +219,6 @@ def _assert_format(node: Node, origin: str) -> None:
             asserted["maxLength"] = LENGTHS[name]
         node["allOf"] = [*node.get("allOf", ()), asserted]
     elif name not in _CHECKED_BY_JSONSCHEMA:
-        raise CannotEnforce("format", f"{origin}/format", f"nothing here knows what {name!r} allows; leave it out.")
-
+        raise CannotEnforce(
+            "format", f"{origin}/format", f"nothing here knows what {name!r} allows; leave it out."
+        )

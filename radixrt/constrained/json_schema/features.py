@@ -42,7 +42,9 @@ ENFORCEABLE = frozenset(
     ("type", *LOGIC, *(k for keywords in KEYWORDS_OF.values() for k in keywords))
 )
 """Every keyword that allows or forbids something; all others are annotations or hold definitions."""
-UNREAD = frozenset({"$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "extends"})
+UNREAD = frozenset(
+    {"$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "extends"}
+)
 """Keywords that act, and that a normalised schema must not have any more."""
 
 EXACT_INTEGERS = 2**53
@@ -172,16 +174,20 @@ def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feat
 
 def number_variant(value: float) -> str:
     """How hard a bound is: empty for small integers, else ``fraction``, ``tiny`` or ``huge``."""
-    if isinstance(value, float) and not math.isfinite(value) or abs(value) >= EXACT_INTEGERS:
+    if (isinstance(value, float) and not math.isfinite(value)) or abs(value) >= EXACT_INTEGERS:
         return "huge"
     if value == int(value):
         return ""
-    return "fraction" if len(repr(abs(value)).replace(".", "")) <= 9 and "e" not in repr(value) else "tiny"
+    return (
+        "fraction"
+        if len(repr(abs(value)).replace(".", "")) <= 9 and "e" not in repr(value)
+        else "tiny"
+    )
 
 
 def _plain(text: str) -> bool:
     """Whether JSON writes the text without an escape."""
-    return all(" " <= character and character not in '"\\\x7f' for character in text)
+    return all(character >= " " and character not in '"\\\x7f' for character in text)
 
 
 # ---------------------------------------------------------------- keywords of all types
@@ -189,7 +195,9 @@ def _plain(text: str) -> bool:
 
 def _of_logic(node: dict[str, Any], recursive: bool) -> Iterator[Feature]:
     present = [keyword for keyword in LOGIC if keyword in node]
-    others = [k for k in node if k in ENFORCEABLE and k not in LOGIC and (k == "type" or _acts(k, node))]
+    others = [
+        k for k in node if k in ENFORCEABLE and k not in LOGIC and (k == "type" or _acts(k, node))
+    ]
     for keyword in present:
         if keyword in ("then", "else"):
             continue
