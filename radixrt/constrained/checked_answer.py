@@ -75,6 +75,7 @@ class _Struggle:
 
     attempts: int = 0
     furthest: int = 0  # characters of the value that were right
+    full: frozenset[object] = frozenset()  # what it looked like when it could not go on
 
 
 class CheckedAnswer:
@@ -195,7 +196,9 @@ class CheckedAnswer:
         self._exclusions.add(span.first_token, failed, parting)
         self._exclusions.move_before(kept, self._tokens)
         self._go_back(kept)
-        return Rewind(kept, self._exclusions.after(self._tokens), self.retries)
+        excluded = self._exclusions.after(self._tokens)
+        excluded += [path for path in self._exclusions.once(parting) if path not in excluded]
+        return Rewind(kept, excluded, self.retries)
 
     # ------------------------------------------------------------ what may be told
 
@@ -290,7 +293,9 @@ class CheckedAnswer:
         if progress is not None and progress > struggle.furthest:
             struggle.furthest, struggle.attempts = progress, 0
         struggle.attempts += 1
-        return dataclasses.replace(failed, attempt=struggle.attempts)
+        if failed.is_full:
+            struggle.full |= {failed.fullness}
+        return dataclasses.replace(failed, attempt=struggle.attempts, full=struggle.full)
 
     def _go_back(self, kept: int) -> None:
         """Drop all tokens but the first ``kept``, and what was known of them."""

@@ -31,13 +31,20 @@ class Exclusions:
             spellings: set[tuple[int, ...]] = set()
             if not (first and parting.lead):
                 spellings.add((failed.token_ids[depth],))
-            for text in (rest, *parting.others) if first else (rest,):
-                spellings.update(self._spellings(text, parting.lead if first else 0))
+            spellings.update(self._spellings(rest, parting.lead if first else 0))
             spellings = spellings or {(failed.token_ids[depth],)}
             before = tuple(failed.token_ids[parting.depths[0] : depth])
             self._paths.update(
                 (anchor + parting.depths[0], before + spelling) for spelling in spellings
             )
+
+    def once(self, parting: Parting) -> list[list[int]]:
+        """What is to be forbidden for the very next attempt only, from the first of the depths on."""
+        return [
+            list(spelling)
+            for text in parting.others
+            for spelling in self._spellings(text, parting.lead)
+        ]
 
     def _spellings(self, text: str, lead: int) -> Iterator[tuple[int, ...]]:
         """Tokens along ``text`` up to the first one that reaches beyond its first ``lead`` characters."""

@@ -17,6 +17,10 @@ def load_grammar(grammar: Grammar, facts: TokenizerFacts) -> Matcher:
     Raises:
         GrammarExhausted: the grammar was compiled for another tokenizer, or by another version of its library.
     """
+    if grammar.backend == "xgrammar":
+        from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
+
+        return xgrammar.load(grammar, facts)
     return llguidance.load(grammar, facts)
 
 

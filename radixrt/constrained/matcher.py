@@ -42,3 +42,12 @@ class Matcher(Protocol):
 
     def fork(self) -> "Matcher":
         """An independent matcher in the same state."""
+
+
+def single_token(row: BitmaskRow) -> int | None:
+    """The token that a row allows, if it is only one."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return None
+    word = int(row[words[0]]) & 0xFFFFFFFF
+    return int(words[0]) * 32 + word.bit_length() - 1 if word.bit_count() == 1 else None

@@ -15,16 +15,19 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from radixrt.constrained.span_error import SpanError
+from radixrt.constrained.span_error import Path, SpanError
 from radixrt.constrained.value_positions import ValuePosition, locate
 
 WINDOW = 8
 """Decisions from a place on at which the failed path is forbidden."""
 
-_LACKING = frozenset({"contains", "minContains", "required", "minItems", "minProperties"})
+_LACKING = frozenset(
+    {
+        *("contains", "minContains", "required", "minItems", "minProperties"),
+        *("dependentRequired", "dependencies"),
+    }
+)
 """Something is missing: the value ended too soon."""
-_TRIGGERED = frozenset({"dependentRequired", "dependentSchemas", "dependencies"})
-"""Something is missing because of a property that need not be there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,8 @@ class FailedSpan:
     spent: frozenset[int]
     """Indices of tokens that came although they were forbidden: nothing else could come there."""
     errors: list[SpanError]
+    full: frozenset[object] = frozenset()
+    """What earlier values from here on looked like (:attr:`fullness`) when their end could not be put off."""
     attempt: int = 1
     """Counts the failures of values that began here, from 1."""
 
@@ -52,10 +57,23 @@ class FailedSpan:
     @property
     def sound_characters(self) -> int | None:
         """How much of the value is right, up to the likeliest culprit; None if something is missing instead."""
-        if any(_is_lacking(error) for error in self.errors):
+        if any(error.keyword in _LACKING for error in self.errors):
             return None
-        places = [_blamed(self, error) for error in self.errors]
+        places = [self.position.find(_blamed(error)) for error in self.errors]
         return min((place.start for place in places), default=0)
+
+    @property
+    def fullness(self) -> object:
+        """Two values that are equal in this can probably be continued in the same ways: arrays of one length, objects with
+        the same last property (properties come in a fixed order)."""
+        parts = self.position.parts
+        return (self.position.kind, parts[-1].step) if parts else None
+
+    @property
+    def is_full(self) -> bool:
+        """The value had to end where it did."""
+        end = self.depth_of(self.position.end - 1)
+        return self.position.is_container and (end in self.spent or self.fullness in self.full)
 
     def depth_of(self, offset: int) -> int:
         """Which token holds a character of ``text``, or its first bytes."""
@@ -72,7 +90,8 @@ class Parting:
     lead: int = 0
     """Characters with which the text of the first of them begins that are no part of the culprit, such as a comma."""
     others: tuple[str, ...] = ()
-    """Other texts from there on, lead included, that would be wrong as well."""
+    """Other texts from there on, lead included, that would be wrong as well: forbidden in the very next attempt only, since
+    to forbid many texts from their first letter on may forbid everything."""
 
 
 def part_where_it_matters(failed: FailedSpan) -> Parting | None:
@@ -86,7 +105,7 @@ def part_where_it_matters(failed: FailedSpan) -> Parting | None:
         return None
     chosen, start = windows[min(ruler(failed.attempt), len(windows) - 1)]
     lead = max(start - failed.token_starts[chosen[0]], 0)
-    return Parting(chosen, lead, _repeated_items(failed, start, lead))
+    return Parting(chosen, lead, _equally_unsuited(failed, start, lead))
 
 
 def ruler(attempt: int) -> int:
@@ -114,7 +133,11 @@ def _candidates(failed: FailedSpan) -> Iterator[tuple[int, int]]:
     """Ranges of ``failed.text`` in which to part from it, the most promising first."""
     whole = failed.position
     for error in failed.errors:
-        yield from _by_error(whole, error)
+        value = whole.find(error.path)
+        if error.keyword in _LACKING and not (value is whole and failed.is_full):
+            yield value.end - 1, value.end
+    for error in failed.errors:
+        yield from _by_culprits(whole, error)
     for error in failed.errors:
         yield from _by_structure(whole.find(error.path))
     yield whole.start, whole.end
@@ -123,22 +146,22 @@ def _candidates(failed: FailedSpan) -> Iterator[tuple[int, int]]:
         yield start, start + 1
 
 
-def _by_error(whole: ValuePosition, error: SpanError) -> Iterator[tuple[int, int]]:
-    """What the keyword and the culprits suggest."""
-    culprits = _in_reverse(whole.find(path) for path in error.culprits if path)
+def _by_culprits(whole: ValuePosition, error: SpanError) -> Iterator[tuple[int, int]]:
+    """Other values for the unsuited parts; other properties for the superfluous ones, or none any more."""
     value = whole.find(error.path)
-    if _is_lacking(error):
-        yield value.end - 1, value.end
-    if error.keyword in _TRIGGERED:
-        yield from ((part.step_start, part.start) for part in culprits)
+    superfluous = _in_reverse(whole.find(path) for path in error.superfluous)
+    unsuited = _in_reverse(whole.find(path) for path in error.unsuited)
+    for part in unsuited:
+        if part not in superfluous:
+            yield from _content(part)
+    for part in superfluous:
+        before = max((p.end for p in value.parts if p.end <= part.start), default=value.start + 1)
+        another, none = (part.step_start, part.end), (before, part.start)
+        yield from (none, another) if part is value.parts[-1] else (another, none)
+    for part in unsuited:
+        yield from _content(part)
     if error.keyword in _LACKING and value.parts:
         yield from _content(value.parts[-1])
-    for part in culprits:
-        yield from _content(part)
-    for part in culprits:
-        yield part.step_start, part.end
-        before = max((p.end for p in value.parts if p.end <= part.start), default=value.start + 1)
-        yield before, part.start  # end what encloses it instead
 
 
 def _by_structure(value: ValuePosition) -> Iterator[tuple[int, int]]:
@@ -161,26 +184,31 @@ def _content(value: ValuePosition) -> Iterator[tuple[int, int]]:
     yield leaf.content_start, value.end
 
 
-def _repeated_items(failed: FailedSpan, start: int, lead: int) -> tuple[str, ...]:
-    """Where an item repeats one before it: all items before it, written out."""
+def _equally_unsuited(failed: FailedSpan, start: int, lead: int) -> tuple[str, ...]:
+    """Items that are known to be wrong in place of the one at ``start``, written out.
+
+    Where an item repeats one before it, all items before it; where none is what the array has to contain, all.
+    """
     for error in failed.errors:
         array = failed.position.find(error.path)
-        if error.keyword == "uniqueItems" and error.culprits and array.kind == "[":
-            item = failed.position.find(error.culprits[-1])
-            if start in (item.start, item.content_start):
-                skip, before = start - item.start, failed.text[start - lead : start]
-                earlier = (part for part in array.parts if part.end <= item.start)
-                texts = (before + failed.text[part.start + skip : part.end] for part in earlier)
-                return tuple(dict.fromkeys(texts))
+        if array.kind != "[" or not error.unsuited:
+            continue
+        item = array.find(error.unsuited[-1][len(error.path) :])
+        if start in (item.start, item.content_start):
+            wrong = [array.find(path[len(error.path) :]) for path in error.unsuited]
+            if error.keyword == "uniqueItems":
+                if failed.attempt > 1:
+                    return ()
+                wrong = [part for part in array.parts if part.end <= item.start]
+            skip, before = start - item.start, failed.text[start - lead : start]
+            texts = (before + failed.text[part.start + skip : part.end] for part in wrong)
+            return tuple(dict.fromkeys(texts))
     return ()
 
 
-def _blamed(failed: FailedSpan, error: SpanError) -> ValuePosition:
-    return failed.position.find(error.culprits[-1] if error.culprits else error.path)
-
-
-def _is_lacking(error: SpanError) -> bool:
-    return error.keyword in _LACKING or error.keyword in _TRIGGERED
+def _blamed(error: SpanError) -> Path:
+    """The likeliest culprit."""
+    return (*error.unsuited, *error.superfluous, error.path)[0]
 
 
 def _in_reverse(values: Iterable[ValuePosition]) -> list[ValuePosition]:

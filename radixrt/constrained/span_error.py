@@ -13,6 +13,9 @@ class SpanError(msgspec.Struct, frozen=True, array_like=True):
     """To the sub-value that breaks it, as deep as is known."""
     keyword: str
     message: str
-    culprits: tuple[Path, ...] = ()
-    """Sub-values without which, or with another in their place, this error would not be: the repeated item of ``uniqueItems``, the property that
-    makes a second branch of ``oneOf`` match. Where the answer parts from the failed one first. May be empty."""
+    unsuited: tuple[Path, ...] = ()
+    """Parts of it with another of which in their place this error would not be: the repeated item of
+    ``uniqueItems``, the number that a branch of ``oneOf`` forbids."""
+    superfluous: tuple[Path, ...] = ()
+    """Parts of it without which this error would not be: the property that makes a second branch of ``oneOf``
+    match, or on which others depend. These and ``unsuited`` only guide the search, and may be empty."""

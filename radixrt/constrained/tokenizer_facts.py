@@ -119,7 +119,8 @@ class TokenizerFacts:
         return ids
 
     def _longest_first(self, text: bytes) -> list[int]:
-        ids, start = [], 0
+        ids: list[int] = []
+        start = 0
         while start < len(text):
             for end in range(min(len(text), start + self._longest_token), start, -1):
                 if (token_id := self._ids.get(text[start:end])) is not None:

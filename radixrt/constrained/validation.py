@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import jsonschema.exceptions
-import msgspec
+import referencing.jsonschema
 
 from radixrt.constrained.span_error import Path, SpanError
 
@@ -29,9 +29,19 @@ def validate_span(schema: Any, text: str) -> list[SpanError]:
     Raises:
         jsonschema.SchemaError: the schema itself is wrong.
     """
-    validator = _validator(msgspec.json.encode(schema))
+    return validate_text(json.dumps(schema, ensure_ascii=False), text)
+
+
+def validate_text(schema: str, text: str) -> list[SpanError]:
+    """The same, of a schema that is JSON text.
+
+    Raises:
+        jsonschema.SchemaError: the schema itself is wrong.
+        referencing.exceptions.Unresolvable: it refers to something outside itself; nothing is ever fetched.
+    """
+    validator = _validator(schema)
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         # JSON, but more than this interpreter reads: integers of thousands of digits, great depth.
         return [SpanError((), "", f"The value can't be read: {error}")]
@@ -46,20 +56,26 @@ def validate_span(schema: Any, text: str) -> list[SpanError]:
             tuple(error.absolute_path),
             str(error.validator or ""),
             error.message[:_MAX_MESSAGE],
-            _culprits(validator, value, error) if blame else (),
+            *(_culprits(validator, value, error) if blame else ()),
         )
         for error in errors[:_MAX_ERRORS]
     ]
 
 
 @functools.lru_cache(maxsize=256)
-def _validator(schema: bytes) -> jsonschema.Draft202012Validator:
+def _validator(schema: str) -> jsonschema.Draft202012Validator:
     """By the schema's content."""
     decoded = json.loads(schema)
     jsonschema.Draft202012Validator.check_schema(decoded)
     return jsonschema.Draft202012Validator(
-        decoded, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        decoded,
+        format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
+        registry=referencing.jsonschema.EMPTY_REGISTRY,
     )
+
+
+def _not_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
@@ -72,11 +88,11 @@ def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
 
 def _culprits(
     validator: jsonschema.Draft202012Validator, value: Any, error: jsonschema.ValidationError
-) -> tuple[Path, ...]:
-    """Parts of the faulty container without which, or with another value, this error would not be."""
+) -> tuple[tuple[Path, ...], ...]:
+    """The unsuited and the superfluous parts of the faulty container, each in turn replaced or left out."""
     container, path = error.instance, tuple(error.absolute_path)
     if error.validator == "uniqueItems" and isinstance(container, list):
-        return ((*path, _first_repeated(container)),)
+        return (((*path, _first_repeated(container)),),)
     if not isinstance(container, list | dict) or len(container) > _MAX_BLAMED_PARTS:
         return ()
     kind = tuple(error.absolute_schema_path)
@@ -89,10 +105,8 @@ def _culprits(
 
     steps: list[Any] = list(container) if isinstance(container, dict) else [*range(len(container))]
     return tuple(
-        (*path, step)
-        for step in steps
-        if _helps_to_drop(container, step, is_right_now)
-        or _helps_to_change(container, step, is_right_now)
+        tuple((*path, step) for step in steps if helps(container, step, is_right_now))
+        for helps in (_helps_to_change, _helps_to_drop)
     )
 
 

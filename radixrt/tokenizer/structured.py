@@ -13,7 +13,7 @@ from radixrt.config import ServerConfig
 from radixrt.constrained.checked_answer import AttemptsExhausted, DueCheck
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.pool import CompilePool, PoolConfig
-from radixrt.constrained.route import CompileOptions
+from radixrt.constrained.route import BackendChoice, CompileOptions
 from radixrt.constrained.span_error import SpanError
 from radixrt.constrained.spec import Spec
 from radixrt.constrained.token_texts import TokenTexts
@@ -31,6 +31,13 @@ from radixrt.tokenizer.reasoning import FORMATS
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
+
+_BACKENDS: dict[str, BackendChoice] = {
+    "auto": "auto",
+    "llguidance": "llguidance",
+    "xgrammar": "xgrammar",
+    "outlines": "fsm",
+}
 
 
 @dataclasses.dataclass
@@ -71,7 +78,7 @@ class StructuredOutput:
                 vocab_size=info.vocab_size,
                 eos_token_ids=info.eos_token_ids,
                 options=CompileOptions(
-                    backend=config.grammar_backend, whitespace=config.grammar_whitespace
+                    backend=_BACKENDS[config.grammar_backend], whitespace=config.grammar_whitespace
                 ),
                 time_limit_s=config.grammar_compile_timeout,
                 memory_limit_bytes=config.grammar_compile_memory,

@@ -47,8 +47,8 @@ def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespa
     """Raises:
     CannotCompile: llguidance refuses the schema.
     """
-    _refuse_options_inside(schema)
-    options = json_schema_options(whitespace)
+    parse_schema(schema)
+    options: Any = json_schema_options(whitespace)
     try:
         source = LLMatcher.grammar_from_json_schema(schema, overrides=options)
     except ValueError as error:
@@ -58,6 +58,15 @@ def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespa
 
 def compile_any_json(object_only: bool, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
     return compile_json_schema(_ANY_OBJECT if object_only else "{}", facts, whitespace)
+
+
+def compile_grammars(grammars: list[dict[str, Any]], facts: TokenizerFacts) -> Grammar:
+    """Several grammars, of which the first may refer to the others by name.
+
+    Raises:
+        CannotCompile: llguidance refuses one.
+    """
+    return _checked(json.dumps({"grammars": grammars}), facts)
 
 
 def compile_regex(pattern: str, facts: TokenizerFacts) -> Grammar:
@@ -88,14 +97,19 @@ def _checked(source: str, facts: TokenizerFacts) -> Grammar:
     return Grammar("llguidance", source.encode())
 
 
-def _refuse_options_inside(schema: str) -> None:
-    """``x-guidance`` in a schema would switch checks off."""
+def parse_schema(schema: str) -> Any:
+    """A user's schema, without ``x-guidance``, which would switch checks off.
+
+    Raises:
+        CannotCompile: it is no JSON, or has that key.
+    """
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError) as error:
         raise CannotCompile(f"It is no JSON that can be read: {error}.") from error
     if "x-guidance" in _keys_of(value):
         raise CannotCompile("It has the key x-guidance, which is reserved; take it out.")
+    return value
 
 
 def _keys_of(value: Any) -> set[str]:

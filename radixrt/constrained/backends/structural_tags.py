@@ -1,0 +1,207 @@
+"""How is text with tags in it held to its grammar? As one llguidance grammar, in which free text can't write a trigger.
+
+xgrammar has structural tags of its own, but compiles the schemas inside with its own converter, which
+drops keywords. Here the schema of a tag is enforced as exactly as a schema that is the whole answer.
+"""
+
+import json
+import re
+from typing import Any
+
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.errors import CannotCompile
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.regex_text import alternatives
+from radixrt.constrained.spec import (
+    AnyJson,
+    AnyText,
+    Choice,
+    JsonSchema,
+    Lark,
+    Regex,
+    StructuralTag,
+    Tag,
+)
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+
+MAX_TAGS = 4096
+
+_TEXT = """
+ANY: /(?s:.*)/
+SOME: /(?s:.+)/
+"""
+
+
+def compile_structural_tag(
+    spec: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
+) -> Grammar:
+    """The schemas in the tags must be what llguidance enforces.
+
+    A control token's name in ``begin``, ``end`` or ``triggers`` stands for that token.
+
+    Raises:
+        CannotCompile: triggers and tags don't fit, or a content can't be held to.
+    """
+    check_triggers(spec)
+    return llguidance.compile_grammars(_TagGrammar(spec, facts, whitespace).grammars(), facts)
+
+
+def check_triggers(spec: StructuralTag) -> None:
+    """Raises:
+    CannotCompile: it isn't certain which tag a trigger begins, or how many tags there may be.
+    """
+    if not spec.tags or len(spec.tags) > MAX_TAGS:
+        raise CannotCompile(f"There are {len(spec.tags)} tags; give between 1 and {MAX_TAGS}.")
+    most = spec.max_tags
+    if spec.min_tags < 0 or (most is not None and most < max(spec.min_tags, 1)):
+        raise CannotCompile(f"From {spec.min_tags} to {most} tags are no number of tags.")
+    if not spec.free_text:
+        return
+    for trigger in spec.triggers:
+        if not trigger or not any(tag.begin.startswith(trigger) for tag in spec.tags):
+            raise CannotCompile(f"The trigger {trigger!r} is not how any tag begins.")
+    for tag in spec.tags:
+        if (count := sum(map(tag.begin.startswith, spec.triggers))) != 1:
+            raise CannotCompile(
+                f"The tag that begins with {tag.begin!r} must begin with one trigger, and does with {count}."
+            )
+
+
+class _TagGrammar:
+    """Writes the Lark text and collects the grammars that it refers to by name."""
+
+    def __init__(
+        self, spec: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
+    ) -> None:
+        self._spec = spec
+        self._whitespace = whitespace
+        self._control = facts.special_names
+        self._named: list[dict[str, Any]] = []
+        self._lines: list[str] = []
+
+    def grammars(self) -> list[dict[str, Any]]:
+        start = self._start()
+        lark = f"start: {start}\n{_TEXT}" + "\n".join(self._lines) + "\n"
+        return [{"name": "tags", "lark_grammar": lark}, *self._named]
+
+    def _start(self) -> str:
+        names = [self._tag(index, tag) for index, tag in enumerate(self._spec.tags)]
+        self._lines.append("tag: " + " | ".join(names))
+        if not self._spec.free_text:
+            return self._tags_alone()
+        self._define_free_text()
+        tags = _repeated("tag", self._spec.min_tags, self._spec.max_tags)
+        return f"{tags} TAIL?"
+
+    def _tags_alone(self) -> str:
+        least, most = self._spec.min_tags, self._spec.max_tags
+        separator = self._literal(self._spec.separator)
+        rest = _repeated(
+            f"({separator} tag)", max(least - 1, 0), None if most is None else most - 1
+        )
+        return f"tag {rest}" if least else f"(tag {rest})?"
+
+    def _define_free_text(self) -> None:
+        """TAIL: text in which no trigger stands. HEAD_i: text that ends with trigger i and has none before.
+
+        A trigger that is a control token can't stand in text, so it ends no HEAD; written in letters it may not
+        stand in text either.
+        """
+        triggers = self._spec.triggers
+        self._lines.append("TRIGGER: " + " | ".join(map(_quoted, triggers)))
+        self._lines.append("TAIL: SOME & ~(ANY TRIGGER ANY)")
+        for index, trigger in enumerate(triggers):
+            if not self._names_control_token(trigger):
+                self._lines.append(f"HEAD_{index}: (ANY {_quoted(trigger)}) & ~(ANY TRIGGER SOME)")
+
+    def _tag(self, index: int, tag: Tag) -> str:
+        """Define the rule of one tag, with the free text before it; returns its name."""
+        begin = self._literal(tag.begin)
+        if self._spec.free_text:
+            number, trigger = next(
+                (i, t) for i, t in enumerate(self._spec.triggers) if tag.begin.startswith(t)
+            )
+            if self._names_control_token(trigger):
+                begin = f"TAIL? {begin}"
+            else:
+                begin = f"HEAD_{number} {self._literal(tag.begin[len(trigger) :])}"
+        self._lines.append(f"tag_{index}: {begin} {self._content(index, tag)}")
+        return f"tag_{index}"
+
+    def _content(self, index: int, tag: Tag) -> str:
+        """What stands between begin and end, and the end."""
+        name, content, end = f"content_{index}", tag.content, self._literal(tag.end)
+        match content:
+            case JsonSchema() | AnyJson():
+                self._named.append({"name": name, "json_schema": self._schema(content)})
+                return f"@{name} {end}"
+            case Lark():
+                self._named.append({"name": name, "lark_grammar": content.grammar})
+                return f"@{name} {end}"
+            case Regex():
+                return self._terminal(index, _regex(content.pattern), tag.end)
+            case Choice():
+                return self._terminal(index, _regex(alternatives(content.options)), tag.end)
+            case AnyText():
+                return self._any_text(index, tag.end)
+            case _:
+                raise CannotCompile(
+                    "Inside a structural tag an EBNF grammar can't be used; write it as a regex, Lark or JSON schema."
+                )
+
+    def _schema(self, content: JsonSchema | AnyJson) -> dict[str, Any]:
+        if isinstance(content, AnyJson):
+            schema: Any = {"type": "object"} if content.object_only else {}
+        else:
+            schema = llguidance.parse_schema(content.schema)
+        if not isinstance(schema, dict):
+            schema = {} if schema is True else {"enum": []}
+        return {**schema, "x-guidance": llguidance.json_schema_options(self._whitespace)}
+
+    def _terminal(self, index: int, text: str, end: str) -> str:
+        """Content and end as one terminal, so that every way to divide the text between them is tried."""
+        if self._names_control_token(end):
+            self._lines.append(f"TEXT_{index}: {text}")
+            return f"TEXT_{index} {self._literal(end)}"
+        self._lines.append(f"TEXT_{index}: {text} {_quoted(end) if end else ''}")
+        return f"TEXT_{index}"
+
+    def _any_text(self, index: int, end: str) -> str:
+        """Text up to the first place where the end stands."""
+        if not end:
+            raise CannotCompile("A tag whose content is any text needs an end; give one.")
+        if self._names_control_token(end):
+            return f"SOME? {self._literal(end)}"
+        quoted = _quoted(end)
+        self._lines.append(f"TEXT_{index}: (ANY {quoted}) & ~(ANY {quoted} SOME)")
+        return f"TEXT_{index}"
+
+    def _names_control_token(self, text: str) -> bool:
+        return any(name in text for name in self._control)
+
+    def _literal(self, text: str) -> str:
+        """A fixed text as a sequence of terminals; control tokens by their ids."""
+        if not text:
+            return ""
+        names = sorted(self._control, key=len, reverse=True)
+        pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
+        return " ".join(
+            f"<[{self._control[piece]}]>" if piece in self._control else _quoted(piece)
+            for piece in pieces
+            if piece
+        )
+
+
+def _repeated(item: str, least: int, most: int | None) -> str:
+    if most == 0:
+        return ""
+    return f"{item}{{{least},{'' if most is None else most}}}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _regex(pattern: str) -> str:
+    """A regular expression between slashes."""
+    return "/(" + re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", pattern, flags=re.DOTALL) + ")/"

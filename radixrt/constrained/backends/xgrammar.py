@@ -1,0 +1,143 @@
+"""How does xgrammar hold an answer to an EBNF grammar? It parses byte by byte, so nothing is lost between lexemes.
+
+JSON schemas do not come here: its converter drops keywords without a word. Importing this module takes
+seconds (xgrammar imports torch and transformers), so import it only when such a grammar is there.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import xgrammar
+
+from radixrt.constrained.errors import CannotCompile, GrammarExhausted
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.matcher import BitmaskRow, single_token
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(facts: TokenizerFacts) -> xgrammar.TokenizerInfo:
+    """Control tokens have no bytes here: they are never part of text."""
+    tokens = [b"" if i in facts.special_ids else token for i, token in enumerate(facts.tokens)]
+    return xgrammar.TokenizerInfo(
+        tokens,
+        xgrammar.VocabType.RAW,
+        vocab_size=facts.vocab_size,
+        stop_token_ids=list(facts.eos_token_ids),
+    )
+
+
+def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
+    """Raises:
+    CannotCompile: it is no EBNF as xgrammar reads it, or allows nothing.
+    """
+    compiler = xgrammar.GrammarCompiler(_tokenizer(facts), max_threads=1, cache_enabled=False)
+    try:
+        compiled = compiler.compile_grammar(grammar)
+    except Exception as error:  # xgrammar's errors have no common base
+        raise CannotCompile(_sentence(str(error))) from error
+    matcher = XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled))
+    row = np.zeros_like(facts.eos_mask)
+    matcher.fill_mask(row)
+    if not row.any():
+        raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
+    return Grammar("xgrammar", compiled.serialize_json().encode())
+
+
+def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":
+    """Raises:
+    GrammarExhausted: the grammar was compiled for another tokenizer, or by another version.
+    """
+    try:
+        compiled = xgrammar.CompiledGrammar.deserialize_json(
+            grammar.source.decode(), _tokenizer(facts)
+        )
+    except Exception as error:
+        raise GrammarExhausted(_sentence(str(error))) from error
+    return XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled))
+
+
+class XgrammarMatcher:
+    """A :class:`~radixrt.constrained.matcher.Matcher` over xgrammar's."""
+
+    __slots__ = ("_ended", "_native", "_num_taken", "facts")
+
+    def __init__(
+        self,
+        facts: TokenizerFacts,
+        native: xgrammar.GrammarMatcher,
+        num_taken: int = 0,
+        ended: bool = False,
+    ) -> None:
+        self.facts = facts
+        self._native = native
+        self._num_taken = num_taken
+        """Without the end token."""
+        self._ended = ended
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        for index, token_id in enumerate(token_ids):
+            if not self._take(token_id):
+                return index
+        return len(token_ids)
+
+    def _take(self, token_id: int) -> bool:
+        if self._ended or not 0 <= token_id < self.facts.vocab_size:
+            return False
+        if token_id in self.facts.eos_token_ids:
+            self._ended = self._native.is_completed()
+            return self._ended
+        if token_id in self.facts.special_ids or not self._native.accept_token(token_id):
+            return False
+        self._num_taken += 1
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens > self._num_taken + self._ended:
+            raise ValueError(f"can't give back {num_tokens} tokens of {self._num_taken}")
+        if num_tokens and self._ended:
+            self._ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self._native.rollback(num_tokens)
+            self._num_taken -= num_tokens
+
+    def fill_mask(self, row: BitmaskRow) -> None:
+        if self._ended:
+            row[:] = self.facts.eos_mask
+        elif not self._native.fill_next_token_bitmask(row[np.newaxis]):
+            row[:] = -1  # xgrammar leaves a row alone in which everything is allowed
+
+    def forced_tokens(self) -> list[int]:
+        forced: list[int] = []
+        row = np.empty_like(self.facts.eos_mask)
+        matcher = self
+        while True:
+            matcher.fill_mask(row)
+            token_id = single_token(row)
+            if token_id is None or token_id in self.facts.eos_token_ids:
+                return forced
+            if not forced:
+                matcher = self.fork()
+            forced.append(token_id)
+            matcher.advance([token_id])
+
+    def is_terminated(self) -> bool:
+        if self._ended:
+            return True
+        if not self._native.is_completed():
+            return False
+        row = np.empty_like(self.facts.eos_mask)
+        self.fill_mask(row)
+        return bool((row == self.facts.eos_mask).all())
+
+    def fork(self) -> "XgrammarMatcher":
+        return XgrammarMatcher(self.facts, self._native.fork(), self._num_taken, self._ended)
+
+
+def _sentence(error: str) -> str:
+    """xgrammar's error without its own source position."""
+    text = re.sub(r"^\[[\d:]+\] \S+: ", "", error.strip())
+    return " ".join(text.split())[:500]

@@ -1,0 +1,157 @@
+"""How does a helper process work? One job after another, in memory that is limited; it dies with its parent."""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from radixrt.constrained import jobs
+from radixrt.constrained.route import compile_spec, refusal
+from radixrt.constrained.spec import Ebnf
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.errors import RadixrtError, RequestError
+
+_PR_SET_PDEATHSIG = 1
+_RECURSION_LIMIT = 10_000
+"""Schemas are trees, walked by recursion; deeper ones are refused."""
+
+
+def main(parent_pid: int) -> None:
+    """Read jobs from standard input until it ends; replies go to what standard output was."""
+    _die_with(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no frame
+    requests = sys.stdin.buffer
+    first = jobs.read_frame(requests)
+    if first is None:
+        return
+    config = jobs.decode_config(first)
+    try:
+        facts = TokenizerFacts.load(
+            Path(config.tokenizer_json),
+            vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
+        )
+        _warm_up(facts, config)
+    except RadixrtError as error:
+        _send(replies, jobs.Failed(str(error)))
+        return
+    _send(replies, jobs.Ready())
+    sys.setrecursionlimit(_RECURSION_LIMIT)
+    memory = _MemoryLimit(config.memory_limit_bytes)
+    while (body := jobs.read_frame(requests)) is not None:
+        _answer(body, replies, facts, config, memory)
+        if memory.is_half_used():
+            return  # what is not given back now never will be; the parent starts another helper
+
+
+def _answer(
+    body: bytes,
+    replies: BinaryIO,
+    facts: TokenizerFacts,
+    config: jobs.HelperConfig,
+    memory: "_MemoryLimit",
+) -> None:
+    job = jobs.decode_job(body)
+    if isinstance(job, jobs.CompileJob) and isinstance(job.spec, Ebnf):
+        memory.import_xgrammar()
+    try:
+        reply = jobs.encode(_do(job, facts, config))
+    except MemoryError:
+        reply = jobs.encode(jobs.OutOfMemory())
+    except OverflowError:
+        reply = jobs.encode(
+            jobs.Refused(
+                "The schema has an integer beyond 64 bits; write it as a number with an exponent.",
+                400,
+                "structured",
+                "grammar",
+            )
+        )
+    except Exception as error:
+        reply = jobs.encode(jobs.Failed(f"{type(error).__name__}: {str(error)[:500]}"))
+    replies.write(jobs.frame(reply))
+    replies.flush()
+
+
+def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.HelperConfig) -> jobs.Reply:
+    if isinstance(job, jobs.ValidateJob):
+        from radixrt.constrained.validation import validate_text  # here: jsonschema takes a moment
+
+        return jobs.ValidateDone(validate_text(job.schema, job.text))
+    try:
+        return jobs.CompileDone(compile_spec(job.spec, facts, config.options))
+    except RecursionError:
+        error = refusal(job.spec, "It is nested too deeply.")
+    except RequestError as caught:
+        error = caught
+    return jobs.Refused(error.message, error.status, error.param, error.code)
+
+
+def _warm_up(facts: TokenizerFacts, config: jobs.HelperConfig) -> None:
+    """What the first job would else wait for: llguidance's tree of all tokens."""
+    from radixrt.constrained.spec import AnyJson
+
+    compile_spec(AnyJson(), facts, config.options)
+
+
+def _send(replies: BinaryIO, reply: jobs.Reply) -> None:
+    replies.write(jobs.frame(jobs.encode(reply)))
+    replies.flush()
+
+
+def _die_with(parent_pid: int) -> None:
+    """Linux kills this process when its parent ends, however busy it is. Elsewhere the end of standard input
+    has to do, which a busy helper sees after its job."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
+
+class _MemoryLimit:
+    """Lets this process grow by so many bytes of writable memory over what it needed to start.
+
+    RLIMIT_DATA, not RLIMIT_AS: the address space of a process with torch in it says nothing of its use.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._set()
+
+    def import_xgrammar(self) -> None:
+        """Torch comes with it, and does not count."""
+        if "xgrammar" in sys.modules:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        import xgrammar  # noqa: F401
+
+        self._set()
+
+    def is_half_used(self) -> bool:
+        return _data_bytes() > self._baseline + self._limit_bytes // 2
+
+    def _set(self) -> None:
+        self._baseline = _data_bytes()
+        limit = self._baseline + self._limit_bytes
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1])
+            )
+
+
+def _data_bytes() -> int:
+    """Private writable memory of this process."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    (line,) = (line for line in status.splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) * 1024

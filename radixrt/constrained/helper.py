@@ -1,0 +1,113 @@
+"""How is a helper process started, asked and killed? The parent's end of one."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+
+from radixrt.constrained import jobs
+
+START_LIMIT_S = 120.0
+
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAYON_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+}
+"""One thread a helper: it shares the machine with the scheduler and the worker."""
+
+
+class HelperDied(Exception):
+    """The process ended in the middle of a job (a library aborted, or memory ran out)."""
+
+
+class Helper:
+    """One process. It does one job at a time.
+
+    Attributes:
+        busy_since: on the monotonic clock, when it began its job; None while it has none.
+        is_slow: its job has outlived the pool's patience.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.busy_since: float | None = None
+        self.is_slow = False
+
+    @staticmethod
+    async def start(config: jobs.HelperConfig) -> "Helper":
+        """Returns when it has loaded the tokenizer.
+
+        Raises:
+            HelperDied: it can't; says why.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "radixrt.constrained",
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        helper = Helper(process)
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                reply = await helper._ask(jobs.encode(config))
+        except BaseException:
+            await helper.kill()
+            raise
+        if not isinstance(reply, jobs.Ready):
+            await helper.kill()
+            raise HelperDied(getattr(reply, "reason", repr(reply)))
+        return helper
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def do(self, job: jobs.Job) -> jobs.Reply:
+        """Raises:
+        HelperDied: it ended before it answered.
+        """
+        self.busy_since = time.monotonic()
+        reply = await self._ask(jobs.encode(job))
+        self.busy_since, self.is_slow = None, False
+        return reply
+
+    async def _ask(self, body: bytes) -> jobs.Reply:
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(jobs.frame(body))
+            await self._process.stdin.drain()
+            head = await self._process.stdout.readexactly(jobs.LENGTH.size)
+            reply = await self._process.stdout.readexactly(*jobs.LENGTH.unpack(head))
+        except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError) as error:
+            status = await self._process.wait()
+            raise HelperDied(_how_it_ended(status)) from error
+        return jobs.decode_reply(reply)
+
+    async def kill(self) -> None:
+        """Returns when the process is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        if self._process.stdin and self._process.stdout:
+            self._process.stdin.close()
+            with contextlib.suppress(ConnectionError):
+                await self._process.stdin.wait_closed()
+            await self._process.stdout.read()
+
+
+def _how_it_ended(status: int) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"

@@ -1,0 +1,317 @@
+"""How are grammars compiled and answers validated without holding up the server? In helper processes that may be killed.
+
+A schema can be written so that compiling it, or matching its patterns, takes for ever or all memory. So
+each job runs in a helper with limits of time and memory; one that is over a limit dies, alone.
+"""
+
+import asyncio
+import collections
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from radixrt.constrained import jobs
+from radixrt.constrained.cache import ByteLru
+from radixrt.constrained.grammar import Compiled
+from radixrt.constrained.helper import Helper, HelperDied
+from radixrt.constrained.route import CompileOptions
+from radixrt.constrained.span_error import SpanError
+from radixrt.constrained.spec import Spec
+from radixrt.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 0.05
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the tokenizer, and of what compiling may cost."""
+
+    tokenizer_json: str
+    """Path of the model's tokenizer.json."""
+    vocab_size: int
+    """The model's: the length of a row of logits."""
+    eos_token_ids: tuple[int, ...]
+    options: CompileOptions = CompileOptions()
+    num_helpers: int = 2
+    """Processes, at least 2. All but one may be busy with slow jobs at a time."""
+    time_limit_s: float = 10.0
+    """For one job, after which it is an error."""
+    patience_s: float = 1.0
+    """A job that takes longer is slow."""
+    memory_limit_bytes: int = 1 << 30
+    """For one helper, beyond what it needs when it is idle."""
+    cache_bytes: int = 256 << 20
+    """Of compiled grammars."""
+    max_waiting: int = 1024
+    """Jobs; more are refused with 503."""
+
+    def helper_config(self) -> jobs.HelperConfig:
+        return jobs.HelperConfig(
+            tokenizer_json=self.tokenizer_json,
+            vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            options=self.options,
+            memory_limit_bytes=self.memory_limit_bytes,
+        )
+
+
+class _Waiting:
+    """A job in the queue, and who waits for it."""
+
+    def __init__(self, job: jobs.Job) -> None:
+        self.job = job
+        self.is_slow = False
+        """It was stopped once, so that quick jobs could go on."""
+        self.reply: asyncio.Future[jobs.Reply] = asyncio.get_running_loop().create_future()
+
+
+class CompilePool:
+    """Used from one event loop. Helpers start when :meth:`start` is called, in the background.
+
+    Attributes:
+        compiled: the cache; its ``hits`` and ``misses`` count.
+        killed: how many helpers went over a limit or crashed.
+    """
+
+    def __init__(self, config: PoolConfig) -> None:
+        if config.num_helpers < 2:
+            raise ValueError("a pool needs 2 helpers, so that a slow job does not hold up the rest")
+        self.config = config
+        self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes)
+        self.killed = 0
+        self._under_way: dict[bytes, asyncio.Task[Compiled]] = {}
+        self._quick: collections.deque[_Waiting] = collections.deque()
+        self._slow: collections.deque[_Waiting] = collections.deque()
+        self._work = asyncio.Condition()
+        self._num_slow = 0
+        self._keepers: list[asyncio.Task[None]] = []
+        self._cannot_start: str | None = None
+
+    def start(self) -> None:
+        """Start the helpers; the first job waits until one has loaded the tokenizer."""
+        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.config.num_helpers)]
+
+    async def close(self) -> None:
+        """Kill the helpers; jobs that wait fail."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for waiting in [*self._quick, *self._slow]:
+            waiting.reply.cancel()
+        self._quick.clear()
+        self._slow.clear()
+
+    async def compile(self, spec: Spec) -> Compiled:
+        """Compile a constraint. Equal ones are compiled once, also those that are asked for at the same time.
+
+        Raises:
+            RequestError: it can't be enforced, or takes more time or memory than it may (400); too many jobs
+                wait (503).
+        """
+        key = hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
+        if (compiled := self.compiled.get(key)) is not None:
+            return compiled
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.create_task(self._compile(key, spec))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._under_way[key] = task
+        return await asyncio.shield(task)  # one that gives up leaves the others waiting
+
+    async def _compile(self, key: bytes, spec: Spec) -> Compiled:
+        try:
+            reply = await self._do(jobs.CompileJob(spec), "The constraint takes")
+            if not isinstance(reply, jobs.CompileDone):
+                raise _error_of(reply)
+            size = len(msgspec.msgpack.encode(reply.compiled))
+            self.compiled.put(key, reply.compiled, size)
+            return reply.compiled
+        finally:
+            del self._under_way[key]
+
+    async def validate(self, schema: Any, text: str) -> list[SpanError]:
+        """Why ``text`` is no JSON that is valid under ``schema``; empty if it is.
+
+        Formats are checked as far as ``jsonschema`` can.
+
+        Raises:
+            RequestError: it takes more time or memory than it may (400); too many jobs wait (503).
+        """
+        job = jobs.ValidateJob(json.dumps(schema, ensure_ascii=False), text)
+        reply = await self._do(job, "Validating the answer takes")
+        if not isinstance(reply, jobs.ValidateDone):
+            raise _error_of(reply)
+        return reply.errors
+
+    # ------------------------------------------------------------ queue
+
+    async def _do(self, job: jobs.Job, what: str) -> jobs.Reply:
+        """Queue a job and wait for its reply.
+
+        Raises:
+            RequestError: it went over a limit, or the queue is full.
+        """
+        if self._cannot_start is not None:
+            raise RequestError(
+                f"Structured output is not available: {self._cannot_start}", status=503
+            )
+        if len(self._quick) + len(self._slow) >= self.config.max_waiting:
+            raise RequestError(
+                f"{self.config.max_waiting} constraints wait to be compiled; try again later.",
+                status=503,
+                retry_after_s=1,
+            )
+        waiting = _Waiting(job)
+        async with self._work:
+            self._quick.append(waiting)
+            self._work.notify()
+        try:
+            return await waiting.reply
+        except TimeoutError:
+            limit = f"{self.config.time_limit_s:g} seconds"
+        except HelperDied as error:
+            limit = f"{self.config.memory_limit_bytes >> 20} MiB of memory ({error})"
+        raise RequestError(
+            f"{what} more than {limit}; simplify the schema, pattern or grammar.",
+            param="structured",
+            code="grammar",
+        )
+
+    async def _next(self) -> _Waiting:
+        """The next job that may run: a quick one first, a slow one while one helper is left for the others."""
+        async with self._work:
+            await self._work.wait_for(lambda: self._quick or (self._slow and self._may_be_slow()))
+            waiting = self._quick.popleft() if self._quick else self._slow.popleft()
+            if waiting.is_slow:
+                self._num_slow += 1
+            return waiting
+
+    def _may_be_slow(self) -> bool:
+        return self._num_slow < self.config.num_helpers - 1
+
+    # ------------------------------------------------------------ helpers
+
+    async def _keep(self) -> None:
+        """Keep one helper alive and give it jobs."""
+        helper: Helper | None = None
+        waiting: _Waiting | None = None
+        try:
+            while True:
+                if helper is None or not helper.is_alive:
+                    helper = await self._start_helper()
+                    if helper is None:
+                        return
+                waiting = waiting or await self._next()
+                if helper.is_alive:  # it may have died while it had nothing to do
+                    await self._run(helper, waiting)
+                    waiting = None
+        finally:
+            if helper is not None:
+                await helper.kill()
+            if waiting is not None:
+                waiting.reply.cancel()
+
+    async def _start_helper(self) -> Helper | None:
+        try:
+            return await Helper.start(self.config.helper_config())
+        except (HelperDied, TimeoutError, OSError) as error:
+            self._cannot_start = str(error) or "its helper processes do not start"
+            logger.error("Structured output is not available: %s", self._cannot_start)
+            for waiting in [*self._quick, *self._slow]:
+                if not waiting.reply.done():
+                    waiting.reply.set_result(jobs.Failed(self._cannot_start))
+            self._quick.clear()
+            self._slow.clear()
+            return None
+
+    async def _run(self, helper: Helper, waiting: _Waiting) -> None:
+        """Run one job to its end, its limit, or until it has to make room for quick ones."""
+        ends = time.monotonic() + self.config.time_limit_s
+        running = asyncio.create_task(helper.do(waiting.job))
+        counted = waiting.is_slow
+        try:
+            if not counted and not await _finished(running, self.config.patience_s):
+                verdict = await self._judge(running, ends)
+                counted = verdict == "slow"
+                if verdict == "make room":
+                    waiting.is_slow = True
+                    await helper.kill()
+                    async with self._work:
+                        self._slow.append(waiting)
+                    return
+            if await _finished(running, ends - time.monotonic()):
+                _settle(waiting, running)
+            else:
+                _fail(waiting, TimeoutError())
+            if not running.done() or _needs_new_helper(running):
+                self.killed += 1
+                await helper.kill()
+        finally:
+            running.cancel()
+            with contextlib.suppress(BaseException):
+                await running
+            if counted:
+                async with self._work:
+                    self._num_slow -= 1
+                    self._work.notify_all()
+
+    async def _judge(
+        self, running: asyncio.Task[jobs.Reply], ends: float
+    ) -> Literal["slow", "ended", "make room"]:
+        """Count a job as slow, if it may be; else let it go on as long as nobody waits for its helper."""
+        while not running.done() and time.monotonic() < ends:
+            if self._may_be_slow():
+                self._num_slow += 1
+                return "slow"
+            if self._quick:
+                return "make room"
+            await _finished(running, _LOOK_AGAIN_S)
+        return "ended"
+
+
+async def _finished(task: asyncio.Task[jobs.Reply], within_s: float) -> bool:
+    done, _ = await asyncio.wait({task}, timeout=max(within_s, 0.0))
+    return bool(done)
+
+
+def _settle(waiting: _Waiting, done: asyncio.Task[jobs.Reply]) -> None:
+    error = done.exception()
+    if error is not None:
+        _fail(waiting, error)
+    elif not waiting.reply.done():
+        waiting.reply.set_result(done.result())
+
+
+def _fail(waiting: _Waiting, error: BaseException) -> None:
+    if not waiting.reply.done():
+        waiting.reply.set_exception(error)
+
+
+def _needs_new_helper(done: asyncio.Task[jobs.Reply]) -> bool:
+    return done.exception() is not None or isinstance(done.result(), jobs.OutOfMemory)
+
+
+def _error_of(reply: jobs.Reply) -> RequestError:
+    match reply:
+        case jobs.Refused():
+            return RequestError(
+                reply.message, status=reply.status, param=reply.param, code=reply.code
+            )
+        case jobs.OutOfMemory():
+            return RequestError(
+                "The constraint takes more memory than it may; simplify it.",
+                param="structured",
+                code="grammar",
+            )
+        case _:
+            reason = getattr(reply, "reason", "")
+            logger.error("A helper process failed at a job: %s", reason)
+            return RequestError(
+                f"The constraint could not be handled: {reason}", param="structured"
+            )

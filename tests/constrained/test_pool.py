@@ -1,0 +1,371 @@
+"""Compiling and validating in helper processes: results, sharing, and what hostile input can't do."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from radixrt.constrained.cache import ByteLru
+from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.pool import CompilePool, PoolConfig
+from radixrt.constrained.route import CompileOptions, compile_spec
+from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Regex, Spec
+from radixrt.errors import RequestError
+from tests.constrained.test_matchers import accepts
+from tests.constrained.vocabularies import KINDS, facts_of
+
+KIND = "byte_level_json"
+SLOW_PATTERN = {"pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"}
+SLOW_TEXT = json.dumps("a" * 200)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    KINDS[KIND][0]().save(str(path))
+    return str(path)
+
+
+def config_of(tokenizer_json: str, **settings: Any) -> PoolConfig:
+    facts = facts_of(KIND)
+    return PoolConfig(
+        tokenizer_json=tokenizer_json,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        **settings,
+    )
+
+
+@pytest.fixture
+def with_pool(tokenizer_json: str) -> Callable[..., Any]:
+    """Run a coroutine function of a pool; afterwards no helper is left."""
+
+    def run(body: Callable[[CompilePool], Awaitable[Any]], **settings: Any) -> Any:
+        async def main() -> Any:
+            pool = CompilePool(config_of(tokenizer_json, **settings))
+            pool.start()
+            try:
+                return await asyncio.wait_for(body(pool), timeout=200)
+            finally:
+                await pool.close()
+
+        result = asyncio.run(main())
+        assert not helpers()
+        return result
+
+    return run
+
+
+def helpers() -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "radixrt.constrained" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def refusal(pool: CompilePool, spec: Spec) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        await pool.compile(spec)
+    return caught.value
+
+
+def test_what_comes_back_is_what_compiling_here_gives(with_pool: Callable[..., Any]) -> None:
+    specs: list[Spec] = [
+        JsonSchema(schema='{"type":"object","properties":{"b":{},"a":{}},"required":["b","a"]}'),
+        AnyJson(),
+        Regex(pattern="[a-z]+@[a-z]+"),
+        Choice(options=("yes", "no", "é?")),
+        Ebnf(grammar='root ::= "(" root? ")"'),
+    ]
+
+    async def body(pool: CompilePool) -> None:
+        facts = facts_of(KIND)
+        results = await asyncio.gather(*map(pool.compile, specs))
+        for spec, result in zip(specs, results, strict=True):
+            assert result == compile_spec(spec, facts, CompileOptions())
+        balanced = load_grammar(results[-1].grammar, facts)
+        assert accepts(balanced, facts, "((()))") and not accepts(balanced, facts, "(()")
+
+    with_pool(body)
+
+
+def test_equal_constraints_are_compiled_once(with_pool: Callable[..., Any]) -> None:
+    spec = Regex(pattern="[0-9]{4}-[0-9]{2}")
+
+    async def body(pool: CompilePool) -> None:
+        results = await asyncio.gather(*(pool.compile(spec) for _ in range(20)))
+        assert all(result is results[0] for result in results)
+        assert await pool.compile(Regex(pattern="[0-9]{4}-[0-9]{2}")) is results[0]
+        assert pool.compiled.hits == 1 and len(pool.compiled) == 1
+
+    with_pool(body)
+
+
+def test_one_that_gives_up_leaves_the_others_waiting(with_pool: Callable[..., Any]) -> None:
+    async def body(pool: CompilePool) -> None:
+        first = asyncio.create_task(pool.compile(Regex(pattern="abc")))
+        second = asyncio.create_task(pool.compile(Regex(pattern="abc")))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).grammar.source
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    with_pool(body)
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
+    cache: ByteLru[str, str] = ByteLru(10)
+    cache.put("a", "A", 4)
+    cache.put("b", "B", 4)
+    assert cache.get("a") == "A"
+    cache.put("c", "C", 4)
+    assert cache.get("b") is None and cache.get("a") == "A" and cache.get("c") == "C"
+    cache.put("a", "A2", 6)
+    assert cache.get("a") == "A2" and cache.used_bytes == 10
+    cache.put("large", "L", 11)
+    assert cache.get("large") is None and len(cache) == 2
+
+
+def test_what_can_not_be_enforced_is_an_error_of_the_request(with_pool: Callable[..., Any]) -> None:
+    async def body(pool: CompilePool) -> None:
+        for spec in (Regex(pattern="("), JsonSchema(schema="{"), Choice(options=())):
+            error = await refusal(pool, spec)
+            assert error.status == 400 and error.param == "structured"
+        assert pool.killed == 0
+
+    with_pool(body)
+
+
+def test_answers_are_validated_with_formats_and_nothing_is_fetched(
+    with_pool: Callable[..., Any],
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "day": {"format": "date"}},
+        "uniqueItems": True,
+    }
+
+    async def body(pool: CompilePool) -> None:
+        assert await pool.validate(schema, '{"a": 1, "day": "2024-02-29"}') == []
+        (wrong,) = await pool.validate(schema, '{"a": "x"}')
+        assert wrong.path == ("a",) and "integer" in wrong.message
+        assert await pool.validate(schema, '{"day": "2023-02-29"}')
+        assert await pool.validate(schema, '{"a": 1')
+        assert await pool.validate({}, "NaN")
+        assert await pool.validate({"maximum": 10**30}, str(10**30)) == []
+        assert await pool.validate({}, "[" * 100_000)
+        with pytest.raises(RequestError, match="could not be handled"):
+            await pool.validate({"$ref": "http://127.0.0.1:9/x"}, "1")
+        assert await pool.validate({"type": "null"}, "null") == []
+
+    with_pool(body)
+
+
+DEEP = 20_000
+
+
+def exponential(depth: int) -> dict[str, Any]:
+    """2 ** depth branches, if references are written out."""
+    definitions: dict[str, Any] = {
+        f"d{i}": {
+            "anyOf": [
+                {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}},
+                {"type": "object", "properties": {"b": {"$ref": f"#/$defs/d{i + 1}"}}},
+            ]
+        }
+        for i in range(depth)
+    }
+    definitions[f"d{depth}"] = {"type": "integer"}
+    return {"$ref": "#/$defs/d0", "$defs": definitions}
+
+
+HOSTILE: dict[str, Callable[[], Spec]] = {
+    "deep": lambda: JsonSchema(schema='{"items":' * DEEP + "{}" + "}" * DEEP),
+    "exponential": lambda: JsonSchema(schema=json.dumps(exponential(40))),
+    "loop": lambda: JsonSchema(schema='{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}}'),
+    "remote": lambda: JsonSchema(schema='{"$ref":"http://127.0.0.1:9/schema.json"}'),
+    "huge enum": lambda: JsonSchema(schema=json.dumps({"enum": [f"v{i}" for i in range(100_000)]})),
+    "huge choice": lambda: Choice(options=tuple(f"choice {i}" for i in range(100_000))),
+    "10 MB": lambda: JsonSchema(
+        schema=json.dumps({"properties": {f"p{i}": {"const": "x" * 90} for i in range(90_000)}})
+    ),
+    "40 MB": lambda: JsonSchema(schema=json.dumps({"const": "x" * 40_000_000})),
+    "repeats": lambda: Regex(pattern="(a{0,100000}b){0,100000}"),
+    "nested quantifiers": lambda: Regex(pattern="((((a+)+)+)+)+b"),
+    "counters": lambda: Regex(pattern=".*a.{3000}"),
+    "intersections": lambda: JsonSchema(
+        schema=json.dumps({"allOf": [{"pattern": f"^.*{c}.{{0,50}}$"} for c in "abcdefgh"]})
+    ),
+    "unicode": lambda: Regex(pattern="\\w{5000}\\p{L}{5000}"),
+    "ebnf repeats": lambda: Ebnf(grammar='root ::= ("a"{0,100000}){0,100000}'),
+    "ebnf nesting": lambda: Ebnf(grammar="root ::= " + "(" * DEEP + '"a"' + ")" * DEEP),
+    "ebnf left recursion": lambda: Ebnf(grammar="root ::= root root | root"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_hostile_constraints_end_in_bounded_time_and_others_go_on(
+    with_pool: Callable[..., Any], name: str
+) -> None:
+    """Compiled or refused; whichever, it is over by the time limit, and quick ones are served meanwhile."""
+    spec = HOSTILE[name]()
+
+    async def body(pool: CompilePool) -> None:
+        await pool.compile(AnyJson())
+        peak = 0
+
+        async def watch() -> None:
+            nonlocal peak
+            while True:
+                for helper in helpers():
+                    try:
+                        peak = max(peak, helper.memory_info().rss)
+                    except psutil.Error:
+                        continue
+                await asyncio.sleep(0.05)
+
+        watcher = asyncio.create_task(watch())
+        hostile = asyncio.create_task(pool.compile(spec))
+        for i in range(5):
+            assert (await pool.compile(Regex(pattern=f"quick{i}"))).grammar.source
+        started = time.monotonic()
+        try:
+            await hostile
+        except RequestError as error:
+            assert error.status == 400 and len(error.message) < 1000
+        assert time.monotonic() - started < 30
+        watcher.cancel()
+        assert peak < 2 << 30
+        assert (await pool.compile(Regex(pattern="afterwards"))).grammar.source
+
+    with_pool(body, time_limit_s=4.0, memory_limit_bytes=512 << 20)
+
+
+def test_a_catastrophic_pattern_is_stopped_and_the_helper_replaced(
+    with_pool: Callable[..., Any],
+) -> None:
+    async def body(pool: CompilePool) -> None:
+        with pytest.raises(RequestError, match="more than 1 seconds"):
+            await pool.validate(SLOW_PATTERN, SLOW_TEXT)
+        assert pool.killed == 1
+        assert await pool.validate(SLOW_PATTERN, '"Aa"') != []
+
+    with_pool(body, time_limit_s=1.0, patience_s=0.2)
+
+
+def test_quick_jobs_overtake_any_number_of_slow_ones(with_pool: Callable[..., Any]) -> None:
+    """Six jobs of 2 seconds on two helpers would take six; quick ones wait for none of them to end."""
+
+    async def body(pool: CompilePool) -> None:
+        await pool.compile(AnyJson())
+        slow = [
+            asyncio.create_task(pool.validate(SLOW_PATTERN, json.dumps("a" * (200 + i))))
+            for i in range(6)
+        ]
+        await asyncio.sleep(0.5)
+        for i in range(3):
+            await pool.compile(Regex(pattern=f"quick{i}"))
+        assert sum(task.done() for task in slow) <= 1
+        results = await asyncio.gather(*slow, return_exceptions=True)
+        assert all(isinstance(result, RequestError) for result in results)
+
+    with_pool(body, time_limit_s=2.0, patience_s=0.2)
+
+
+def test_too_many_jobs_are_refused(with_pool: Callable[..., Any]) -> None:
+    async def body(pool: CompilePool) -> None:
+        results = await asyncio.gather(
+            *(pool.compile(Regex(pattern=f"a{i}")) for i in range(10)), return_exceptions=True
+        )
+        refused = [r for r in results if isinstance(r, RequestError)]
+        assert len(refused) == 6 and all(r.status == 503 and r.retry_after_s for r in refused)
+
+    with_pool(body, max_waiting=4)
+
+
+def test_a_helper_that_is_killed_from_outside_is_replaced(with_pool: Callable[..., Any]) -> None:
+    async def body(pool: CompilePool) -> None:
+        await pool.compile(AnyJson())
+        for helper in helpers():
+            helper.send_signal(signal.SIGKILL)
+        await asyncio.sleep(0.3)
+        results = await asyncio.gather(*(pool.compile(Regex(pattern=f"b{i}")) for i in range(4)))
+        assert all(result.grammar.source for result in results)
+
+    with_pool(body)
+
+
+def test_memory_is_limited_also_while_a_library_works(with_pool: Callable[..., Any]) -> None:
+    """Validating makes a list that needs more than the limit."""
+
+    async def body(pool: CompilePool) -> None:
+        with pytest.raises(RequestError, match="memory"):
+            await pool.validate({}, "[" + "[],[[]]," * 3_000_000 + "1]")
+        assert await pool.validate({}, "[1]") == []
+
+    with_pool(body, memory_limit_bytes=128 << 20)
+
+
+def test_a_tokenizer_that_can_not_be_read_makes_the_pool_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+
+    async def main() -> None:
+        pool = CompilePool(config_of(str(path)))
+        pool.start()
+        error = await asyncio.wait_for(refusal(pool, AnyJson()), timeout=60)
+        assert str(path) in error.message
+        assert (await refusal(pool, AnyJson())).status == 503
+        await pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
+    code = textwrap.dedent(
+        """
+        import asyncio, sys, msgspec
+        from radixrt.constrained.pool import CompilePool, PoolConfig
+        async def main():
+            pool = CompilePool(msgspec.json.decode(sys.argv[1], type=PoolConfig))
+            pool.start()
+            jobs = [asyncio.create_task(pool.validate({"pattern": "^(([a-z])+.)+[A-Z]$"}, '"' + "a" * 300 + '"')) for _ in range(2)]
+            await asyncio.sleep(2.5)
+            print("busy", flush=True)
+            await asyncio.sleep(100)
+        asyncio.run(main())
+        """
+    )
+    import msgspec
+
+    config = config_of(tokenizer_json, time_limit_s=100.0, patience_s=100.0)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, msgspec.json.encode(config)], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None and parent.stdout.readline() == b"busy\n"
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) == 2
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+def test_the_helper_needs_no_torch() -> None:
+    code = "import radixrt.constrained.compiler_process, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
