@@ -7,10 +7,10 @@ portably, and formats that a backend does not enforce exactly become patterns th
 from typing import Any
 
 from radixrt.constrained.capabilities import Capabilities, Verdict
+from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 from radixrt.constrained.json_schema.features import ENFORCEABLE, ORIGIN, UNREAD, types_of
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 from radixrt.constrained.json_schema.patterns import portable
-from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 
 _KEPT = ENFORCEABLE | UNREAD | {"$defs", ORIGIN}
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs")
@@ -64,7 +64,9 @@ def _write_format(node: dict[str, Any], backend: str, table: Capabilities) -> No
         del node["format"]
         return
     pattern = format_pattern(name)
-    if pattern is None or table.verdict(backend, f"format/{name}") is Verdict.EXACT:
+    alone = not any(keyword in node for keyword in ("pattern", "minLength", "maxLength"))
+    exact = table.verdict(backend, f"format/{name}") is Verdict.EXACT
+    if pattern is None or (exact and alone):
         return
     if not table.verdict(backend, f"format-pattern/{name}").enforced:
         return
