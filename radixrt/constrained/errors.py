@@ -10,3 +10,15 @@ class CannotCompile(RadixrtError):
 class GrammarExhausted(RadixrtError):
     """A matcher ran into a limit of its library in the middle of an answer: nothing can be said of what may
     come next, so the answer must end with an error."""
+
+
+class CannotEnforce(CannotCompile):
+    """A keyword of a schema that nothing can hold an answer to; the request is refused with a 400."""
+
+    def __init__(self, keyword: str, pointer: str, reason: str) -> None:
+        super().__init__(f"The schema's {keyword!r} at {pointer or 'the root'} can't be enforced: {reason}")
+        self.keyword = keyword
+        self.pointer = pointer
+        """JSON pointer into the schema that the user sent; empty for the whole."""
+        self.reason = reason
+        """A sentence that says what is in the way, or what to change."""

@@ -1,0 +1,90 @@
+"""How does each installed library answer: does it compile this schema, and does it accept this text?
+
+Byte by byte, with a vocabulary of the 256 bytes: what a library accepts does not depend on the tokens.
+"""
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from radixrt.constrained.json_schema.compiling import llguidance_grammar
+
+Acceptor = Callable[[bytes], bool]
+"""Whether a text is accepted from beginning to end."""
+
+LIBRARIES = {"llguidance": "llguidance", "xgrammar": "xgrammar", "outlines-core": "outlines_core"}
+
+
+def versions() -> dict[str, str]:
+    """Of the installed libraries."""
+    return {name: version(name) for name in LIBRARIES}
+
+
+def compile_llguidance(schema: Any) -> Acceptor | None:
+    """None if it refuses the schema."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    grammar, error = llguidance_grammar(json.dumps(schema))
+    if error:
+        return None
+    tokenizer = LLTokenizer("byte")
+    start = LLMatcher(tokenizer, grammar)
+
+    def accepts(text: bytes) -> bool:
+        matcher = start.deep_copy()
+        return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
+
+    return accepts
+
+
+def compile_xgrammar(schema: Any) -> Acceptor | None:
+    """None if it refuses the schema."""
+    import xgrammar
+
+    compiler = _xgrammar_compiler()
+    try:
+        compiled = compiler.compile_json_schema(json.dumps(schema), strict_mode=False)
+    except RuntimeError:
+        return None
+
+    def accepts(text: bytes) -> bool:
+        matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
+        return all(map(matcher.accept_token, text)) and matcher.is_completed()
+
+    return accepts
+
+
+def _xgrammar_compiler() -> Any:
+    import xgrammar
+
+    vocabulary = [bytes([byte]) for byte in range(256)]
+    tokens = xgrammar.TokenizerInfo(vocabulary, xgrammar.VocabType.RAW, stop_token_ids=[])
+    return xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
+
+
+def compile_outlines(schema: Any) -> Acceptor | None:
+    """None if it refuses the schema. The index of the bytes is what its regular expression matches."""
+    from outlines_core import Index, Vocabulary
+    from outlines_core.json_schema import build_regex_from_schema
+
+    try:
+        index = Index(build_regex_from_schema(json.dumps(schema)), Vocabulary(256, {chr(i): [i] for i in range(128)}))
+    except (ValueError, RuntimeError):
+        return None
+    return lambda text: _walk(index, text)
+
+
+def _walk(index: Any, text: bytes) -> bool:
+    state = index.get_initial_state()
+    for byte in text:
+        state = index.get_next_state(state, byte)
+        if state is None:
+            return False
+    return index.is_final_state(state)
+
+
+COMPILERS: dict[str, Callable[[Any], Acceptor | None]] = {
+    "llguidance": compile_llguidance,
+    "xgrammar": compile_xgrammar,
+}

@@ -1,0 +1,79 @@
+"""Which keyword does a library mean that refuses a schema without a pointer? Found by compiling parts of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from radixrt.constrained.json_schema.compiling import compile_error
+from radixrt.constrained.json_schema.features import ORIGIN, constraints
+from radixrt.constrained.json_schema.relax import fewest_to_drop
+from radixrt.constrained.json_schema.walk import Place, at, children, reachable, reference_target
+
+MOST_COMPILES = 400
+"""Parts that are compiled to find a culprit; a schema with more is refused as a whole."""
+
+Blame = tuple[Place, tuple[str, ...], str]
+"""Place of a node, keywords of it without which it compiles, and what the library said of it."""
+
+
+def blamed(schema: Any, backend: str, error: str) -> list[Blame]:
+    """Keywords to give up; empty if none is found, or if no value satisfies the schema."""
+    if "nsatisfiable" in error:
+        return []
+    search = _Search(schema, backend)
+    return search.every_one_of() if "oneOf" in error else search.deepest(())
+
+
+class _Search:
+    def __init__(self, schema: Any, backend: str) -> None:
+        self.schema = schema
+        self.backend = backend
+        self.left = MOST_COMPILES
+
+    def every_one_of(self) -> list[Blame]:
+        """All ``oneOf`` that don't compile alone, so that a schema of many needs few rounds."""
+        found: list[Blame] = []
+        for place, node in reachable(self.schema):
+            if isinstance(node, dict) and "oneOf" in node:
+                error = self.error_of({"oneOf": node["oneOf"]})
+                if error and "oneOf" in error and not self._below_fails(node["oneOf"]):
+                    found.append((place, ("oneOf",), error))
+        return found or self.deepest(())
+
+    def _below_fails(self, branches: list[Any]) -> bool:
+        """Whether a branch alone is refused for a ``oneOf``: that one comes first."""
+        errors = (self.error_of(branch) for branch in branches)
+        return any(error is not None and "oneOf" in error for error in errors)
+
+    def deepest(self, place: Place) -> list[Blame]:
+        """The keywords of the deepest node that doesn't compile though all below it do."""
+        seen: set[Place] = set()
+        while True:
+            seen.add(place)
+            below = next((p for p in self._below(place) if p not in seen and self._fails(p)), None)
+            if below is None:
+                break
+            place = below
+        node = at(self.schema, place)
+        error = self.error_of(node)
+        if not isinstance(node, dict) or error is None:
+            return []
+        dropped = fewest_to_drop(node, constraints(node), lambda each: self.error_of(each) is None)
+        return [(place, dropped, error)] if dropped else []
+
+    def _below(self, place: Place) -> Iterator[Place]:
+        node = at(self.schema, place)
+        yield from (place + path for _, path, _ in children(node))
+        if (target := reference_target(node)) is not None:
+            yield target
+
+    def _fails(self, place: Place) -> bool:
+        error = self.error_of(at(self.schema, place))
+        return error is not None and "nsatisfiable" not in error
+
+    def error_of(self, node: Any) -> str | None:
+        """What the library says of a node as a schema of its own."""
+        if isinstance(node, bool) or self.left <= 0:
+            return None
+        self.left -= 1
+        alone = {k: v for k, v in node.items() if k not in (ORIGIN, "$defs")}
+        return compile_error(self.backend, {**alone, "$defs": self.schema.get("$defs", {})})

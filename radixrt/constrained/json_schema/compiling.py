@@ -1,0 +1,46 @@
+"""Does a library compile this schema, and if not, what does it say? """
+
+import functools
+import json
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from radixrt.constrained.backends.llguidance import json_schema_options
+
+LLGUIDANCE_OPTIONS = json_schema_options("flexible")
+
+
+@functools.cache
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def llguidance_grammar(schema_text: str) -> tuple[str, str | None]:
+    """(grammar, None), or (empty, what llguidance says against it)."""
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema_text, overrides=LLGUIDANCE_OPTIONS)
+    except ValueError as error:
+        return "", str(error)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, _byte_tokenizer())
+    if failed:
+        return "", "; ".join(messages)
+    return grammar, None
+
+
+def compile_error(backend: str, schema: Any) -> str | None:
+    """What the backend says against a schema; None if it compiles."""
+    text = json.dumps(schema, ensure_ascii=False)
+    if backend == "llguidance":
+        return llguidance_grammar(text)[1]
+    return _xgrammar_error(text)
+
+
+def _xgrammar_error(text: str) -> str | None:
+    import xgrammar
+
+    try:
+        xgrammar.Grammar.from_json_schema(text, strict_mode=False)
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[-1]
+    return None

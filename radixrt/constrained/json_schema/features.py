@@ -1,0 +1,237 @@
+"""What must a backend be able to enforce to hold an answer to this node of a schema?
+
+A feature is a name such as ``string/minLength+pattern``: keywords that act together on one type of value,
+in the variants that backends were seen to treat differently (``minProperties:many``). The table of
+capabilities is looked up by these names; a name that it does not have is never assumed to be enforced.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from radixrt.constrained.json_schema.formats import DEFINED
+from radixrt.constrained.json_schema.patterns import pattern_features
+
+ORIGIN = "$origin"
+"""Key under which the normaliser notes where in the user's schema a subschema comes from."""
+
+STRING = ("minLength", "maxLength", "pattern", "format")
+NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+ARRAY = (
+    "prefixItems", "items", "minItems", "maxItems",
+    "contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems",
+)  # fmt: skip
+OBJECT = (
+    "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
+    "propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedProperties",
+)  # fmt: skip
+LOGIC = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
+
+KEYWORDS_OF = {
+    "string": STRING,
+    "integer": NUMBER,
+    "number": NUMBER,
+    "array": ARRAY,
+    "object": OBJECT,
+    "boolean": (),
+    "null": (),
+}
+ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
+ENFORCEABLE = frozenset(
+    ("type", *LOGIC, *(k for keywords in KEYWORDS_OF.values() for k in keywords))
+)
+"""Every keyword that allows or forbids something; all others are annotations or hold definitions."""
+UNREAD = frozenset({"$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "extends"})
+"""Keywords that act, and that a normalised schema must not have any more."""
+
+EXACT_INTEGERS = 2**53
+"""Numbers from here on are a variant of their own: engines that compute in float64 round them."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One thing to enforce at one node."""
+
+    name: str
+    keywords: tuple[str, ...]
+    """Of the node: those without which it need not be enforced."""
+
+
+def constraints(node: dict[str, Any]) -> list[str]:
+    """The keywords of a node that allow or forbid something, in their order."""
+    return [keyword for keyword in node if keyword in ENFORCEABLE or keyword in UNREAD]
+
+
+def types_of(node: dict[str, Any]) -> tuple[str, ...]:
+    """The types that the node names, or all."""
+    named = node.get("type", ALL_TYPES)
+    return (named,) if isinstance(named, str) else tuple(named)
+
+
+def node_features(node: Any, *, recursive: bool = False) -> list[Feature]:
+    """Features of a node itself; its subschemas have their own.
+
+    ``recursive`` tells that its ``$ref`` leads back to itself.
+    """
+    if isinstance(node, bool):
+        return [Feature("any/true" if node else "any/false", ())]
+    return [*_unread(node), *_of_types(node), *_of_logic(node, recursive)]
+
+
+def _unread(node: dict[str, Any]) -> Iterator[Feature]:
+    for keyword in node:
+        if keyword in UNREAD:
+            yield Feature(f"unread/{keyword}", (keyword,))
+
+
+# ---------------------------------------------------------------- keywords of one type
+
+
+def _of_types(node: dict[str, Any]) -> Iterator[Feature]:
+    types = types_of(node)
+    any_keyword = False
+    for type_name in types:
+        present = [k for k in KEYWORDS_OF.get(type_name, ()) if _acts(k, node)]
+        any_keyword = any_keyword or bool(present)
+        yield from _together(type_name, present, node)
+    if "type" not in node:
+        if any_keyword:
+            yield Feature("any/type:missing", ())
+    elif len(types) > 1:
+        yield Feature("any/type:several", ())
+
+
+def _acts(keyword: str, node: dict[str, Any]) -> bool:
+    """False for a keyword that says nothing with this value."""
+    if keyword not in node:
+        return False
+    value = node[keyword]
+    match keyword:
+        case "minItems" | "minLength" | "minProperties":
+            return value != 0
+        case "required" | "properties" | "patternProperties" | "dependentRequired" | "prefixItems":
+            return bool(value)
+        case "additionalProperties" | "items":
+            return value is not True and constraints_or_false(value)
+        case "format":
+            return value in DEFINED
+        case "uniqueItems":
+            return value is True
+    return True
+
+
+def constraints_or_false(schema: Any) -> bool:
+    """Whether a schema forbids anything."""
+    return not schema if isinstance(schema, bool) else bool(constraints(schema))
+
+
+def _together(type_name: str, present: list[str], node: dict[str, Any]) -> Iterator[Feature]:
+    """One feature for the keywords that act together, others for what stands in their values."""
+    if not present:
+        yield Feature(f"{type_name}/", ())
+        return
+    names = [keyword + _variant(keyword, node) for keyword in present]
+    yield Feature(f"{type_name}/{'+'.join(names)}", tuple(present))
+    for keyword in present:
+        yield from _inside(type_name, keyword, node)
+
+
+def _variant(keyword: str, node: dict[str, Any]) -> str:
+    value = node[keyword]
+    match keyword:
+        case "minProperties":
+            return ":one" if value == 1 else ":many"
+        case "additionalProperties" | "items" if value is False:
+            return ":false"
+        case "required":
+            declared = node.get("properties", {})
+            return "" if all(name in declared for name in value) else ":undeclared"
+    return ""
+
+
+def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feature]:
+    value = node[keyword]
+    if keyword == "pattern":
+        yield from (Feature(f"pattern/{name}", ("pattern",)) for name in pattern_features(value))
+    elif keyword == "format":
+        yield Feature(f"format/{value}", ("format",))
+    elif keyword == "patternProperties":
+        names = {name for pattern in value for name in pattern_features(pattern)}
+        yield from (Feature(f"patternProperties/{name}", (keyword,)) for name in sorted(names))
+        if len(value) > 1:
+            yield Feature("patternProperties/several", (keyword,))
+    elif keyword in NUMBER:
+        variant = number_variant(value)
+        if variant:
+            yield Feature(f"{type_name}/{keyword}:{variant}", (keyword,))
+    elif keyword in ("properties", "required"):
+        if any(not _plain(name) for name in value):
+            yield Feature(f"{keyword}/name:escaped", (keyword,))
+
+
+def number_variant(value: float) -> str:
+    """How hard a bound is: empty for small integers, else ``fraction``, ``tiny`` or ``huge``."""
+    if isinstance(value, float) and not math.isfinite(value) or abs(value) >= EXACT_INTEGERS:
+        return "huge"
+    if value == int(value):
+        return ""
+    return "fraction" if len(repr(abs(value)).replace(".", "")) <= 9 and "e" not in repr(value) else "tiny"
+
+
+def _plain(text: str) -> bool:
+    """Whether JSON writes the text without an escape."""
+    return all(" " <= character and character not in '"\\\x7f' for character in text)
+
+
+# ---------------------------------------------------------------- keywords of all types
+
+
+def _of_logic(node: dict[str, Any], recursive: bool) -> Iterator[Feature]:
+    present = [keyword for keyword in LOGIC if keyword in node]
+    others = [k for k in node if k in ENFORCEABLE and k not in LOGIC and (k == "type" or _acts(k, node))]
+    for keyword in present:
+        if keyword in ("then", "else"):
+            continue
+        alone = len(present) == 1 and not others
+        if keyword in ("enum", "const"):
+            yield from _of_values(keyword, node)
+            alone = len(present) == 1 and others in ([], ["type"])
+            beside = "+type" if others else ""
+        else:
+            beside = ""
+        name = "$ref:recursive" if keyword == "$ref" and recursive else keyword
+        yield Feature(f"any/{name}{beside if alone else '+siblings'}", (keyword,))
+
+
+def _of_values(keyword: str, node: dict[str, Any]) -> Iterator[Feature]:
+    values = node["enum"] if keyword == "enum" else [node["const"]]
+    for kind in sorted({_kind(value) for value in values}):
+        yield Feature(f"value/{kind}", (keyword,))
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case None:
+            return "null"
+        case str():
+            return _kind_of_text(value)
+        case int() | float():
+            variant = number_variant(value)
+            return f"number:{variant}" if variant else "number"
+        case list() | dict() if not value:
+            return "empty"
+        case list():
+            return "array"
+        case dict():
+            return "object" if all(map(_plain, value)) else "object:escaped"
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def _kind_of_text(text: str) -> str:
+    if _plain(text):
+        return "string"
+    controls = [c for c in text if c < " " or c == "\x7f"]
+    return "string:control" if any(c not in "\n\r\t\b\f" for c in controls) else "string:escaped"
