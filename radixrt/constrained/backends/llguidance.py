@@ -126,9 +126,15 @@ def _keys_of(value: Any) -> set[str]:
 
 
 def _sentence(error: str) -> str:
-    """llguidance's error without the excerpt of the grammar that follows it."""
-    first = error.split("\n", 1)[0].strip()
-    return first[:500]
+    """llguidance's error without the excerpt of the grammar that follows it, and what to do about it."""
+    lines = [line.strip() for line in error.strip().split("\n")]
+    details = [line for line in lines[1:] if line.startswith("error:")]
+    first = " ".join([lines[0], *details])[:500]
+    if "lookaround" in first or "look-around" in first:
+        return f"{first} Write it without lookahead, lookbehind and word borders."
+    if "backreference" in first:
+        return f"{first} Write it without references to groups."
+    return first
 
 
 # ---------------------------------------------------------------- matching
