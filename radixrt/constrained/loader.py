@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.constrained.backends import llguidance
+from radixrt.constrained.backends import fsm, llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
@@ -21,6 +21,8 @@ def load_grammar(grammar: Grammar, facts: TokenizerFacts) -> Matcher:
         from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
 
         return xgrammar.load(grammar, facts)
+    if grammar.backend == "fsm":
+        return fsm.load(grammar, facts)
     return llguidance.load(grammar, facts)
 
 

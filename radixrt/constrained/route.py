@@ -95,7 +95,12 @@ def _json_schema(spec: JsonSchema, facts: TokenizerFacts, options: CompileOption
 
 
 def _regex(pattern: str, facts: TokenizerFacts, options: CompileOptions) -> Grammar:
-    return llguidance.compile_regex(pattern, facts)
+    exact = llguidance.compile_regex(pattern, facts)
+    if options.backend not in ("auto", "fsm"):
+        return exact
+    from radixrt.constrained.backends import fsm_compiler  # here: the worker needs none of it
+
+    return fsm_compiler.compile_regex(pattern, exact, facts) or exact
 
 
 def _choice(choices: tuple[str, ...], facts: TokenizerFacts, options: CompileOptions) -> Grammar:

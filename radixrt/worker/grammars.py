@@ -1,14 +1,14 @@
 """Which tokens may each constrained sequence take next? The worker's matchers and their bitmask.
 
-A grammar is loaded once, in a thread beside the steps, and forked for every sequence that uses it. During
-a forward pass the bitmask of its rows is filled in another thread; the sampler gets it when the logits are
-there. Afterwards the matchers take the sampled tokens and say which ones must follow.
+A grammar is loaded once, in a thread beside the steps, and forked for every sequence that uses it. The
+bitmask is filled after the forward pass was launched, which a GPU computes meanwhile; the sampler applies
+it. Afterwards the matchers take the sampled tokens and say which ones must follow.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -146,7 +146,6 @@ class GrammarState:
         self._eos_token_ids = list(eos_token_ids)
         self._jump_forward = jump_forward
         self._held: dict[int, _Held] = {}
-        self._filling = ThreadPoolExecutor(1, "fill-bitmask")
 
     def admit(self, slot: int, use: GrammarUse, output: TokenIds, *, may_jump: bool) -> None:
         """Hold the sequence of a slot to a grammar.
@@ -174,17 +173,14 @@ class GrammarState:
 
     # ------------------------------------------------------------ a step
 
-    def begin_mask(self, slots: NDArray[np.int64]) -> "Future[TokenMask] | None":
-        """Fill the bitmask of the rows ``slots`` [rows] in a thread; None if none of them is constrained."""
+    def mask(self, slots: NDArray[np.int64]) -> TokenMask | None:
+        """What the rows ``slots`` [rows] may sample; None if none of them is constrained."""
         if not self._held:
             return None
         rows = [row for row, slot in enumerate(slots.tolist()) if slot in self._held]
         if not rows:
             return None
         held = [self._held[int(slots[row])] for row in rows]
-        return self._filling.submit(self._fill, np.array(rows), held)
-
-    def _fill(self, rows: NDArray[np.int64], held: list[_Held]) -> TokenMask:
         bits = np.full((len(rows), self._num_words), ALL_TOKENS, dtype=np.int32)
         matchers = [None if one.begin_after or one.failed else one.matcher for one in held]
         try:
@@ -199,7 +195,7 @@ class GrammarState:
             one.failed = one.failed or not row.any()
             if one.failed:
                 row.fill(ALL_TOKENS)  # whatever is sampled now is not used
-        return TokenMask(rows, bits)
+        return TokenMask(np.array(rows, dtype=np.int64), bits)
 
     def _fill_one_by_one(self, held: list[_Held], bits: NDArray[np.int32]) -> None:
         """Find out which matchers can't go on."""

@@ -19,7 +19,7 @@ from radixrt.messages import (
 )
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
-from radixrt.worker.grammars import GrammarState, TokenMask
+from radixrt.worker.grammars import GrammarState
 from radixrt.worker.kv_pool import KVPool
 from radixrt.worker.logprobs import prompt_logprob_rows
 from radixrt.worker.sampler import sample
@@ -56,13 +56,10 @@ class ModelRunner:
         begin = time.perf_counter()
         self._apply(plan)
         inputs = self._batch.next_step(plan)
-        mask = self.grammars.begin_mask(inputs.sampling_slots)
         before_forward = time.perf_counter()
         hidden, logits = self._forward(inputs)
         after_forward = time.perf_counter()
-        slots, token_ids, logprobs = self._sample(
-            inputs, logits, None if mask is None else mask.result()
-        )
+        slots, token_ids, logprobs = self._sample(inputs, logits)
         return StepResult(
             step_id=plan.step_id,
             slots=pack_ids(slots),
@@ -104,12 +101,13 @@ class ModelRunner:
         return hidden, self._model.logits(hidden[inputs.sampling_rows])
 
     def _sample(
-        self, inputs: StepInputs, logits: torch.Tensor, mask: TokenMask | None
+        self, inputs: StepInputs, logits: torch.Tensor
     ) -> tuple[NDArray[np.int64], TokenIds, list[LogprobRow]]:
         """Slots and their new tokens, and the log-probabilities asked for."""
         slots = inputs.sampling_slots
         if not len(slots):
             return slots, NO_TOKENS, []
+        mask = self.grammars.mask(slots)
         sampled = sample(self._sampling, logits, slots, inputs.sampling_positions, mask)
         self._batch.record(slots, sampled.token_ids)
         token_ids, logprobs = sampled.to_host()

@@ -34,6 +34,10 @@ On one CPU core, 32k vocabulary: 56 and 275 µs, against 1,750 µs for the sort.
 CHUNK_ELEMENTS = 1 << 18
 """Logits that go together on a CPU where several passes are made over them: what stays in the cache."""
 
+SPARSE_SHARE = 16
+"""A row of which less than a sixteenth is allowed is written from what is allowed: reading a hundred logits
+beats passing over all of them."""
+
 ARGMAX_BLOCK = 256
 ARGMAX_BLOCKS_ABOVE = 1 << 17
 """Numbers from which on its eight small operations cost less than one slow one."""
@@ -190,14 +194,20 @@ def _draw_truncated(
 
 
 def _keep_allowed(logits: Tensor, mask: TokenMask) -> None:
-    """Set the logits of all tokens that the mask does not allow to minus infinity.
-
-    A row with few allowed tokens is written from those: reading a hundred beats passing over 100k.
-    """
+    """Set the logits of all tokens that the mask does not allow to minus infinity."""
     vocab = logits.shape[-1]
-    allowed = np.unpackbits(mask.bits.view(np.uint8), axis=-1, bitorder="little")[:, :vocab]
-    for row, bits in zip(mask.rows.tolist(), allowed, strict=True):
-        token_ids = torch.from_numpy(np.flatnonzero(bits)).to(logits.device)
+    bits = np.unpackbits(mask.bits.view(np.uint8), axis=-1, bitorder="little")
+    allowed = bits[:, :vocab].view(np.bool_)  # [n, vocab]
+    if logits.device.type != "cpu":
+        rows = torch.from_numpy(mask.rows).to(logits.device)
+        forbidden = torch.from_numpy(~allowed).to(logits.device)
+        logits[rows] = logits[rows].masked_fill_(forbidden, -math.inf)
+        return
+    for row, keep in zip(mask.rows.tolist(), allowed, strict=True):
+        if np.count_nonzero(keep) * SPARSE_SHARE > vocab:
+            logits[row].masked_fill_(torch.from_numpy(~keep), -math.inf)
+            continue
+        token_ids = torch.from_numpy(np.flatnonzero(keep))
         kept = logits[row, token_ids]
         logits[row].fill_(-math.inf)[token_ids] = kept
 

@@ -4,16 +4,18 @@ The oracle is brute force: languages small enough to be written out whole.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
+import hypothesis
 import jsonschema
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixrt.constrained.backends import llguidance
-from radixrt.constrained.errors import CannotCompile
+from radixrt.constrained.backends import fsm_compiler, llguidance, xgrammar
+from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.loader import fill_masks, load_grammar
 from radixrt.constrained.matcher import Matcher, bitmask_words
@@ -21,7 +23,24 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from tests.constrained.vocabularies import KINDS, facts_of
 
 Compile = Callable[[str, TokenizerFacts], Grammar]
-REGEX_BACKENDS: dict[str, Compile] = {"llguidance": llguidance.compile_regex}
+
+
+HELLO = "Hello( world| the| to)"
+
+
+def fsm_or_none(pattern: str, facts: TokenizerFacts) -> Grammar:
+    """The finite-state machine; a test that gets none has nothing to look at."""
+    grammar = fsm_compiler.compile_regex(pattern, llguidance.compile_regex(pattern, facts), facts)
+    if grammar is None and hypothesis.currently_in_test_context():
+        hypothesis.reject()
+    assert grammar is not None
+    return grammar
+
+
+REGEX_BACKENDS: dict[str, Compile] = {
+    "fsm": fsm_or_none,
+    "llguidance": llguidance.compile_regex,
+}
 
 each_backend = pytest.mark.parametrize("backend", sorted(REGEX_BACKENDS))
 each_kind = pytest.mark.parametrize("kind", sorted(KINDS))
@@ -164,7 +183,7 @@ def test_forced_tokens_are_those_of_decoding_step_by_step(
 @each_backend
 def test_a_token_that_is_not_allowed_is_not_taken_and_nothing_changes(backend: str) -> None:
     facts = facts_of("byte_level")
-    matcher = load_grammar(REGEX_BACKENDS[backend]("Hello( world| the)+", facts), facts)
+    matcher = load_grammar(REGEX_BACKENDS[backend](HELLO, facts), facts)
     ids = facts.encode("Hello world")
     before = allowed(matcher, facts)
     wrong = next(t for t in range(facts.vocab_size) if facts.tokens[t] == b"!")
@@ -172,7 +191,7 @@ def test_a_token_that_is_not_allowed_is_not_taken_and_nothing_changes(backend: s
         assert matcher.advance([bad]) == 0
         assert allowed(matcher, facts) == before
     assert matcher.advance([*ids, wrong, *ids]) == len(ids)
-    fresh = load_grammar(REGEX_BACKENDS[backend]("Hello( world| the)+", facts), facts)
+    fresh = load_grammar(REGEX_BACKENDS[backend](HELLO, facts), facts)
     assert fresh.advance(ids) == len(ids)
     assert allowed(matcher, facts) == allowed(fresh, facts)
     with pytest.raises(ValueError, match="give back"):
@@ -182,7 +201,7 @@ def test_a_token_that_is_not_allowed_is_not_taken_and_nothing_changes(backend: s
 @each_backend
 def test_a_fork_goes_its_own_way(backend: str) -> None:
     facts = facts_of("byte_level")
-    matcher = load_grammar(REGEX_BACKENDS[backend]("Hello( world| the)+", facts), facts)
+    matcher = load_grammar(REGEX_BACKENDS[backend](HELLO, facts), facts)
     assert matcher.advance(facts.encode("Hello")) == len(facts.encode("Hello"))
     before = allowed(matcher, facts)
     fork = matcher.fork()
@@ -197,7 +216,7 @@ def test_a_fork_goes_its_own_way(backend: str) -> None:
 def test_a_batch_of_rows_is_filled_like_each_row_alone(backend: str) -> None:
     facts = facts_of("byte_level_json")
     compile_ = REGEX_BACKENDS[backend]
-    patterns = ["Hello( world)?", "[0-9]{1,3}", "(true|false|null)", '"[^"]*"']
+    patterns = ["Hello( world| to)", "[0-9]{2}", "(true|false|null)", '"[^"]{0,3}"']
     matchers: list[Matcher | None] = [
         load_grammar(compile_(pattern, facts), facts) for pattern in patterns
     ]
@@ -212,6 +231,85 @@ def test_a_batch_of_rows_is_filled_like_each_row_alone(backend: str) -> None:
             matcher.fill_mask(expected)
         assert (row == expected).all()
     assert (bitmask[5:] == 0x55).all()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "positive|negative|neutral",
+        "[0-9]{4}-[0-9]{2}-[0-9]{2}",
+        "(yes|no), (yes|no)",
+        "[+-]?[0-9]{3}",
+        "#[0-9a-f]{6}",
+    ],
+)
+@each_kind
+def test_everyday_patterns_become_machines(kind: str, pattern: str) -> None:
+    facts = facts_of(kind)
+    exact = llguidance.compile_regex(pattern, facts)
+    assert fsm_compiler.compile_regex(pattern, exact, facts) is not None
+
+
+@pytest.mark.parametrize(
+    "pattern", ["1(a[0-9]+)?", "(ab)+", "\\w{300}", "(a|b)*a(a|b){12}", "a" * 5000]
+)
+def test_a_machine_that_would_differ_or_be_large_is_not_used(pattern: str) -> None:
+    """outlines-core's index forbids ``a`` after ``1`` in the first."""
+    facts = facts_of("byte_level_json")
+    exact = llguidance.compile_regex(pattern, facts)
+    assert fsm_compiler.compile_regex(pattern, exact, facts) is None
+
+
+def test_a_machine_for_another_vocabulary_is_refused() -> None:
+    facts = facts_of("byte_level")
+    with pytest.raises(GrammarExhausted):
+        load_grammar(fsm_or_none(HELLO, facts), facts_of("byte_level_json"))
+    with pytest.raises(GrammarExhausted):
+        load_grammar(Grammar("fsm", b"\0" * 100), facts)
+
+
+# ---------------------------------------------------------------- EBNF
+
+
+def as_ebnf(pattern: str) -> str:
+    """The finite languages' patterns, which have groups, alternations, counts and literals, as a rule."""
+    tokens = re.findall(r"[()|]|\{\d,\d\}|(?:\\.|[^()|{\\])+", pattern)
+    texts = [
+        token
+        if token in ("(", ")", "|") or token[0] == "{"
+        else json.dumps(token.replace("\\{", "{"))
+        for token in tokens
+    ]
+    return "root ::= " + " ".join(texts)
+
+
+@each_kind
+@slow_start
+@given(language=LANGUAGES, data=st.data())
+def test_ebnf_masks_are_what_brute_force_says(
+    kind: str, language: tuple[str, frozenset[str]], data: st.DataObject
+) -> None:
+    pattern, words = language
+    facts = facts_of(kind)
+    grammar = xgrammar.compile_ebnf(as_ebnf(pattern), facts)
+    fresh = load_grammar(grammar, facts)
+    matcher, so_far, taken = fresh.fork(), b"", []
+    while True:
+        expected = may_come(words, so_far, facts)
+        assert allowed(matcher, facts) == expected
+        assert {t for t in range(facts.vocab_size) if matcher.fork().advance([t])} == expected
+        assert matcher.is_terminated() == (expected <= set(facts.eos_token_ids))
+        stepper = matcher.fork()
+        for token in matcher.forced_tokens():
+            assert allowed(stepper, facts) == {token}
+            assert stepper.advance([token]) == 1
+        taken.append(data.draw(st.sampled_from(sorted(expected))))
+        assert matcher.advance(taken[-1:]) == 1
+        if taken[-1] in facts.eos_token_ids:
+            break
+        so_far += facts.tokens[taken[-1]]
+    assert so_far.decode() in words and matcher.advance(taken[-1:]) == 0
+    check_rollback(matcher, fresh, taken, facts)
 
 
 # ---------------------------------------------------------------- JSON
@@ -306,7 +404,7 @@ def test_a_pattern_that_can_not_be_held_is_refused(pattern: str) -> None:
 
 def test_a_dead_copy_does_not_take_the_others_with_it() -> None:
     facts = facts_of("byte_level")
-    matcher = load_grammar(llguidance.compile_regex("Hello( world| the)+", facts), facts)
+    matcher = load_grammar(llguidance.compile_regex(HELLO, facts), facts)
     assert isinstance(matcher, llguidance.LlguidanceMatcher)
     ids = facts.encode("Hello world")
     assert matcher.advance(ids) == len(ids)

@@ -74,6 +74,7 @@ class _TagGrammar:
         self, spec: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
     ) -> None:
         self._spec = spec
+        self._facts = facts
         self._whitespace = whitespace
         self._control = facts.special_names
         self._named: list[dict[str, Any]] = []
@@ -139,6 +140,7 @@ class _TagGrammar:
                 self._named.append({"name": name, "lark_grammar": content.grammar})
                 return f"@{name} {end}"
             case Regex():
+                llguidance.compile_regex(content.pattern, self._facts)  # alone: ``a)|(b`` is none
                 return self._terminal(index, _regex(content.pattern), tag.end)
             case Choice():
                 return self._terminal(index, _regex(alternatives(content.options)), tag.end)

@@ -12,7 +12,7 @@ from radixrt.constrained.capabilities import Capabilities, JsonBackend, capabili
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
 from radixrt.constrained.json_schema.blame import blamed
-from radixrt.constrained.json_schema.checks import Faults, checkable, place_checks
+from radixrt.constrained.json_schema.checks import Faults, place_checks, self_contained
 from radixrt.constrained.json_schema.compiling import compile_error
 from radixrt.constrained.json_schema.features import ORIGIN, UNREAD, node_features
 from radixrt.constrained.json_schema.normal_form import normal_form
@@ -111,7 +111,7 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
 def validator_schema(schema: Any) -> Any:
     """The whole as a validator reads it; a normalised schema as it is, where there are parts that none can read."""
     try:
-        return checkable(schema)
+        return self_contained(schema, schema)
     except CannotEnforce:
         return without_origins(schema)
 

@@ -64,7 +64,9 @@ def _write_format(node: dict[str, Any], backend: str, table: Capabilities) -> No
         del node["format"]
         return
     pattern = format_pattern(name)
-    if pattern is None or table.verdict(backend, f"format/{name}") is Verdict.EXACT:
+    alone = not any(keyword in node for keyword in ("pattern", "minLength", "maxLength"))
+    exact = table.verdict(backend, f"format/{name}") is Verdict.EXACT
+    if pattern is None or (exact and alone):
         return
     if not table.verdict(backend, f"format-pattern/{name}").enforced:
         return

@@ -1,0 +1,198 @@
+"""When may a finite-state machine stand in for llguidance? When it is small, quickly built, and proven equal.
+
+outlines-core builds the machine. It is fast to walk, but its index is known to lose tokens (after ``1``,
+``1(a[0-9]+)?`` forbids ``a``), and some syntax it reads in its own way. So each state is reached with
+llguidance as well, and must allow the same tokens there; a machine that differs anywhere is thrown away.
+"""
+
+import functools
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import outlines_core
+from numpy.typing import NDArray
+
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.backends.fsm import NOT_FORCED, Table
+from radixrt.constrained.backends.llguidance import LlguidanceMatcher
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.matcher import single_token
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+
+MAX_STATES = 256
+MAX_EDGES = 1 << 18
+MAX_CHECKED_EDGES = 2048
+"""Edges at whose end the masks are compared once more, spread over all."""
+BUDGET_S = 1.0
+MAX_PATTERN_CHARS = 4096
+
+
+def compile_regex(pattern: str, exact: Grammar, facts: TokenizerFacts) -> Grammar | None:
+    """The machine for a pattern that llguidance has compiled to ``exact``; None if there is none, it is too
+    large, takes too long, or is not equal."""
+    if len(pattern) > MAX_PATTERN_CHARS or sys.platform == "win32":
+        return None
+    _vocabulary(facts)  # before the fork, so that it is made once
+    source = _within_budget(lambda: _build(pattern, exact, facts))
+    return Grammar("fsm", source) if source else None
+
+
+@functools.lru_cache(maxsize=4)
+def _vocabulary(facts: TokenizerFacts) -> Any:
+    ids: dict[bytes, list[int]] = {}
+    for token_id, token in enumerate(facts.tokens):
+        if token and token_id not in facts.special_ids:
+            ids.setdefault(token, []).append(token_id)
+    return outlines_core.Vocabulary(facts.eos_token_ids[0], ids)
+
+
+def _within_budget(build: Any) -> bytes:
+    """What ``build`` returns, from a child process that is killed when it takes too long; b"" then.
+
+    outlines-core can't be interrupted: only the end of its process stops it.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, BUDGET_S)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            with os.fdopen(write_end, "wb") as pipe:
+                pipe.write(build())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        source = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return source if status == 0 else b""
+
+
+def _build(pattern: str, exact: Grammar, facts: TokenizerFacts) -> bytes:
+    """b"" if there is no equal machine within the bounds."""
+    try:
+        index = outlines_core.Index(pattern, _vocabulary(facts))
+    except ValueError:
+        return b""
+    table = _table_of(index, facts)
+    if table is None or not _is_equal(table, exact, facts):
+        return b""
+    return table.pack()
+
+
+def _table_of(index: Any, facts: TokenizerFacts) -> Table | None:
+    transitions: dict[int, dict[int, int]] = index.get_transitions()
+    initial, finals = index.get_initial_state(), index.get_final_states()
+    ends = set(facts.eos_token_ids)
+    if len(transitions) > MAX_STATES or sum(map(len, transitions.values())) > MAX_EDGES:
+        return None
+    states = {initial} | set(transitions) | set(finals)
+    for targets in transitions.values():
+        states |= {state for token, state in targets.items() if token not in ends}
+    number = {state: i for i, state in enumerate(sorted(states))}
+    offsets, tokens, following = [0], [], []
+    for state in sorted(states):
+        edges = sorted((t, s) for t, s in transitions.get(state, {}).items() if t not in ends)
+        tokens += [token for token, _ in edges]
+        following += [number[target] for _, target in edges]
+        offsets.append(len(tokens))
+    return Table(
+        facts.vocab_size,
+        number[initial],
+        _int32(offsets),
+        _int32(tokens),
+        _int32(following),
+        np.full(len(states), NOT_FORCED, dtype=np.int32),
+        _int32([state in finals for state in sorted(states)]),
+    )
+
+
+def _int32(values: list[Any]) -> NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)
+
+
+def _is_equal(table: Table, exact: Grammar, facts: TokenizerFacts) -> bool:
+    """Walk machine and matcher side by side: to every state, then over a spread of all edges.
+
+    Fills ``table.forced`` on the way.
+    """
+    reached: dict[int, LlguidanceMatcher] = {table.initial: llguidance.load(exact, facts)}
+    waiting = [table.initial]
+    while waiting:
+        state = waiting.pop()
+        matcher = reached[state]
+        if not _agrees(table, state, matcher, facts, decide_forced=True):
+            return False
+        for token, target in _edges(table, state):
+            if target not in reached:
+                reached[target] = _after(matcher, token)
+                waiting.append(target)
+    step = max(1, len(table.tokens) // MAX_CHECKED_EDGES)
+    edges = [(state, *edge) for state in reached for edge in _edges(table, state)]
+    return all(
+        _agrees(table, target, _after(reached[state], token), facts, decide_forced=False)
+        for state, token, target in edges[::step]
+    )
+
+
+def _edges(table: Table, state: int) -> list[tuple[int, int]]:
+    span = slice(int(table.offsets[state]), int(table.offsets[state + 1]))
+    return list(zip(table.tokens[span].tolist(), table.targets[span].tolist(), strict=True))
+
+
+def _after(matcher: LlguidanceMatcher, token: int) -> LlguidanceMatcher:
+    following = matcher.fork()
+    if following.advance([token]) != 1:
+        raise ValueError("a token that the machine allows is not allowed")
+    return following
+
+
+def _agrees(
+    table: Table,
+    state: int,
+    matcher: LlguidanceMatcher,
+    facts: TokenizerFacts,
+    *,
+    decide_forced: bool,
+) -> bool:
+    """Does the machine in this state allow exactly what the matcher takes?
+
+    Where the next bytes are certain, the matcher's mask holds one token of those that it takes.
+    """
+    tokens = table.tokens[table.offsets[state] : table.offsets[state + 1]]
+    row = np.zeros_like(facts.eos_mask)
+    matcher.fill_mask(row)
+    mask = np.unpackbits(row.view(np.uint8), bitorder="little").astype(np.bool_)
+    if mask[list(facts.eos_token_ids)].any() != bool(table.accepting[state]):
+        return False
+    mask[list(facts.eos_token_ids)] = False
+    allowed = np.zeros_like(mask)
+    allowed[tokens] = True
+    only = single_token(row)
+    if only is None or only in facts.eos_token_ids:
+        return bool((mask == allowed).all())
+    if decide_forced:
+        table.forced[state] = only
+    return bool(allowed[only]) and all(
+        (matcher.fork().advance([token_id]) == 1) == bool(allowed[token_id])
+        for token_id in _beginning_alike(only, facts) | set(tokens.tolist())
+    )
+
+
+def _beginning_alike(token_id: int, facts: TokenizerFacts) -> set[int]:
+    """All ordinary tokens whose first byte is the same: any other can't come where this one is forced."""
+    return {int(i) for i in _by_first_byte(facts)[facts.tokens[token_id][0]]}
+
+
+@functools.lru_cache(maxsize=4)
+def _by_first_byte(facts: TokenizerFacts) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for token_id, token in enumerate(facts.tokens):
+        if token and token_id not in facts.special_ids:
+            found.setdefault(token[0], []).append(token_id)
+    return found
