@@ -193,12 +193,9 @@ class CheckedAnswer:
             raise AttemptsExhausted(span.check, errors)
         self.retries += 1
         kept = span.first_token + parting.depths[0]
-        self._exclusions.add(span.first_token, failed, parting)
-        self._exclusions.move_before(kept, self._tokens)
+        self._exclusions.add(self._tokens, span.first_token, failed, parting)
         self._go_back(kept)
-        excluded = self._exclusions.after(self._tokens)
-        excluded += [path for path in self._exclusions.once(parting) if path not in excluded]
-        return Rewind(kept, excluded, self.retries)
+        return Rewind(kept, self._exclusions.after(self._tokens), self.retries)
 
     # ------------------------------------------------------------ what may be told
 
@@ -280,12 +277,14 @@ class CheckedAnswer:
         first, last = span.first_token, span.num_tokens
         begin = self._starts[first]
         tokens = self._tokens[first:last]
+        self._exclusions.forget_before(self.num_confirmed_tokens, self._tokens)
+        dead_ends = self._exclusions.conclude(self._tokens[:last])
         failed = FailedSpan(
             text="".join(self._texts[first:last])[: span.end - begin],
             value_start=span.start - begin,
             token_ids=tokens,
             token_starts=[start - begin for start in self._starts[first:last]],
-            spent=frozenset(at - first for at in self._exclusions.came_anyway(self._tokens)),
+            spent=frozenset(at - first for at in dead_ends),
             errors=errors,
         )
         struggle = self._struggles.setdefault((first, span.check.pointer), _Struggle())
