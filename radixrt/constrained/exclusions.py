@@ -63,8 +63,8 @@ class Exclusions:
             node = self._walk(tokens[self._base : first + depth])
             rest = failed.text[failed.token_starts[depth] : parting.end]
             lead = parting.lead if first + depth == start else 0
-            if lead == 0:
-                length = self._token_length(failed, depth)
+            length = self._token_length(failed, depth)
+            if length > lead or self._tokens_along is None:
                 self._forbid(node, failed.token_ids[depth], rest[length:])
             self._forbid_text(node, rest, lead)
         for text in parting.others:
