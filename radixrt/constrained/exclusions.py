@@ -146,7 +146,7 @@ class Exclusions:
         if child.later and rest:
             self._forbid_text(child, rest, 0)
         else:
-            child.forbid(rest if self._tokens_along is not None else "")
+            child.forbid(rest)
 
     def _forbid_text(self, node: _Node, text: str, lead: int) -> None:
         """Forbid the tokens along ``text`` that reach beyond its first ``lead`` characters."""

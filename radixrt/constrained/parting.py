@@ -153,16 +153,19 @@ def _by_culprits(whole: ValuePosition, error: SpanError) -> Iterator[tuple[int, 
     superfluous = _in_reverse(whole.find(path) for path in error.superfluous)
     unsuited = _in_reverse(whole.find(path) for path in error.unsuited)
     for part in unsuited:
-        if part not in superfluous:
-            yield from _content(part)
-    for part in superfluous:
-        before = max((p.end for p in value.parts if p.end <= part.start), default=value.start + 1)
-        another, none = (part.step_start, part.end), (before, part.start)
-        yield from (none, another) if part is value.parts[-1] else (another, none)
-    for part in unsuited:
         yield from _content(part)
+    for part in superfluous:
+        another, none = (part.step_start, part.end), (_end_before(value, part), part.start)
+        yield from (none, another) if part is value.parts[-1] else (another, none)
+    if value.kind == "[" and error.keyword not in _LACKING:
+        yield from ((_end_before(value, part), part.start) for part in unsuited)
     if error.keyword in _LACKING and value.parts:
         yield from _content(value.parts[-1])
+
+
+def _end_before(value: ValuePosition, part: ValuePosition) -> int:
+    """Where a container could have been closed instead of going on to one of its parts."""
+    return max((p.end for p in value.parts if p.end <= part.start), default=value.start + 1)
 
 
 def _by_structure(value: ValuePosition) -> Iterator[tuple[int, int]]:
@@ -192,16 +195,18 @@ def _equally_unsuited(failed: FailedSpan, start: int, lead: int) -> tuple[str, .
     """
     for error in failed.errors:
         array = failed.position.find(error.path)
-        if array.kind != "[" or not error.unsuited:
+        item = next((p for p in array.parts if start in (p.start, p.content_start)), None)
+        if array.kind != "[" or item is None:
             continue
-        item = array.find(error.unsuited[-1][len(error.path) :])
-        if start in (item.start, item.content_start):
-            wrong = [array.find(path[len(error.path) :]) for path in error.unsuited]
-            if error.keyword == "uniqueItems":
-                wrong = [part for part in array.parts if part.end <= item.start]
-            skip, before = start - item.start, failed.text[start - lead : start]
-            texts = (before + failed.text[part.start + skip : part.end] for part in wrong)
-            return tuple(dict.fromkeys(texts))
+        if error.keyword == "uniqueItems":
+            wrong = [part for part in array.parts if part.end <= item.start]
+        elif error.keyword == "contains":
+            wrong = [failed.position.find(path) for path in error.unsuited] or array.parts
+        else:
+            continue
+        skip, before = start - item.start, failed.text[start - lead : start]
+        texts = (before + failed.text[part.start + skip : part.end] for part in wrong)
+        return tuple(dict.fromkeys(texts))
     return ()
 
 
