@@ -88,7 +88,7 @@ class Parting:
     depths: list[int]
     """Indices of tokens that must not come again after those before them; ascending, never empty."""
     end: int
-    """Where in the failed text the culprit ends."""
+    """Where in the failed text what is known to be wrong ends: at a culprit's end or that of the text."""
     lead: int = 0
     """Characters with which the text of the first of them begins that are no part of the culprit, such as a comma."""
     others: tuple[str, ...] = ()
@@ -106,7 +106,11 @@ def part_where_it_matters(failed: FailedSpan) -> Parting | None:
         return None
     chosen, start, end = windows[min(ruler(failed.attempt), len(windows) - 1)]
     lead = max(start - failed.token_starts[chosen[0]], 0)
-    return Parting(chosen, end, lead, _equally_unsuited(failed, start, lead))
+    unsuited = {
+        failed.position.find(path).end for error in failed.errors for path in error.unsuited
+    }
+    wrong_until = end if end in unsuited else failed.position.end
+    return Parting(chosen, wrong_until, lead, _equally_unsuited(failed, start, lead))
 
 
 def ruler(attempt: int) -> int:
