@@ -72,7 +72,9 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
     parser.add_argument("--backends", nargs="+", choices=("router", "llguidance", "xgrammar"), default=["router", "llguidance", "xgrammar"], help="the router, and libraries alone (default: all)")  # fmt: skip
     parser.add_argument("--tokenizer", metavar="DIR", help="folder with tokenizer.json and config.json (default: the built-in model)")  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write summary and every schema; - for stdout")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write summary and every schema; - for stdout"
+    )
 
 
 def _positive(text: str) -> int:

@@ -21,6 +21,7 @@ from rich.progress import track
 from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
 from radixrt.bench.structured_report import print_tables, report
 from radixrt.config import DEMO_MODEL
+from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import bitmask_words
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.errors import ConfigError
@@ -55,6 +56,8 @@ class Record:
     """Accepted instances that are invalid only if ``format`` is asserted."""
     unverified_accepted: int = 0
     """Accepted instances whose label no validator confirms."""
+    exhausted: int = 0
+    """Instances in whose middle the library ran into a limit of its own."""
     wrong: list[str] = field(default_factory=list)
     """Instances that were treated wrongly, with what was wrong."""
 
@@ -140,7 +143,12 @@ def _count(
     record: Record, test: dict[str, Any], held: Held, facts: TokenizerFacts, mask: np.ndarray
 ) -> None:
     text = json.dumps(test["data"], ensure_ascii=False)
-    accepted = _feed(record, text, held, facts, mask) and held.checks_pass(text)
+    try:
+        accepted = _feed(record, text, held, facts, mask) and held.checks_pass(text)
+    except GrammarExhausted as error:
+        accepted = False
+        record.exhausted += 1
+        record.wrong.append(f"exhausted ({error}): {text[:300]}")
     if test["valid"]:
         record.valid += 1
         record.valid_accepted += accepted
@@ -159,9 +167,7 @@ def _count(
         record.wrong.append(f"invalid ({', '.join(test.get('kw', ()))}), accepted: {text[:300]}")
 
 
-def _feed(
-    record: Record, text: str, held: Held, facts: TokenizerFacts, mask: np.ndarray
-) -> bool:
+def _feed(record: Record, text: str, held: Held, facts: TokenizerFacts, mask: np.ndarray) -> bool:
     """Whether the grammar takes every token and then the end."""
     matcher = held.matcher.fork()
     for token_id in (*facts.encode(text), facts.eos_token_ids[0]):

@@ -36,14 +36,19 @@ def _of_engine(records: "Sequence[Record]") -> dict[str, Any]:
         "invalid_accepted": sum(record.invalid_accepted for record in taken),
         "format_only_accepted": sum(record.format_only_accepted for record in taken),
         "unverified_accepted": sum(record.unverified_accepted for record in taken),
+        "exhausted": sum(record.exhausted for record in taken),
         "forced_share": sum(record.forced for record in taken) / tokens if tokens else 0.0,
         "compile_ms": _percentiles([record.compile_s for record in taken], 1e3),
         "first_mask_ms": _percentiles([record.first_mask_s for record in taken], 1e3),
         "mask_us": _percentiles([s for record in taken for s in record.mask_s], 1e6),
         "checked_keywords": dict(
-            Counter(k for r in taken for k in {k for c in r.checks for k in c["keywords"]}).most_common()
+            Counter(
+                k for r in taken for k in {k for c in r.checks for k in c["keywords"]}
+            ).most_common()
         ),
-        "refusals": dict(Counter(r.keyword or r.refusal[:80] for r in records if not r.backend).most_common(12)),
+        "refusals": dict(
+            Counter(r.keyword or r.refusal[:80] for r in records if not r.backend).most_common(12)
+        ),
     }
 
 
@@ -71,7 +76,9 @@ def print_tables(summary: dict[str, dict[str, Any]], console: Console, title: st
         for label in ("checked_keywords", "refusals"):
             if numbers[label]:
                 listed = ", ".join(f"{key} {count}" for key, count in numbers[label].items())
-                console.print(f"{name}, {label.replace('_', ' ')}: {listed}", highlight=False, markup=False)
+                console.print(
+                    f"{name}, {label.replace('_', ' ')}: {listed}", highlight=False, markup=False
+                )
 
 
 def _rows(engines: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -79,7 +86,10 @@ def _rows(engines: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
         return [f"{e[part]:,} ({e[part] / e[whole]:.2%})" if e[whole] else "-" for e in engines]
 
     def times(key: str) -> list[str]:
-        return [" / ".join(f"{e[key][p]:.1f}" for p in ("p50", "p99", "max")) if e[key] else "-" for e in engines]
+        return [
+            " / ".join(f"{e[key][p]:.1f}" for p in ("p50", "p99", "max")) if e[key] else "-"
+            for e in engines
+        ]
 
     return [
         ("schemas taken", share("taken", "schemas")),
@@ -91,6 +101,7 @@ def _rows(engines: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
         ("invalid accepted", share("invalid_accepted", "invalid")),
         ("  invalid by format alone", share("format_only_accepted", "invalid")),
         ("  label unverified", share("unverified_accepted", "invalid")),
+        ("ran into a limit", [f"{e['exhausted']:,}" for e in engines]),
         ("forced tokens", [f"{e['forced_share']:.1%}" for e in engines]),
         ("compile ms, p50/p99/max", times("compile_ms")),
         ("first mask ms, p50/p99/max", times("first_mask_ms")),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from radixrt.constrained.json_schema.compiling import compile_error
-from radixrt.constrained.json_schema.features import ORIGIN, constraints
+from radixrt.constrained.json_schema.features import constraints
 from radixrt.constrained.json_schema.relax import fewest_to_drop
 from radixrt.constrained.json_schema.walk import Place, at, children, reachable, reference_target
 
@@ -82,5 +82,4 @@ class _Search:
         if isinstance(node, bool) or self.left <= 0:
             return None
         self.left -= 1
-        alone = {k: v for k, v in node.items() if k not in (ORIGIN, "$defs")}
-        return compile_error(self.backend, {**alone, "$defs": self.schema.get("$defs", {})})
+        return compile_error(self.backend, {**node, "$defs": self.schema.get("$defs", {})})
