@@ -37,7 +37,9 @@ class Verdict(StrEnum):
 class Capabilities:
     """The table; look up by backend and feature name."""
 
-    def __init__(self, versions: Mapping[str, str], verdicts: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self, versions: Mapping[str, str], verdicts: Mapping[str, Mapping[str, str]]
+    ) -> None:
         self.versions = dict(versions)
         """Of the libraries that were measured."""
         self._verdicts = verdicts

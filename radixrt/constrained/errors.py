@@ -16,7 +16,9 @@ class CannotEnforce(CannotCompile):
     """A keyword of a schema that nothing can hold an answer to; the request is refused with a 400."""
 
     def __init__(self, keyword: str, pointer: str, reason: str) -> None:
-        super().__init__(f"The schema's {keyword!r} at {pointer or 'the root'} can't be enforced: {reason}")
+        super().__init__(
+            f"The schema's {keyword!r} at {pointer or 'the root'} can't be enforced: {reason}"
+        )
         self.keyword = keyword
         self.pointer = pointer
         """JSON pointer into the schema that the user sent; empty for the whole."""

@@ -1,4 +1,4 @@
-"""Does a library compile this schema, and if not, what does it say? """
+"""Does a library compile this schema, and if not, what does it say?"""
 
 import functools
 import json

@@ -174,7 +174,9 @@ class _Parser:
         bounds = self.bounds()
         if bounds is None:
             return item
-        if isinstance(item, Assertion) or (isinstance(item, Group) and item.opening not in ("", "?:")):
+        if isinstance(item, Assertion) or (
+            isinstance(item, Group) and item.opening not in ("", "?:")
+        ):
             raise UnknownSyntax("an assertion is repeated")
         lazy = self.take_if("?")
         if self.peek() in ("*", "+", "?"):

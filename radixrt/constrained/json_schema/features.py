@@ -42,7 +42,9 @@ ENFORCEABLE = frozenset(
     ("type", *LOGIC, *(k for keywords in KEYWORDS_OF.values() for k in keywords))
 )
 """Every keyword that allows or forbids something; all others are annotations or hold definitions."""
-UNREAD = frozenset({"$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "extends"})
+UNREAD = frozenset(
+    {"$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "extends"}
+)
 """Keywords that act, and that a normalised schema must not have any more."""
 
 EXACT_INTEGERS = 2**53
@@ -176,7 +178,11 @@ def number_variant(value: float) -> str:
         return "huge"
     if value == int(value):
         return ""
-    return "fraction" if len(repr(abs(value)).replace(".", "")) <= 9 and "e" not in repr(value) else "tiny"
+    return (
+        "fraction"
+        if len(repr(abs(value)).replace(".", "")) <= 9 and "e" not in repr(value)
+        else "tiny"
+    )
 
 
 def _plain(text: str) -> bool:
@@ -189,7 +195,9 @@ def _plain(text: str) -> bool:
 
 def _of_logic(node: dict[str, Any], recursive: bool) -> Iterator[Feature]:
     present = [keyword for keyword in LOGIC if keyword in node]
-    others = [k for k in node if k in ENFORCEABLE and k not in LOGIC and (k == "type" or _acts(k, node))]
+    others = [
+        k for k in node if k in ENFORCEABLE and k not in LOGIC and (k == "type" or _acts(k, node))
+    ]
     for keyword in present:
         if keyword in ("then", "else"):
             continue

@@ -19,7 +19,9 @@ def normal_form(schema_text: str, draft: str | None = None) -> Any:
     except ValueError as error:
         raise CannotEnforce("schema", "", f"it is no JSON: {error}.") from error
     if "definitions" in schema and "$defs" not in schema:
-        schema = json.loads(schema_text.replace('"definitions"', '"$defs"').replace("#/definitions/", "#/$defs/"))
+        schema = json.loads(
+            schema_text.replace('"definitions"', '"$defs"').replace("#/definitions/", "#/$defs/")
+        )
     _note(schema, ())
     return schema
 

@@ -117,9 +117,7 @@ def _assertion_feature(kind: str, first: bool, last: bool) -> str:
     return "anchor" if (first if kind == "^" else last) else "anchor-inside"
 
 
-def _features_of_class(
-    negated: bool, items: tuple[Escape | tuple[int, int], ...]
-) -> Iterator[str]:
+def _features_of_class(negated: bool, items: tuple[Escape | tuple[int, int], ...]) -> Iterator[str]:
     yield "negated-class" if negated else "class"
     if not items:
         yield "empty-class"

@@ -25,7 +25,11 @@ def _decimal(text: str) -> int | Decimal:
     if not number:
         return 0
     exponent = number.as_tuple().exponent
-    if isinstance(exponent, int) and abs(exponent) < _MOST_DIGITS and number == number.to_integral():
+    if (
+        isinstance(exponent, int)
+        and abs(exponent) < _MOST_DIGITS
+        and number == number.to_integral()
+    ):
         return int(number)
     return number
 
@@ -53,7 +57,9 @@ def _is_integer(_checker: TypeChecker, value: Any) -> bool:
     return isinstance(value, int) or value == int(value)
 
 
-def _multiple_of(_validator: Any, divisor: Any, value: Any, _schema: Any) -> Iterator[ValidationError]:
+def _multiple_of(
+    _validator: Any, divisor: Any, value: Any, _schema: Any
+) -> Iterator[ValidationError]:
     if not _is_number(_validator, value):
         return
     if abs(Decimal(value).adjusted()) > _MOST_DIGITS:
@@ -82,7 +88,9 @@ def _add_format(name: str) -> bool:
     elif pattern is not None:
         matcher, most = re.compile(pattern), LENGTHS.get(name, 1 << 62)
         FORMATS.checks(name)(
-            lambda text: not isinstance(text, str) or bool(matcher.search(text)) and len(text) <= most
+            lambda text: (
+                not isinstance(text, str) or bool(matcher.search(text)) and len(text) <= most
+            )
         )
     return name in FORMATS.checkers
 

@@ -38,7 +38,10 @@ def target_of(reference: str) -> Place | None:
     if not reference.startswith("#"):
         return None
     parts = [unescape(part) for part in reference[1:].split("/")[1:]]
-    return tuple(int(part) if part.isdecimal() and before in _OF_LISTS else part for before, part in zip(["", *parts], parts, strict=False))
+    return tuple(
+        int(part) if part.isdecimal() and before in _OF_LISTS else part
+        for before, part in zip(["", *parts], parts, strict=False)
+    )
 
 
 def unescape(part: str) -> str:
@@ -99,7 +102,10 @@ def recursive_targets(schema: Any) -> set[Place]:
         if (target := reference_target(node)) is not None:
             edges.setdefault(place, set()).add(target)
     targets = {target for each in edges.values() for target in each}
-    inside = {t: {r for place, each in edges.items() if place[: len(t)] == t for r in each} for t in targets}
+    inside = {
+        t: {r for place, each in edges.items() if place[: len(t)] == t for r in each}
+        for t in targets
+    }
     return {target for target in targets if target in _closure(target, inside)}
 
 
