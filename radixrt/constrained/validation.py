@@ -66,7 +66,9 @@ def validate_text(schema: str, text: str) -> list[SpanError]:
 @functools.lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
     """By the schema's content."""
-    return SchemaValidator(json.loads(schema)).validator
+    decoded = json.loads(schema)
+    jsonschema.Draft202012Validator.check_schema(decoded)
+    return SchemaValidator(decoded).validator
 
 
 def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
