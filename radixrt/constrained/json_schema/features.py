@@ -167,14 +167,13 @@ def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feat
         variant = number_variant(value)
         if variant:
             yield Feature(f"{type_name}/{keyword}:{variant}", (keyword,))
-    elif keyword in ("properties", "required"):
-        if any(not _plain(name) for name in value):
-            yield Feature(f"{keyword}/name:escaped", (keyword,))
+    elif keyword in ("properties", "required") and any(not _plain(name) for name in value):
+        yield Feature(f"{keyword}/name:escaped", (keyword,))
 
 
 def number_variant(value: float) -> str:
     """How hard a bound is: empty for small integers, else ``fraction``, ``tiny`` or ``huge``."""
-    if isinstance(value, float) and not math.isfinite(value) or abs(value) >= EXACT_INTEGERS:
+    if (isinstance(value, float) and not math.isfinite(value)) or abs(value) >= EXACT_INTEGERS:
         return "huge"
     if value == int(value):
         return ""
@@ -187,7 +186,7 @@ def number_variant(value: float) -> str:
 
 def _plain(text: str) -> bool:
     """Whether JSON writes the text without an escape."""
-    return all(" " <= character and character not in '"\\\x7f' for character in text)
+    return all(character >= " " and character not in '"\\\x7f' for character in text)
 
 
 # ---------------------------------------------------------------- keywords of all types

@@ -22,7 +22,7 @@ def prepared(schema: Any, backend: str, table: Capabilities) -> Any:
     """A copy for one backend; every subschema stays at its place."""
     if isinstance(schema, bool):
         return {} if schema else False
-    node = {}
+    node: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword not in _KEPT:
             continue
