@@ -13,9 +13,6 @@ from typing import Any
 from radixrt.constrained.json_schema.formats import DEFINED
 from radixrt.constrained.json_schema.patterns import pattern_features
 
-ORIGIN = "$origin"
-"""Key under which the normaliser notes where in the user's schema a subschema comes from."""
-
 STRING = ("minLength", "maxLength", "pattern", "format")
 NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 ARRAY = (
