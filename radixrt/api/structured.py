@@ -49,7 +49,7 @@ def structured_extras(chunk: AnswerChunk) -> dict[str, Any]:
     if chunk.finish_reason is None or not (chunk.unenforced or chunk.violation):
         return {}
     report = {
-        "unenforced": msgspec.to_builtins(chunk.unenforced),
+        "unenforced": [msgspec.to_builtins(one) for one in chunk.unenforced],
         "violation": chunk.violation,
     }
     return {"structured_output": report}
