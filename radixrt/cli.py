@@ -52,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     model = benchmarks.add_parser("model", help="write an untrained 0.5 B Llama to measure with")
     bench_arguments.add_model_arguments(model)
     model.set_defaults(run=_bench_model)
+    structured = benchmarks.add_parser(
+        "structured", help="hold schemas' instances against the router and each grammar library"
+    )
+    bench_arguments.add_structured_arguments(structured)
+    structured.set_defaults(run=_bench_structured)
     return parser
 
 
@@ -85,6 +90,12 @@ def _bench_constrained(arguments: argparse.Namespace) -> int:
 
 def _bench_model(arguments: argparse.Namespace) -> int:
     from radixrt.bench.dummy_checkpoint import run
+
+    return run(arguments)
+
+
+def _bench_structured(arguments: argparse.Namespace) -> int:
+    from radixrt.bench.structured import run
 
     return run(arguments)
 

@@ -9,7 +9,6 @@ from radixrt.constrained.json_schema.formats import format_pattern
 from radixrt.constrained.json_schema.patterns import pattern_features, portable
 
 
-
 def probes() -> Iterator[Probe]:
     """All of them, in a fixed order."""
     yield from _types()
@@ -37,8 +36,15 @@ def _types() -> Iterator[Probe]:
     ]  # fmt: skip
     for schema in several:
         yield Probe("any/type:missing", schema, (*ALL_TEXTS, '"ab"', '["a"]'))
-        for types in (["object", "null"], ["string", "integer"], ["string", "array", "object"], ["number", "object"]):
-            yield Probe("any/type:several", {"type": types, **schema}, (*ALL_TEXTS, '"ab"', '["a"]'))
+        for types in (
+            ["object", "null"],
+            ["string", "integer"],
+            ["string", "array", "object"],
+            ["number", "object"],
+        ):
+            yield Probe(
+                "any/type:several", {"type": types, **schema}, (*ALL_TEXTS, '"ab"', '["a"]')
+            )
 
 
 _OBJECT_A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -71,11 +77,21 @@ def _logic() -> Iterator[Probe]:
                 yield Probe(f"any/{keyword}+siblings", {**beside, keyword: branch}, ALL_TEXTS)
     for excluded in ({"type": "string"}, {"const": 1}, {"required": ["a"]}, {"minimum": 2}):
         yield Probe("any/not", {"not": excluded}, ALL_TEXTS)
-        yield Probe("any/not+siblings", {"type": ["object", "string", "integer"], "not": excluded}, ALL_TEXTS)
+        yield Probe(
+            "any/not+siblings",
+            {"type": ["object", "string", "integer"], "not": excluded},
+            ALL_TEXTS,
+        )
     for condition in ({"type": "string"}, {"required": ["a"]}):
-        schema = {"if": condition, "then": {"minLength": 2, "required": ["b"]}, "else": {"type": "integer"}}
+        schema = {
+            "if": condition,
+            "then": {"minLength": 2, "required": ["b"]},
+            "else": {"type": "integer"},
+        }
         yield Probe("any/if", schema, ALL_TEXTS)
-        yield Probe("any/if+siblings", {"type": ["object", "string", "integer"], **schema}, ALL_TEXTS)
+        yield Probe(
+            "any/if+siblings", {"type": ["object", "string", "integer"], **schema}, ALL_TEXTS
+        )
 
 
 def _references() -> Iterator[Probe]:
@@ -93,9 +109,18 @@ def _references() -> Iterator[Probe]:
         feature = "any/$ref" if name == "number" else "any/$ref:recursive"
         schema = {"$ref": f"#/$defs/{name}", "$defs": definitions}
         yield Probe(feature, schema, (*ALL_TEXTS, *nested))
-        for beside in ({"minimum": 2}, {"maxItems": 1}, {"required": ["next"]}, {"type": ["array", "integer"]}):
+        for beside in (
+            {"minimum": 2},
+            {"maxItems": 1},
+            {"required": ["next"]},
+            {"type": ["array", "integer"]},
+        ):
             yield Probe(f"{feature}+siblings", {**beside, **schema}, (*ALL_TEXTS, *nested))
-    inside = {"type": "object", "properties": {"a": {"$ref": "#/$defs/number"}}, "$defs": definitions}
+    inside = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/number"}},
+        "$defs": definitions,
+    }
     yield Probe("any/$ref", inside, (*OBJECTS, '{"a":6}'))
 
 
@@ -106,7 +131,24 @@ def _values() -> Iterator[Probe]:
         "boolean": [True, False], "null": [None], "empty": [[], {}], "array": [[1, "a"], [[1], {"a": 2}]],
         "object": [{"a": 1}, {"a": 1, "b": [1, {"c": None}]}], "object:escaped": [{'a"': 1}, {"b\n": 2}],
     }  # fmt: skip
-    others = ("1", "1.0", '"b"', "true", "null", "[]", "{}", "[1]", '{"a":1}', '{"a":1,"b":2}', '"\x01"', '"a', "1.50", '"\\u0061"', str(2**60), str(2**60 + 2))
+    others = (
+        "1",
+        "1.0",
+        '"b"',
+        "true",
+        "null",
+        "[]",
+        "{}",
+        "[1]",
+        '{"a":1}',
+        '{"a":1,"b":2}',
+        '"\x01"',
+        '"a',
+        "1.50",
+        '"\\u0061"',
+        str(2**60),
+        str(2**60 + 2),
+    )
     for kind, values in kinds.items():
         texts = (*texts_of(values), *others)
         yield Probe(f"value/{kind}", {"enum": values}, texts)
@@ -116,18 +158,36 @@ def _values() -> Iterator[Probe]:
     texts = (*texts_of(mixed), *others)
     yield Probe("any/enum", {"enum": mixed}, texts)
     yield Probe("any/const", {"const": 1}, texts)
-    for types in ("string", "integer", "object", ["string", "null"], ["array", "object"], "boolean", "number"):
+    for types in (
+        "string",
+        "integer",
+        "object",
+        ["string", "null"],
+        ["array", "object"],
+        "boolean",
+        "number",
+    ):
         yield Probe("any/enum+type", {"type": types, "enum": mixed}, texts)
     yield Probe("any/const+type", {"type": "string", "const": "a"}, texts)
     yield Probe("any/const+type", {"type": ["array", "object"], "const": [1]}, texts)
     sibling: list[dict[str, Any]] = [{"minLength": 2}, {"type": "string", "pattern": "^b"}, {"minimum": 2}, {"required": ["b"]}, {"const": "a"}, {"type": "object", "maxProperties": 0}]  # fmt: skip
     for beside in sibling:
-        yield Probe("any/enum+siblings", {**beside, "enum": [*mixed, "bb", 2, {"b": 1}]}, (*texts, '"bb"', "2", '{"b":1}'))
-        yield Probe("any/const+siblings", {**beside, "enum": ["a", "bb"], "const": "bb"}, (*texts, '"bb"'))
+        yield Probe(
+            "any/enum+siblings",
+            {**beside, "enum": [*mixed, "bb", 2, {"b": 1}]},
+            (*texts, '"bb"', "2", '{"b":1}'),
+        )
+        yield Probe(
+            "any/const+siblings", {**beside, "enum": ["a", "bb"], "const": "bb"}, (*texts, '"bb"')
+        )
 
 
 def _hard_numbers() -> Iterator[Probe]:
-    hard = {"fraction": (0.1, 2.75, -0.5), "tiny": (1e-7, 0.12345678901, 3.3333333333333335), "huge": (2**53 + 1, 1e30, -(2**60) - 1, 1e308)}
+    hard = {
+        "fraction": (0.1, 2.75, -0.5),
+        "tiny": (1e-7, 0.12345678901, 3.3333333333333335),
+        "huge": (2**53 + 1, 1e30, -(2**60) - 1, 1e308),
+    }
     texts = (
         *NUMBERS, "0.09", "0.2", "0.12345678901", "0.123456789", "0.12345678902", "3.3333333333333333", "3.3333333333333335", "3.3333333333333337", "3.34", "0.0000001", "0.00000005",
         "0.0000002", *(str(n + d) for n in (2**53, 2**60, -(2**60), 10**30) for d in (-2, -1, 0, 1, 2)), "1" + "0" * 308, "2" + "0" * 308, "2.74", "2.76", "5.5", "8.25", "-0.25", "-1.25",
@@ -141,7 +201,11 @@ def _hard_numbers() -> Iterator[Probe]:
                     schema = {"type": type_name, keyword: bound}
                     multiples = texts_of([bound, 2 * bound] if isinstance(bound, int) else [])
                     yield Probe(f"{type_name}/{keyword}:{variant}", schema, (*texts, *multiples))
-        for bounds in ({"minimum": 0.1, "maximum": 2.75}, {"exclusiveMinimum": 0.1, "exclusiveMaximum": 0.3}, {"minimum": -0.5, "exclusiveMaximum": 0.5}):
+        for bounds in (
+            {"minimum": 0.1, "maximum": 2.75},
+            {"exclusiveMinimum": 0.1, "exclusiveMaximum": 0.3},
+            {"minimum": -0.5, "exclusiveMaximum": 0.5},
+        ):
             names = "fraction"
             schema = {"type": "number", **bounds}
             yield Probe(f"number/{next(iter(bounds))}:{names}", schema, texts)
@@ -160,7 +224,11 @@ def _names() -> Iterator[Probe]:
         yield Probe("required/name:escaped", {"type": "object", "required": [name]}, texts)
     for name in ("é", "😀", "a/b", "a~b", "", "$ref", "x.y", "a b", "\x7f"):
         texts = texts_of([{}, {name: 1}, {name: "x"}, {"q": 1}, {name: 1, "z": 1}])
-        yield Probe("object/properties", {"type": "object", "properties": {name: {"type": "integer"}}}, texts)
+        yield Probe(
+            "object/properties",
+            {"type": "object", "properties": {name: {"type": "integer"}}},
+            texts,
+        )
 
 
 _SUBJECTS = (
@@ -198,21 +266,56 @@ def _patterns() -> Iterator[Probe]:
             except re.error:
                 continue
             known = {text: bool(judge.search(json.loads(text))) for text in texts}
-            unsure = frozenset(text for text in texts if not json.loads(text).isascii() or any(c < " " or c == "\x7f" for c in json.loads(text)))
-            yield Probe(f"pattern/{name}", {"type": "string", "pattern": written}, texts, known, unsure)
-            pairs = {f'{{{text}:1}}': valid for text, valid in known.items()}
-            schema = {"type": "object", "patternProperties": {written: {"type": "integer"}}, "additionalProperties": False}
+            unsure = frozenset(
+                text
+                for text in texts
+                if not json.loads(text).isascii()
+                or any(c < " " or c == "\x7f" for c in json.loads(text))
+            )
+            yield Probe(
+                f"pattern/{name}", {"type": "string", "pattern": written}, texts, known, unsure
+            )
+            pairs = {f"{{{text}:1}}": valid for text, valid in known.items()}
+            schema = {
+                "type": "object",
+                "patternProperties": {written: {"type": "integer"}},
+                "additionalProperties": False,
+            }
             hard = frozenset(f"{{{text}:1}}" for text in unsure)
             yield Probe(f"patternProperties/{name}", schema, tuple(pairs), pairs, hard)
     two = {"^a": {"type": "integer"}, "b$": {"minimum": 2}}
-    texts = texts_of([{"a": 1}, {"a": "x"}, {"b": 1}, {"b": 3}, {"ab": 1}, {"ab": 3}, {"ab": "x"}, {"b": "x"}, {"a": 1, "b": 2}])
+    texts = texts_of(
+        [
+            {"a": 1},
+            {"a": "x"},
+            {"b": 1},
+            {"b": 3},
+            {"ab": 1},
+            {"ab": 3},
+            {"ab": "x"},
+            {"b": "x"},
+            {"a": 1, "b": 2},
+        ]
+    )
     for schema in (two, {"^a": {"type": "integer"}, "^b": {"type": "string"}}):
-        yield Probe("patternProperties/several", {"type": "object", "patternProperties": schema}, texts)
-        yield Probe("patternProperties/several", {"type": "object", "patternProperties": schema, "additionalProperties": False}, texts)
+        yield Probe(
+            "patternProperties/several", {"type": "object", "patternProperties": schema}, texts
+        )
+        yield Probe(
+            "patternProperties/several",
+            {"type": "object", "patternProperties": schema, "additionalProperties": False},
+            texts,
+        )
 
 
 def _for_python(pattern: str) -> str:
-    for ecma, python in (("(?<x>", "(?P<x>"), ("\\u{1F600}", "\\U0001F600"), ("\\p{Lu}", "[A-ZÉ]"), ("\\p{L}", "[^\\W\\d_²‿]"), ("\\P{L}", "[\\W\\d_²‿]")):
+    for ecma, python in (
+        ("(?<x>", "(?P<x>"),
+        ("\\u{1F600}", "\\U0001F600"),
+        ("\\p{Lu}", "[A-ZÉ]"),
+        ("\\p{L}", "[^\\W\\d_²‿]"),
+        ("\\P{L}", "[\\W\\d_²‿]"),
+    ):
         pattern = pattern.replace(ecma, python)
     return pattern
 
@@ -239,12 +342,12 @@ def _formats() -> Iterator[Probe]:
     for name, (valid, invalid) in FORMATS.items():
         known = {json.dumps(text, ensure_ascii=False): True for text in valid}
         known |= {json.dumps(text, ensure_ascii=False): False for text in invalid}
-        yield Probe(f"format/{name}", {"type": "string", "format": name}, (*known, *SAMPLES[1:]), known)
+        yield Probe(
+            f"format/{name}", {"type": "string", "format": name}, (*known, *SAMPLES[1:]), known
+        )
         pattern = format_pattern(name)
         if pattern:
             schema = {"type": "string", "pattern": portable(pattern)}
             if name == "hostname":
                 schema["maxLength"] = 253
             yield Probe(f"format-pattern/{name}", schema, (*known, *SAMPLES[1:]), known)
-
-

@@ -69,7 +69,10 @@ def compile_outlines(schema: Any) -> Acceptor | None:
     from outlines_core.json_schema import build_regex_from_schema
 
     try:
-        index = Index(build_regex_from_schema(json.dumps(schema)), Vocabulary(256, {chr(i): [i] for i in range(128)}))
+        index = Index(
+            build_regex_from_schema(json.dumps(schema)),
+            Vocabulary(256, {chr(i): [i] for i in range(128)}),
+        )
     except (ValueError, RuntimeError):
         return None
     return lambda text: _walk(index, text)

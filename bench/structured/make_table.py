@@ -46,7 +46,9 @@ class Outcome:
 
 def measure() -> dict[str, dict[str, Outcome]]:
     """Run every probe through every backend: feature → backend → outcome."""
-    outcomes: dict[str, dict[str, Outcome]] = defaultdict(lambda: {name: Outcome() for name in COMPILERS})
+    outcomes: dict[str, dict[str, Outcome]] = defaultdict(
+        lambda: {name: Outcome() for name in COMPILERS}
+    )
     for probe in all_probes():
         judged = _judge(probe)
         for name, compile_schema in COMPILERS.items():
@@ -57,13 +59,18 @@ def measure() -> dict[str, dict[str, Outcome]]:
 def _judge(probe: Probe) -> dict[str, bool]:
     """Whether each text is valid; a text with repeated names is valid if it is, whichever of them count."""
     validator = SchemaValidator(probe.schema)
-    return {text: probe.known[text] if text in probe.known else _is_valid(validator, text) for text in probe.texts}
+    return {
+        text: probe.known[text] if text in probe.known else _is_valid(validator, text)
+        for text in probe.texts
+    }
 
 
 def _is_valid(validator: SchemaValidator, text: str) -> bool:
     try:
         last = not validator.first_error(text)
-        return last and (not _repeats_names(text) or not validator.first_error(_with_first_of_repeated(text)))
+        return last and (
+            not _repeats_names(text) or not validator.first_error(_with_first_of_repeated(text))
+        )
     except ValueError:
         return False
 
@@ -99,7 +106,9 @@ def _run(probe: Probe, judged: dict[str, bool], accepts: Acceptor | None, outcom
             valid_values[key] = text
             if accepted or any(accepts(other.encode("utf-8")) for other in _reordered(text)):
                 written.add(key)
-    outcome.unwritable += [(probe.schema, text) for key, text in valid_values.items() if key not in written]
+    outcome.unwritable += [
+        (probe.schema, text) for key, text in valid_values.items() if key not in written
+    ]
 
 
 def _reordered(text: str) -> Iterator[str]:
@@ -120,7 +129,11 @@ def _canonical(value: Any) -> Any:
         return [_canonical(item) for item in value]
     if isinstance(value, dict):
         return {name: _canonical(item) for name, item in value.items()}
-    return value if value is None or isinstance(value, bool | str) else f"number {Decimal(value).normalize(_PRECISE)}"
+    return (
+        value
+        if value is None or isinstance(value, bool | str)
+        else f"number {Decimal(value).normalize(_PRECISE)}"
+    )
 
 
 def table(outcomes: dict[str, dict[str, Outcome]]) -> dict[str, Any]:
@@ -154,8 +167,14 @@ def reasons(outcomes: dict[str, dict[str, Outcome]], part: str) -> Iterator[str]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare instead of writing; 1 if the table is out of date")
-    parser.add_argument("--why", metavar="FEATURE", help="print what was seen of features with this in their name")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare instead of writing; 1 if the table is out of date",
+    )
+    parser.add_argument(
+        "--why", metavar="FEATURE", help="print what was seen of features with this in their name"
+    )
     arguments = parser.parse_args()
     outcomes = measure()
     if arguments.why is not None:

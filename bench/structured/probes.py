@@ -50,8 +50,30 @@ OBJECTS = (
     '{"a":1,}', '{a:1}', '{"a":null}', '{"z":1}', '{"z":1,"a":1}', '{"a":1,"z":1}', '{"a":1,"b":"x","z":1}', '{"z":1,"a":1,"b":"x"}', '{"z":1,"c":1}', '{"z":1,"x-c":1}', '{"b":"x","z":1}', '{"c":1,"z":1}',
 )  # fmt: skip
 OTHERS = ("null", "true", "false", "nul", "")
-TEXTS = {"string": STRINGS, "integer": NUMBERS, "number": NUMBERS, "array": ARRAYS, "object": OBJECTS}
-ALL_TEXTS = ('"a"', '"b"', '"abc"', "1", "2", "3", "5", "1.5", "-1", "[]", "[1]", "[1,2]", '["a"]', *OBJECTS[:20], *OTHERS)
+TEXTS = {
+    "string": STRINGS,
+    "integer": NUMBERS,
+    "number": NUMBERS,
+    "array": ARRAYS,
+    "object": OBJECTS,
+}
+ALL_TEXTS = (
+    '"a"',
+    '"b"',
+    '"abc"',
+    "1",
+    "2",
+    "3",
+    "5",
+    "1.5",
+    "-1",
+    "[]",
+    "[1]",
+    "[1,2]",
+    '["a"]',
+    *OBJECTS[:20],
+    *OTHERS,
+)
 SAMPLES = ('"a"', "1", "1.5", "[]", "{}", *OTHERS)
 
 VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -116,10 +138,16 @@ def _sensible(schema: dict[str, Any]) -> bool:
     high = min(schema.get("maximum", 1000), schema.get("exclusiveMaximum", 1001) - 1)
     if low + 5 > high and schema.get("multipleOf", 1) == 5:
         return False
-    for least, most in (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")):
+    for least, most in (
+        ("minLength", "maxLength"),
+        ("minItems", "maxItems"),
+        ("minProperties", "maxProperties"),
+    ):
         if schema.get(least, 0) > schema.get(most, 1000):
             return False
-    if schema.get("items") is False and schema.get("minItems", 0) > len(schema.get("prefixItems", ())):
+    if schema.get("items") is False and schema.get("minItems", 0) > len(
+        schema.get("prefixItems", ())
+    ):
         return False
     return low <= high and not ("format" in schema and len(schema) > 2)
 
@@ -127,7 +155,9 @@ def _sensible(schema: dict[str, Any]) -> bool:
 def _pairs(type_name: str) -> Iterator[Probe]:
     texts = (*TEXTS[type_name], *SAMPLES)
     for keyword, values in ALONE.get(type_name, {}).items():
-        beside = {"contains": {"type": "integer"}} if keyword in ("minContains", "maxContains") else {}
+        beside = (
+            {"contains": {"type": "integer"}} if keyword in ("minContains", "maxContains") else {}
+        )
         for value in values:
             schema = {"type": type_name, **beside, keyword: value}
             yield Probe(named(f"{type_name}/", schema), schema, texts)
@@ -149,6 +179,9 @@ def texts_of(values: list[Any]) -> tuple[str, ...]:
         dict.fromkeys(
             text
             for value in values
-            for text in (json.dumps(value, ensure_ascii=False), json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+            for text in (
+                json.dumps(value, ensure_ascii=False),
+                json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+            )
         )
     )

@@ -77,6 +77,18 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: %(default)s")  # fmt: skip
 
 
+def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt bench structured``."""
+    parser.add_argument("--schemas", required=True, metavar="FILE", help="jsonl, gzipped or not: {id, source, schema, tests: [{data, valid}]} a line")  # fmt: skip
+    parser.add_argument("--sample", type=_positive, metavar="N", help="so many schemas, drawn at random (default: all)")  # fmt: skip
+    parser.add_argument("--seed", type=_not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--backends", nargs="+", choices=("router", "llguidance", "xgrammar"), default=["router", "llguidance", "xgrammar"], help="the router, and libraries alone (default: all)")  # fmt: skip
+    parser.add_argument("--tokenizer", metavar="DIR", help="folder with tokenizer.json and config.json (default: the built-in model)")  # fmt: skip
+    parser.add_argument(
+        "--json", metavar="FILE", help="write summary and every schema; - for stdout"
+    )
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:

@@ -65,8 +65,14 @@ class _Span:
     check: SpanCheck
     start: int  # in characters of the answer
     end: int
-    first_token: int  # the point of return
+    first_token: int  # that holds its first character
+    is_pinned: bool  # that token stays
     num_tokens: int  # of the answer when its end was known: for a number, that of what follows it
+
+    @property
+    def point_of_return(self) -> int:
+        """Tokens of the answer that stay in any case."""
+        return self.first_token + self.is_pinned
 
 
 @dataclasses.dataclass
@@ -114,6 +120,9 @@ class CheckedAnswer:
         self._texts: list[str] = []
         self._starts: list[int] = []  # of each token's text, in characters
         self._marks: list[Mark] = []  # the tracker before each token
+        self._ends: list[
+            bool
+        ] = []  # whether a checked value that began before it ends in each token
         self._new: list[DueCheck] = []
         self._unverified: dict[int, _Span] = {}
         self._passed: list[_Span] = []  # that may be opened again by a rewind
@@ -138,6 +147,7 @@ class CheckedAnswer:
             self._starts.append(self._tracker.offset)
             self._tokens.append(token_id)
             self._texts.append(text)
+            self._ends.append(False)
             for check, start, end in self._tracker.push(text):
                 self._completed(check, start, end)
 
@@ -193,12 +203,9 @@ class CheckedAnswer:
             raise AttemptsExhausted(span.check, errors)
         self.retries += 1
         kept = span.first_token + parting.depths[0]
-        self._exclusions.add(span.first_token, failed, parting)
-        self._exclusions.move_before(kept, self._tokens)
+        self._exclusions.add(self._tokens, span.first_token, failed, parting)
         self._go_back(kept)
-        excluded = self._exclusions.after(self._tokens)
-        excluded += [path for path in self._exclusions.once(parting) if path not in excluded]
-        return Rewind(kept, excluded, self.retries)
+        return Rewind(kept, self._exclusions.after(self._tokens), self.retries)
 
     # ------------------------------------------------------------ what may be told
 
@@ -215,14 +222,14 @@ class CheckedAnswer:
     @property
     def num_confirmed_tokens(self) -> int:
         """Tokens that no verdict can take back any more: they may be told to the client."""
-        bounds = [span.first_token for span in self._unverified.values()]
+        bounds = [span.point_of_return for span in self._unverified.values()]
         if not self._finished:
             open_since = self._tracker.open_since
-            bounds.append(
-                self._num_tokens_with_known_text()
-                if open_since is None
-                else self._point_of_return(open_since)
-            )
+            if open_since is None:
+                bounds.append(self._num_tokens_with_known_text())
+            else:
+                first = self._first_token(open_since)
+                bounds.append(first + self._is_pinned(first, open_since))
         return self._before_what_may_open_again(min(bounds, default=len(self._tokens)))
 
     @property
@@ -239,16 +246,19 @@ class CheckedAnswer:
     # ------------------------------------------------------------ inside
 
     def _completed(self, check: SpanCheck, start: int, end: int) -> None:
-        first = self._point_of_return(start)
-        span = _Span(check, start, end, first, len(self._tokens))
+        first = self._first_token(start)
+        span = _Span(
+            check, start, end, first, self._is_pinned(first, start), num_tokens=len(self._tokens)
+        )
+        self._ends[-1] |= first < len(self._tokens) - 1
         span_id = next(self._ids)
         self._unverified[span_id] = span
         begin = self._starts[first]
         text = "".join(self._texts[first:])[start - begin : end - begin]
         self._new.append(DueCheck(span_id, check, text))
 
-    def _point_of_return(self, offset: int) -> int:
-        """The last token boundary at or before a character of the text.
+    def _first_token(self, offset: int) -> int:
+        """The token that holds a character of the text: the last token boundary at or before it.
 
         Tokens without text just before it may hold its first bytes, and belong to it.
         """
@@ -262,12 +272,21 @@ class CheckedAnswer:
         """
         if not self._passed or bound <= self._passed_from:
             return bound
-        self._passed = [span for span in self._passed if span.num_tokens > bound]
-        self._passed_from = min((span.first_token for span in self._passed), default=0)
         for span in sorted(self._passed, key=lambda span: -span.first_token):
             if span.first_token < bound < span.num_tokens:
                 bound = span.first_token
+        self._passed = [span for span in self._passed if span.num_tokens > bound]
+        self._passed_from = min((span.first_token for span in self._passed), default=0)
         return bound
+
+    def _is_pinned(self, token: int, start: int) -> bool:
+        """Whether a value has to keep the token in which it begins.
+
+        Such a token also ends a checked value, as ``},{"`` does, and to take it back would open that value again: none
+        of them could be told before the last one. So it stays, if nothing of the later value is decided in it.
+        """
+        begun = self._texts[token][start - self._starts[token] :]
+        return self._ends[token] and not begun.strip('[{" \t\r\n')
 
     def _num_tokens_with_known_text(self) -> int:
         """All but those at the end whose text has yet to come."""
@@ -280,12 +299,14 @@ class CheckedAnswer:
         first, last = span.first_token, span.num_tokens
         begin = self._starts[first]
         tokens = self._tokens[first:last]
+        self._exclusions.forget_before(self.num_confirmed_tokens, self._tokens)
+        dead_ends = self._exclusions.conclude(self._tokens[:last])
         failed = FailedSpan(
             text="".join(self._texts[first:last])[: span.end - begin],
             value_start=span.start - begin,
             token_ids=tokens,
             token_starts=[start - begin for start in self._starts[first:last]],
-            spent=frozenset(at - first for at in self._exclusions.came_anyway(self._tokens)),
+            spent=frozenset(at - first for at in dead_ends) | ({0} if span.is_pinned else set()),
             errors=errors,
         )
         struggle = self._struggles.setdefault((first, span.check.pointer), _Struggle())
@@ -300,7 +321,7 @@ class CheckedAnswer:
     def _go_back(self, kept: int) -> None:
         """Drop all tokens but the first ``kept``, and what was known of them."""
         self._tracker.reset(self._marks[kept])
-        for known in (self._tokens, self._texts, self._starts, self._marks):
+        for known in (self._tokens, self._texts, self._starts, self._marks, self._ends):
             del known[kept:]
         self._unverified = {k: v for k, v in self._unverified.items() if v.num_tokens <= kept}
         self._passed = [span for span in self._passed if span.num_tokens <= kept]

@@ -122,20 +122,26 @@ class _MemoryLimit:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self._has_xgrammar = False
         self._set()
 
     def import_xgrammar(self) -> None:
         """Torch comes with it, and does not count."""
-        if "xgrammar" in sys.modules:
+        if self._has_xgrammar:
             return
         with contextlib.suppress(ValueError, OSError):
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
         import xgrammar  # noqa: F401
 
+        self._has_xgrammar = True
         self._set()
 
     def is_half_used(self) -> bool:
+        """After a job: whether what it left behind takes up much of the limit."""
+        if "xgrammar" in sys.modules and not self._has_xgrammar:
+            self._has_xgrammar = True  # imported by a job for a JSON schema
+            self._set()
         return _data_bytes() > self._baseline + self._limit_bytes // 2
 
     def _set(self) -> None:

@@ -43,7 +43,7 @@ class FailedSpan:
     token_starts: list[int]
     """Where each token's text begins in ``text``; ascending."""
     spent: frozenset[int]
-    """Indices of tokens that came although they were forbidden: nothing else could come there."""
+    """Indices of tokens in whose place nothing else can come any more."""
     errors: list[SpanError]
     full: frozenset[object] = frozenset()
     """What earlier values from here on looked like (:attr:`fullness`) when their end could not be put off."""
@@ -87,11 +87,12 @@ class Parting:
 
     depths: list[int]
     """Indices of tokens that must not come again after those before them; ascending, never empty."""
+    end: int
+    """Where in the failed text what is known to be wrong ends: at a culprit's end or that of the text."""
     lead: int = 0
     """Characters with which the text of the first of them begins that are no part of the culprit, such as a comma."""
     others: tuple[str, ...] = ()
-    """Other texts from there on, lead included, that would be wrong as well: forbidden in the very next attempt only, since
-    to forbid many texts from their first letter on may forbid everything."""
+    """Other texts from there on, lead included, that would be wrong as well."""
 
 
 def part_where_it_matters(failed: FailedSpan) -> Parting | None:
@@ -103,9 +104,13 @@ def part_where_it_matters(failed: FailedSpan) -> Parting | None:
     windows = list(_windows(failed))
     if not windows:
         return None
-    chosen, start = windows[min(ruler(failed.attempt), len(windows) - 1)]
+    chosen, start, end = windows[min(ruler(failed.attempt), len(windows) - 1)]
     lead = max(start - failed.token_starts[chosen[0]], 0)
-    return Parting(chosen, lead, _equally_unsuited(failed, start, lead))
+    unsuited = {
+        failed.position.find(path).end for error in failed.errors for path in error.unsuited
+    }
+    wrong_until = end if end in unsuited else failed.position.end
+    return Parting(chosen, wrong_until, lead, _equally_unsuited(failed, start, lead))
 
 
 def ruler(attempt: int) -> int:
@@ -113,8 +118,8 @@ def ruler(attempt: int) -> int:
     return (attempt & -attempt).bit_length() - 1
 
 
-def _windows(failed: FailedSpan) -> Iterator[tuple[list[int], int]]:
-    """The decisions of each candidate that are left to make, and where in the text it begins; each place once."""
+def _windows(failed: FailedSpan) -> Iterator[tuple[list[int], int, int]]:
+    """The decisions of each candidate that are left to make, with its range of text; each place once."""
     seen = set()
     for start, end in _candidates(failed):
         first, last = failed.depth_of(start), failed.depth_of(max(end - 1, start))
@@ -126,7 +131,7 @@ def _windows(failed: FailedSpan) -> Iterator[tuple[list[int], int]]:
         place = window and (window[0], max(start, failed.token_starts[window[0]]))
         if place and place not in seen:
             seen.add(place)
-            yield window, start
+            yield window, start, end
 
 
 def _candidates(failed: FailedSpan) -> Iterator[tuple[int, int]]:
@@ -152,16 +157,19 @@ def _by_culprits(whole: ValuePosition, error: SpanError) -> Iterator[tuple[int, 
     superfluous = _in_reverse(whole.find(path) for path in error.superfluous)
     unsuited = _in_reverse(whole.find(path) for path in error.unsuited)
     for part in unsuited:
-        if part not in superfluous:
-            yield from _content(part)
-    for part in superfluous:
-        before = max((p.end for p in value.parts if p.end <= part.start), default=value.start + 1)
-        another, none = (part.step_start, part.end), (before, part.start)
-        yield from (none, another) if part is value.parts[-1] else (another, none)
-    for part in unsuited:
         yield from _content(part)
+    for part in superfluous:
+        another, none = (part.step_start, part.end), (_end_before(value, part), part.start)
+        yield from (none, another) if part is value.parts[-1] else (another, none)
+    if value.kind == "[" and error.keyword not in _LACKING:
+        yield from ((_end_before(value, part), part.start) for part in unsuited)
     if error.keyword in _LACKING and value.parts:
         yield from _content(value.parts[-1])
+
+
+def _end_before(value: ValuePosition, part: ValuePosition) -> int:
+    """Where a container could have been closed instead of going on to one of its parts."""
+    return max((p.end for p in value.parts if p.end <= part.start), default=value.start + 1)
 
 
 def _by_structure(value: ValuePosition) -> Iterator[tuple[int, int]]:
@@ -191,18 +199,18 @@ def _equally_unsuited(failed: FailedSpan, start: int, lead: int) -> tuple[str, .
     """
     for error in failed.errors:
         array = failed.position.find(error.path)
-        if array.kind != "[" or not error.unsuited:
+        item = next((p for p in array.parts if start in (p.start, p.content_start)), None)
+        if array.kind != "[" or item is None:
             continue
-        item = array.find(error.unsuited[-1][len(error.path) :])
-        if start in (item.start, item.content_start):
-            wrong = [array.find(path[len(error.path) :]) for path in error.unsuited]
-            if error.keyword == "uniqueItems":
-                if failed.attempt > 1:
-                    return ()
-                wrong = [part for part in array.parts if part.end <= item.start]
-            skip, before = start - item.start, failed.text[start - lead : start]
-            texts = (before + failed.text[part.start + skip : part.end] for part in wrong)
-            return tuple(dict.fromkeys(texts))
+        if error.keyword == "uniqueItems":
+            wrong = [part for part in array.parts if part.end <= item.start]
+        elif error.keyword == "contains":
+            wrong = [failed.position.find(path) for path in error.unsuited] or array.parts
+        else:
+            continue
+        skip, before = start - item.start, failed.text[start - lead : start]
+        texts = (before + failed.text[part.start + skip : part.end] for part in wrong)
+        return tuple(dict.fromkeys(texts))
     return ()
 
 

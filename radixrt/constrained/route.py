@@ -1,11 +1,12 @@
 """Which backend holds an answer to a constraint? One function for every kind, and its refusals as errors of the request."""
 
-from typing import Literal
+import json
+from typing import Any, Literal
 
 import msgspec
 
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.errors import CannotCompile
+from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Compiled, Grammar
 from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.spec import (
@@ -57,6 +58,8 @@ def compile_spec(spec: Spec, facts: TokenizerFacts, options: CompileOptions) -> 
         raise refusal(spec, f"It has {size} bytes; at most {options.max_source_bytes} are taken.")
     try:
         return _compile(spec, facts, options)
+    except CannotEnforce as error:
+        raise RequestError(str(error), param="structured", code="grammar") from error
     except CannotCompile as error:
         raise refusal(spec, str(error)) from error
 
@@ -86,12 +89,50 @@ def _compile(spec: Spec, facts: TokenizerFacts, options: CompileOptions) -> Comp
         case Lark():
             return Compiled(grammar=llguidance.compile_lark(spec.grammar, facts))
         case StructuralTag():
-            return Compiled(grammar=_structural_tag(spec, facts, options))
+            return _structural_tag(spec, facts, options)
 
 
 def _json_schema(spec: JsonSchema, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
-    grammar = llguidance.compile_json_schema(spec.schema, facts, options.whitespace)
-    return Compiled(grammar=grammar, validator=llguidance.parse_schema(spec.schema))
+    from radixrt.constrained.json_schema.audit import plan_json_schema
+
+    wanted = "auto" if options.backend == "fsm" else options.backend
+    plan = plan_json_schema(spec.schema, strict=spec.strict, backend=wanted)
+    _refuse_remote([plan.schema, plan.validator, [check.schema for check in plan.checks]])
+    schema = json.dumps(plan.schema, ensure_ascii=False)
+    if plan.backend == "xgrammar":
+        from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
+
+        grammar = xgrammar.compile_json_schema(schema, facts, options.whitespace)
+    else:
+        grammar = llguidance.compile_json_schema(schema, facts, options.whitespace)
+    return Compiled(
+        grammar=grammar,
+        checks=plan.checks,
+        unenforced=plan.unenforced,
+        validator=plan.validator,
+    )
+
+
+def _refuse_remote(schemas: Any) -> None:
+    """A plan refers to nothing outside itself; what it does not contain, no check could look at.
+
+    Raises:
+        CannotEnforce: a reference leads elsewhere.
+    """
+    waiting = [schemas]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend(value)
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+            target = value.get("$ref")
+            if isinstance(target, str) and not target.startswith("#"):
+                raise CannotEnforce(
+                    "$ref",
+                    "",
+                    f"{target!r} is not in the schema, and nothing is fetched; put it into $defs.",
+                )
 
 
 def _regex(pattern: str, facts: TokenizerFacts, options: CompileOptions) -> Grammar:
@@ -109,7 +150,10 @@ def _choice(choices: tuple[str, ...], facts: TokenizerFacts, options: CompileOpt
     return _regex(alternatives(choices), facts, options)
 
 
-def _structural_tag(spec: StructuralTag, facts: TokenizerFacts, options: CompileOptions) -> Grammar:
+def _structural_tag(
+    spec: StructuralTag, facts: TokenizerFacts, options: CompileOptions
+) -> Compiled:
     from radixrt.constrained.backends.structural_tags import compile_structural_tag
 
-    return compile_structural_tag(spec, facts, options.whitespace)
+    grammar, unenforced = compile_structural_tag(spec, facts, options.whitespace)
+    return Compiled(grammar=grammar, unenforced=unenforced)

@@ -6,12 +6,13 @@ Runs where a slow or hostile schema does no harm: in the helper processes of the
 import functools
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
 import jsonschema.exceptions
-import referencing.jsonschema
 
+from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
 from radixrt.constrained.span_error import Path, SpanError
 
 _MAX_BLAMED_PARTS = 32
@@ -41,7 +42,7 @@ def validate_text(schema: str, text: str) -> list[SpanError]:
     """
     validator = _validator(schema)
     try:
-        value = json.loads(text, parse_constant=_not_json)
+        value = parse_exact(text)
     except (ValueError, RecursionError) as error:
         # JSON, but more than this interpreter reads: integers of thousands of digits, great depth.
         return [SpanError((), "", f"The value can't be read: {error}")]
@@ -63,19 +64,11 @@ def validate_text(schema: str, text: str) -> list[SpanError]:
 
 
 @functools.lru_cache(maxsize=256)
-def _validator(schema: str) -> jsonschema.Draft202012Validator:
+def _validator(schema: str) -> Any:
     """By the schema's content."""
     decoded = json.loads(schema)
     jsonschema.Draft202012Validator.check_schema(decoded)
-    return jsonschema.Draft202012Validator(
-        decoded,
-        format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
-        registry=referencing.jsonschema.EMPTY_REGISTRY,
-    )
-
-
-def _not_json(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+    return SchemaValidator(decoded).validator
 
 
 def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
@@ -87,7 +80,7 @@ def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
 
 
 def _culprits(
-    validator: jsonschema.Draft202012Validator, value: Any, error: jsonschema.ValidationError
+    validator: Any, value: Any, error: jsonschema.ValidationError
 ) -> tuple[tuple[Path, ...], ...]:
     """The unsuited and the superfluous parts of the faulty container, each in turn replaced or left out."""
     container, path = error.instance, tuple(error.absolute_path)
@@ -140,6 +133,8 @@ def _others(scalar: Any) -> tuple[Any, ...]:
             return (not scalar,)
         case int() | float():
             return (scalar + 1, -scalar - 0.5, 10 * scalar + 3, scalar + 1_000_003)
+        case Decimal():
+            return (scalar + 1, -scalar - Decimal("0.5"), 10 * scalar + 3, scalar + 1_000_003)
         case str():
             return ("", f"{scalar}~", f"~{scalar}", scalar[:1])
         case None:

@@ -21,7 +21,7 @@ class ValuePosition:
     step: str | int = 0
     """Property name or index in what encloses it."""
     step_start: int = 0
-    """Where what makes it a part begins: the property's name, or the value itself."""
+    """Where what makes it a part begins: the property's name, behind the quote, or the value itself."""
     parts: "list[ValuePosition]" = dataclasses.field(default_factory=list)
 
     @property
@@ -90,5 +90,5 @@ def _attach(
         return
     value.step = len(open_containers[-1].parts)
     if name is not None:
-        value.step, value.step_start = json.loads(name.group()), name.start()
+        value.step, value.step_start = json.loads(name.group()), name.start() + 1
     open_containers[-1].parts.append(value)

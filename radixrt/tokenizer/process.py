@@ -6,7 +6,6 @@ api ◀──chunks── detokenize ◀──tokens── scheduler
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 import random
 import time
@@ -16,15 +15,11 @@ from typing import Any
 import msgspec
 
 from radixrt.config import ServerConfig
-from radixrt.constrained.checked_answer import DueCheck
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.span_error import SpanError
 from radixrt.errors import RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
 from radixrt.messages import (
     AbortRequest,
-    AnswerBatch,
-    AnswerChunk,
     CallReply,
     ChatPrompt,
     CompileCall,
@@ -35,8 +30,6 @@ from radixrt.messages import (
     PackedIds,
     Prompt,
     PromptInfo,
-    ReleaseSequences,
-    RequestFailed,
     SequenceRefused,
     SequenceRequest,
     StatsCall,
@@ -49,12 +42,12 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
-from radixrt.tokenizer.answers import Answer, SequenceNews, news_by_sequence
-from radixrt.tokenizer.checked_sequence import CheckedSequence
+from radixrt.tokenizer.answers import Answer
 from radixrt.tokenizer.limits import Limits, per_answer_params
 from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.structured import StructuredOutput
 from radixrt.tokenizer.turns import Turns
+from radixrt.tokenizer.under_way import AnswersUnderWay, failure
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -88,15 +81,8 @@ class TokenizerProcess:
         )
         self._to_api = Outbox(channels.address("tokenizer", "api"))
         self._to_scheduler = Outbox(channels.address("tokenizer", "scheduler"))
-        self._answers: dict[int, Answer] = {}
-        """Answers under way, by sequence id."""
-        self._checked: dict[int, CheckedSequence] = {}
-        """What holds some of them back, by sequence id."""
-        self._seq_ids_of: dict[str, set[int]] = {}
-        """Unfinished answers of each request; empty while its prompt is being encoded."""
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait for it."""
-        self._seq_ids = itertools.count()
         self._turns = Turns()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stats_calls: set[int] = set()
@@ -111,6 +97,9 @@ class TokenizerProcess:
             self._config, self._tokenizer_file, self._vocabulary, info
         )
         self._structured.start()
+        self._under_way = AnswersUnderWay(
+            self._structured, self._to_api.send, self._to_scheduler.send
+        )
         self._to_api.send(info)
         try:
             await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._turns.serve())
@@ -132,7 +121,7 @@ class TokenizerProcess:
     def _handle_request(self, message: ToTokenizerFromApi) -> None:
         match message:
             case GenerateRequest():
-                self._seq_ids_of[message.request_id] = set()
+                self._under_way.expect(message.request_id)
                 generating = asyncio.get_running_loop().create_task(self._generate(message))
                 self._encoding[message.request_id] = generating
             case AbortRequest():
@@ -167,7 +156,7 @@ class TokenizerProcess:
                 encoded, compiled = await asyncio.gather(encoding, compiling)
                 self._start(encoded, compiled)
         except Exception as error:
-            self._fail(request.request_id, error)
+            self._under_way.fail(request.request_id, error)
         finally:
             self._encoding.pop(request.request_id, None)
 
@@ -195,8 +184,15 @@ class TokenizerProcess:
         )
         params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
         for index, sampling in enumerate(params):
-            seq_id = self._new_seq_id()
-            self._answers[seq_id] = Answer(
+            sequence = SequenceRequest(
+                seq_id=self._under_way.new_seq_id(),
+                token_ids=encoded.packed_ids,
+                sampling=sampling,
+                cache_salt=request.cache_salt,
+                deadline=request.deadline,
+                constraint=constraint,
+            )
+            answer = Answer(
                 request,
                 index,
                 self._vocabulary,
@@ -205,22 +201,11 @@ class TokenizerProcess:
                 self._info.eos_token_ids,
                 continues_prompt,
             )
-            self._seq_ids_of[request.request_id].add(seq_id)
-            sequence = SequenceRequest(
-                seq_id=seq_id,
-                token_ids=encoded.packed_ids,
-                sampling=sampling,
-                cache_salt=request.cache_salt,
-                deadline=request.deadline,
-                constraint=constraint,
-            )
-            if compiled is not None and (checked := self._structured.checked(sequence, compiled)):
-                self._checked[seq_id] = checked
-            self._answers[seq_id].unenforced = () if compiled is None else compiled.unenforced
-            self._to_scheduler.send(sequence)
-
-    def _new_seq_id(self) -> int:
-        return next(self._seq_ids) & 0x7FFFFFFF
+            checked = None
+            if compiled is not None:
+                answer.unenforced = compiled.unenforced
+                checked = self._structured.checked(sequence, compiled)
+            self._under_way.begin(sequence, answer, checked)
 
     def _prompt_info(
         self, request: GenerateRequest, text: str | None, token_ids: list[int], packed: PackedIds
@@ -232,26 +217,11 @@ class TokenizerProcess:
         return PromptInfo(num_tokens=len(token_ids), text=text, token_ids=packed)
 
     def _abort(self, request_id: str) -> None:
-        seq_ids = self._seq_ids_of.pop(request_id, None)
-        if seq_ids is None:
-            return
         if encoding := self._encoding.pop(request_id, None):
             encoding.cancel()
-            self._to_api.send(_failed(request_id, _ABORTED))
-        self._release(seq_ids)
-        answers = [self._answers.pop(seq_id) for seq_id in sorted(seq_ids)]
-        for seq_id in seq_ids:
-            self._checked.pop(seq_id, None)
-        try:
-            for answer in answers:
-                answer.abort()
-            self._send_chunks([answer.take_chunk() for answer in answers])
-        except Exception as error:
-            self._to_api.send(_failed(request_id, error))
-
-    def _release(self, seq_ids: set[int], *, complete: bool = False) -> None:
-        if seq_ids:
-            self._to_scheduler.send(ReleaseSequences(pack_ids(sorted(seq_ids)), complete))
+            self._under_way.fail(request_id, _ABORTED)
+        else:
+            self._under_way.abort(request_id)
 
     # ------------------------------------------------------------ calls
 
@@ -268,7 +238,7 @@ class TokenizerProcess:
         try:
             value = await work
         except Exception as error:
-            self._to_api.send(CallReply(call_id=call_id, error=_failed("", error)))
+            self._to_api.send(CallReply(call_id=call_id, error=failure("", error)))
         else:
             self._to_api.send(CallReply(call_id=call_id, value=value))
 
@@ -304,11 +274,11 @@ class TokenizerProcess:
             message = await self._from_scheduler.receive()
             match message:
                 case TokenBatch():
-                    self._absorb(message)
+                    self._under_way.absorb(message)
                     for refused in message.refused:
-                        self._refuse(refused)
+                        self._under_way.refuse(refused)
                 case SequenceRefused():
-                    self._refuse(message)
+                    self._under_way.refuse(message)
                 case CallReply():
                     self._to_api.send(self._with_own_stats(message))
                 case EngineInfo():
@@ -323,130 +293,9 @@ class TokenizerProcess:
         value = {**reply.value, "structured": self._structured.stats()}
         return msgspec.structs.replace(reply, value=value)
 
-    def _absorb(self, batch: TokenBatch) -> None:
-        """Turn a step's tokens into text and tell the api. Ids of dropped sequences are ignored."""
-        chunks: list[AnswerChunk | None] = []
-        for seq_id, news in news_by_sequence(batch).items():
-            answer = self._answers.get(seq_id)
-            if answer is None:
-                continue
-            try:
-                chunks.append(self._absorb_one(seq_id, answer, news))
-            except Exception as error:
-                self._fail(answer.request.request_id, error)
-        self._send_chunks(chunks)
-
-    def _absorb_one(self, seq_id: int, answer: Answer, news: SequenceNews) -> AnswerChunk | None:
-        checked = self._checked.get(seq_id)
-        if checked is None:
-            return self._tell(seq_id, answer, news, is_over=news.finished is not None)
-        checked.absorb(news)
-        return self._tell_checked(seq_id, answer, checked)
-
-    def _tell(
-        self, seq_id: int, answer: Answer, news: SequenceNews, *, is_over: bool
-    ) -> AnswerChunk | None:
-        """Let an answer take in what may be told. ``is_over``: the scheduler has ended the sequence."""
-        answer.absorb(news)
-        chunk = answer.take_chunk()
-        if answer.finished:
-            self._forget(seq_id, answer)
-            if not is_over:
-                self._release({seq_id}, complete=True)
-        return chunk
-
-    # ------------------------------------------------------------ answers whose values are validated
-
-    def _tell_checked(
-        self, seq_id: int, answer: Answer, checked: CheckedSequence
-    ) -> AnswerChunk | None:
-        """Have validated what is due, and tell what no verdict can take back."""
-        for due in checked.due():
-            self._spawn(self._validate(answer, checked, due))
-        news = checked.take_news()
-        if news is None:
-            return None
-        if news.finished is not None and checked.violation is not None and not answer.unenforced:
-            spec = answer.request.structured
-            raise self._structured.report_violation(spec, checked.text, checked.violation)
-        answer.violation, answer.retries = checked.violation, checked.retries
-        return self._tell(seq_id, answer, news, is_over=checked.is_over)
-
-    async def _validate(self, answer: Answer, checked: CheckedSequence, due: DueCheck) -> None:
-        try:
-            errors = await self._structured.validate(due)
-            seq_id = checked.seq_id
-            if self._checked.get(seq_id) is checked:
-                self._take_verdict(answer, checked, due, errors)
-        except Exception as error:
-            if self._checked.get(checked.seq_id) is checked:
-                self._fail(answer.request.request_id, error)
-
-    def _take_verdict(
-        self, answer: Answer, checked: CheckedSequence, due: DueCheck, errors: list[SpanError]
-    ) -> None:
-        """Tell more of an answer, or let it go on from an earlier point as a new sequence."""
-        old = checked.seq_id
-        again = self._structured.verdict(checked, due, errors, self._new_seq_id())
-        if again is not None:
-            self._release({old})
-            self._answers[again.seq_id] = self._answers.pop(old)
-            self._checked[again.seq_id] = self._checked.pop(old)
-            siblings = self._seq_ids_of[answer.request.request_id]
-            siblings.discard(old)
-            siblings.add(again.seq_id)
-            self._to_scheduler.send(again)
-        self._send_chunks([self._tell_checked(checked.seq_id, answer, checked)])
-
-    def _forget(self, seq_id: int, answer: Answer) -> None:
-        del self._answers[seq_id]
-        self._checked.pop(seq_id, None)
-        siblings = self._seq_ids_of[answer.request.request_id]
-        siblings.discard(seq_id)
-        if not siblings:
-            del self._seq_ids_of[answer.request.request_id]
-
-    def _refuse(self, refused: SequenceRefused) -> None:
-        answer = self._answers.get(refused.seq_id)
-        if answer is None:
-            return
-        error = RequestError(
-            refused.message, status=refused.status, retry_after_s=refused.retry_after_s
-        )
-        self._fail(answer.request.request_id, error)
-
-    # ------------------------------------------------------------ to the api
-
-    def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
-        if told := [chunk for chunk in chunks if chunk is not None]:
-            self._to_api.send(AnswerBatch(told))
-
-    def _fail(self, request_id: str, error: Exception) -> None:
-        """Drop a request, all its answers, and say why."""
-        seq_ids = self._seq_ids_of.pop(request_id, set())
-        for seq_id in seq_ids:
-            self._answers.pop(seq_id, None)
-            self._checked.pop(seq_id, None)
-        self._release(seq_ids)
-        self._to_api.send(_failed(request_id, error))
-
 
 _CALLS = ""
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")
-
-
-def _failed(request_id: str, error: Exception) -> RequestFailed:
-    if not isinstance(error, RequestError):
-        log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
-        error = RequestError("The server failed at this request; its log says more.", status=500)
-    return RequestFailed(
-        request_id=request_id,
-        message=error.message,
-        status=error.status,
-        param=error.param,
-        code=error.code,
-        retry_after_s=error.retry_after_s,
-    )
 
 
 def run_tokenizer(config: ServerConfig, channels: Channels) -> None:

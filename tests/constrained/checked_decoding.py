@@ -242,16 +242,16 @@ def _exclude(mask: NDArray[np.bool_], excluded: list[list[int]], since: list[int
 
 
 def part_at_the_end(failed: FailedSpan) -> Parting:
-    return Parting([len(failed.token_ids) - 1])
+    return Parting([len(failed.token_ids) - 1], len(failed.text))
 
 
 def part_at_the_beginning(failed: FailedSpan) -> Parting:
-    return Parting([0])
+    return Parting([0], len(failed.text))
 
 
 def part_ever_earlier(failed: FailedSpan) -> Parting:
     """At the end, then at half of the value, a quarter, …"""
-    return Parting([(len(failed.token_ids) - 1) >> (failed.attempt - 1)])
+    return Parting([(len(failed.token_ids) - 1) >> (failed.attempt - 1)], len(failed.text))
 
 
 # ---------------------------------------------------------------- schemas

@@ -136,6 +136,8 @@ def _sentence(error: str) -> str:
     lines = [line.strip() for line in error.strip().split("\n")]
     details = [line for line in lines[1:] if line.startswith("error:")]
     first = " ".join([lines[0], *details])[:500]
+    if first in ("NoExtension", "NoExtensionBias"):
+        return "Nothing satisfies it."
     if "lookaround" in first or "look-around" in first:
         return f"{first} Write it without lookahead, lookbehind and word borders."
     if "backreference" in first:

@@ -4,13 +4,15 @@ xgrammar has structural tags of its own, but compiles the schemas inside with it
 drops keywords. Here the schema of a tag is enforced as exactly as a schema that is the whole answer.
 """
 
+import itertools
 import json
 import re
 from typing import Any
 
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.errors import CannotCompile
-from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.errors import CannotCompile, CannotEnforce
+from radixrt.constrained.grammar import Grammar, Unenforced
+from radixrt.constrained.json_schema.audit import plan_json_schema
 from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.spec import (
     AnyJson,
@@ -34,16 +36,17 @@ SOME: /(?s:.+)/
 
 def compile_structural_tag(
     spec: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
-) -> Grammar:
-    """The schemas in the tags must be what llguidance enforces.
+) -> tuple[Grammar, tuple[Unenforced, ...]]:
+    """The grammar, and what it leaves out of the schemas whose ``strict`` is false.
 
-    A control token's name in ``begin``, ``end`` or ``triggers`` stands for that token.
+    A schema must be what llguidance enforces: no check looks at a value in a tag. A control token's name in ``begin``, ``end`` or ``triggers`` stands for that token.
 
     Raises:
         CannotCompile: triggers and tags don't fit, or a content can't be held to.
     """
     check_triggers(spec)
-    return llguidance.compile_grammars(_TagGrammar(spec, facts, whitespace).grammars(), facts)
+    text = _TagGrammar(spec, facts, whitespace)
+    return llguidance.compile_grammars(text.grammars(), facts), tuple(text.unenforced)
 
 
 def check_triggers(spec: StructuralTag) -> None:
@@ -55,6 +58,12 @@ def check_triggers(spec: StructuralTag) -> None:
     most = spec.max_tags
     if spec.min_tags < 0 or (most is not None and most < max(spec.min_tags, 1)):
         raise CannotCompile(f"From {spec.min_tags} to {most} tags are no number of tags.")
+    begins = sorted({tag.begin for tag in spec.tags})
+    for begin, following in itertools.pairwise(begins):
+        if following.startswith(begin):
+            raise CannotCompile(
+                f"The tag {begin!r} begins like {following!r}, so a text may be either; let each go its own way."
+            )
     if not spec.free_text:
         return
     for trigger in spec.triggers:
@@ -79,6 +88,7 @@ class _TagGrammar:
         self._control = facts.special_names
         self._named: list[dict[str, Any]] = []
         self._lines: list[str] = []
+        self.unenforced: list[Unenforced] = []
 
     def grammars(self) -> list[dict[str, Any]]:
         start = self._start()
@@ -134,7 +144,7 @@ class _TagGrammar:
         name, content, end = f"content_{index}", tag.content, self._literal(tag.end)
         match content:
             case JsonSchema() | AnyJson():
-                self._named.append({"name": name, "json_schema": self._schema(content)})
+                self._named.append({"name": name, "json_schema": self._schema(tag)})
                 return f"@{name} {end}"
             case Lark():
                 self._named.append({"name": name, "lark_grammar": content.grammar})
@@ -151,32 +161,47 @@ class _TagGrammar:
                     "Inside a structural tag an EBNF grammar can't be used; write it as a regex, Lark or JSON schema."
                 )
 
-    def _schema(self, content: JsonSchema | AnyJson) -> dict[str, Any]:
-        if isinstance(content, AnyJson):
-            schema: Any = {"type": "object"} if content.object_only else {}
+    def _schema(self, tag: Tag) -> dict[str, Any]:
+        content = tag.content
+        if isinstance(content, JsonSchema):
+            try:
+                plan = plan_json_schema(
+                    content.schema, strict=content.strict, backend="llguidance", allow_checks=False
+                )
+            except CannotEnforce as error:
+                raise CannotCompile(f"In the tag {tag.begin!r}: {error}") from error
+            self.unenforced += plan.unenforced
+            schema = plan.schema
         else:
-            schema = llguidance.parse_schema(content.schema)
+            assert isinstance(content, AnyJson)
+            schema = {"type": "object"} if content.object_only else {}
         if not isinstance(schema, dict):
             schema = {} if schema is True else {"enum": []}
         return {**schema, "x-guidance": llguidance.json_schema_options(self._whitespace)}
 
     def _terminal(self, index: int, text: str, end: str) -> str:
-        """Content and end as one terminal, so that every way to divide the text between them is tried."""
-        if self._names_control_token(end):
-            self._lines.append(f"TEXT_{index}: {text}")
-            return f"TEXT_{index} {self._literal(end)}"
-        self._lines.append(f"TEXT_{index}: {text} {_quoted(end) if end else ''}")
-        return f"TEXT_{index}"
+        """Content and end as one terminal, so that every way to divide the text between them is tried; a control
+        token in the end begins a terminal of its own."""
+        letters, control = self._split_at_control_token(end)
+        self._lines.append(f"TEXT_{index}: {text} {_quoted(letters) if letters else ''}")
+        return f"TEXT_{index} {self._literal(control)}"
 
     def _any_text(self, index: int, end: str) -> str:
         """Text up to the first place where the end stands."""
         if not end:
             raise CannotCompile("A tag whose content is any text needs an end; give one.")
-        if self._names_control_token(end):
-            return f"SOME? {self._literal(end)}"
+        letters, control = self._split_at_control_token(end)
+        if control:  # no text has such a token in it
+            self._lines.append(f"TEXT_{index}: {f'ANY {_quoted(letters)}' if letters else 'SOME'}")
+            return f"TEXT_{index}{'' if letters else '?'} {self._literal(control)}"
         quoted = _quoted(end)
         self._lines.append(f"TEXT_{index}: (ANY {quoted}) & ~(ANY {quoted} SOME)")
         return f"TEXT_{index}"
+
+    def _split_at_control_token(self, text: str) -> tuple[str, str]:
+        """What stands before the first control token, and the rest."""
+        first = min((text.find(name) for name in self._control if name in text), default=len(text))
+        return text[:first], text[first:]
 
     def _names_control_token(self, text: str) -> bool:
         return any(name in text for name in self._control)

@@ -1,20 +1,25 @@
 """How does xgrammar hold an answer to an EBNF grammar? It parses byte by byte, so nothing is lost between lexemes.
 
-JSON schemas do not come here: its converter drops keywords without a word. Importing this module takes
+Of JSON schemas only those come here that the audit allows: its converter drops keywords without a word. Importing this module takes
 seconds (xgrammar imports torch and transformers), so import it only when such a grammar is there.
 """
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import xgrammar
 
+from radixrt.constrained.backends.llguidance import Whitespace
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.matcher import BitmaskRow, single_token
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+
+_MOST_WHITESPACE = 33
+"""Characters at each gap of a JSON text, as many as llguidance gets at most."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -33,14 +38,36 @@ def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
     """Raises:
     CannotCompile: it is no EBNF as xgrammar reads it, or allows nothing.
     """
+    return _checked(lambda compiler: compiler.compile_grammar(grammar), facts)
+
+
+def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
+    """Only of a schema that the audit has found xgrammar to enforce: it drops what it does not know.
+
+    Raises:
+        CannotCompile: xgrammar refuses the schema.
+    """
+    gaps: dict[str, Any] = (
+        {"max_whitespace_cnt": _MOST_WHITESPACE}
+        if whitespace == "flexible"
+        else {"any_whitespace": False, "separators": (",", ":")}
+    )
+    return _checked(
+        lambda compiler: compiler.compile_json_schema(schema, strict_mode=False, **gaps), facts
+    )
+
+
+def _checked(
+    compile_: Callable[[xgrammar.GrammarCompiler], xgrammar.CompiledGrammar], facts: TokenizerFacts
+) -> Grammar:
+    """The grammar, if a first token can be found for it."""
     compiler = xgrammar.GrammarCompiler(_tokenizer(facts), max_threads=1, cache_enabled=False)
     try:
-        compiled = compiler.compile_grammar(grammar)
+        compiled = compile_(compiler)
     except Exception as error:  # xgrammar's errors have no common base
         raise CannotCompile(_sentence(str(error))) from error
-    matcher = XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled))
     row = np.zeros_like(facts.eos_mask)
-    matcher.fill_mask(row)
+    XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled)).fill_mask(row)
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
     return Grammar("xgrammar", compiled.serialize_json().encode())

@@ -1,1 +1,1 @@
-"""JSON schemas: made simple (normalize), audited against what backends were measured to do (audit)."""
+"""JSON schemas: brought into few plain forms (normalize), then audited against what backends were measured to do (audit)."""

@@ -5,7 +5,6 @@ normalised schema ──▶ prepared for a backend ──▶ faults ──▶ su
 """
 
 import dataclasses
-import json
 from typing import Any, Literal
 
 from radixrt.constrained.capabilities import Capabilities, JsonBackend, capabilities
@@ -120,7 +119,7 @@ def without_origins(schema: Any) -> Any:
     """A copy whose subschemas have no ``$origin``. A property of that name stays: it stands under ``properties``."""
     if not isinstance(schema, dict):
         return schema
-    result = {k: v for k, v in schema.items() if k != ORIGIN}
+    result = {k: v for k, v in schema.items() if k not in (ORIGIN, _PLACE)}
     for _, path, child in children(schema):
         if len(path) == 1:
             result[path[0]] = without_origins(child)
@@ -133,6 +132,29 @@ def without_origins(schema: Any) -> Any:
     return result
 
 
+_PLACE = "$place"
+
+
+def _with_places(node: Any, place: Place) -> Any:
+    """A copy whose nodes know their places."""
+    if not isinstance(node, dict):
+        return node
+    result = {**node, _PLACE: place}
+    for keyword, path, child in children(node):
+        if len(path) == 1:
+            result[keyword] = _with_places(child, place + path)
+            continue
+        if result[keyword] is node[keyword]:
+            result[keyword] = node[keyword].copy()
+        result[keyword][path[1]] = _with_places(child, place + path)
+    if "$defs" in node:
+        definitions = node["$defs"].items()
+        result["$defs"] = {
+            name: _with_places(each, (*place, "$defs", name)) for name, each in definitions
+        }
+    return result
+
+
 class _Attempt:
     """One backend's way with a schema."""
 
@@ -142,7 +164,8 @@ class _Attempt:
         self.table = table
         self.original = prepared(schema, backend, table)
         """With all faults in it; checks are cut from here."""
-        self.schema = json.loads(json.dumps(self.original))
+        self.schema = _with_places(self.original, ())
+        """Made smaller step by step; each node knows its place in the original, as ``oneOf`` may become ``anyOf``."""
         self.faults: Faults = {}
         self.reasons: dict[Place, str] = {}
         self._recursive = recursive_targets(self.original)
@@ -166,7 +189,7 @@ class _Attempt:
             if "nsatisfiable" in error:
                 raise CannotEnforce("schema", "", f"no value satisfies it: {error}.")
             found = blamed(self.schema, self.backend, error)
-            for place, keywords, message in found:
+            for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
             self._find_faults()
             if not found:
@@ -205,7 +228,9 @@ class _Attempt:
         if dropped is None:
             keyword = name.split("/")[0]
             raise CannotEnforce(
-                keyword, self._origin(place), f"{self.backend} was not measured to enforce {name}."
+                keyword,
+                _origin_of(node, place),
+                f"{self.backend} was not measured to enforce {name}.",
             )
         self._drop(place, dropped, f"{self.backend} does not enforce {name}")
 
@@ -218,21 +243,23 @@ class _Attempt:
         ]
 
     def _drop(self, place: Place, keywords: tuple[str, ...], reason: str) -> None:
+        """Take keywords out of the node that is at a place of the schema as it is now."""
+        node = at(self.schema, place)
+        before = node[_PLACE]
         if any(keyword in UNREAD for keyword in keywords):
             raise CannotEnforce(
-                keywords[0], self._origin(place), "dynamic references are not supported; use $ref."
+                keywords[0], self._origin(before), "dynamic references are not supported; use $ref."
             )
-        relaxed = without(at(self.schema, place), keywords)
+        relaxed = without(node, keywords)
         if place:
             at(self.schema, place[:-1])[place[-1]] = relaxed
         else:
             self.schema = relaxed
-        self.faults[place] = (*self.faults.get(place, ()), *keywords)
-        self.reasons.setdefault(place, reason)
+        self.faults[before] = (*self.faults.get(before, ()), *keywords)
+        self.reasons.setdefault(before, reason)
 
     def _origin(self, place: Place) -> str:
-        node = at(self.original, place)
-        return node.get(ORIGIN, pointer_of(place)) if isinstance(node, dict) else pointer_of(place)
+        return _origin_of(at(self.original, place), place)
 
     def refusal(self, reason: str) -> CannotEnforce:
         """An error about the first fault."""
@@ -250,6 +277,11 @@ class _Attempt:
             for place, keywords in self.faults.items()
             for keyword in keywords
         )
+
+
+def _origin_of(node: Any, place: Place) -> str:
+    """Where in the user's schema a node comes from."""
+    return node.get(ORIGIN, pointer_of(place)) if isinstance(node, dict) else pointer_of(place)
 
 
 def schema_features(schema: Any) -> set[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from radixrt.constrained.json_schema.compiling import compile_error
-from radixrt.constrained.json_schema.features import ORIGIN, constraints
+from radixrt.constrained.json_schema.features import constraints
 from radixrt.constrained.json_schema.relax import fewest_to_drop
 from radixrt.constrained.json_schema.walk import Place, at, children, reachable, reference_target
 
@@ -20,7 +20,7 @@ def blamed(schema: Any, backend: str, error: str) -> list[Blame]:
     if "nsatisfiable" in error:
         return []
     search = _Search(schema, backend)
-    return search.every_one_of() if "oneOf" in error else search.deepest(())
+    return (search.every_one_of() if "oneOf" in error else []) or search.deepest(())
 
 
 class _Search:
@@ -31,13 +31,20 @@ class _Search:
 
     def every_one_of(self) -> list[Blame]:
         """All ``oneOf`` that don't compile alone, so that a schema of many needs few rounds."""
+        all_of_them = [
+            (place, node)
+            for place, node in reachable(self.schema)
+            if isinstance(node, dict) and "oneOf" in node
+        ]
         found: list[Blame] = []
-        for place, node in reachable(self.schema):
-            if isinstance(node, dict) and "oneOf" in node:
-                error = self.error_of({"oneOf": node["oneOf"]})
-                if error and "oneOf" in error and not self._below_fails(node["oneOf"]):
-                    found.append((place, ("oneOf",), error))
-        return found or self.deepest(())
+        for place, node in all_of_them:
+            error = self.error_of({"oneOf": node["oneOf"]}) or self.error_of(node)
+            if error and "oneOf" in error and not self._below_fails(node["oneOf"]):
+                found.append((place, ("oneOf",), error))
+        if found:
+            return found
+        # Each compiles alone; together with what else holds for the same value they don't.
+        return [(place, ("oneOf",), "its branches may overlap") for place, _ in all_of_them]
 
     def _below_fails(self, branches: list[Any]) -> bool:
         """Whether a branch alone is refused for a ``oneOf``: that one comes first."""
@@ -75,5 +82,4 @@ class _Search:
         if isinstance(node, bool) or self.left <= 0:
             return None
         self.left -= 1
-        alone = {k: v for k, v in node.items() if k not in (ORIGIN, "$defs")}
-        return compile_error(self.backend, {**alone, "$defs": self.schema.get("$defs", {})})
+        return compile_error(self.backend, {**node, "$defs": self.schema.get("$defs", {})})

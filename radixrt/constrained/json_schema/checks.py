@@ -4,8 +4,9 @@ A check stands on the smallest value that every answer reaches on the same path:
 and additional properties, but never through an ``anyOf`` or a reference back to where it came from.
 """
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.constrained.errors import CannotEnforce
@@ -26,6 +27,9 @@ from radixrt.constrained.json_schema.walk import (
 Faults = dict[Place, tuple[str, ...]]
 """Keywords that no grammar enforces, by the place of their node."""
 
+MOST_CHECKS = 100
+"""A schema with more (definitions used in many places multiply) is checked as a whole."""
+
 _CHECKED_BY_JSONSCHEMA = frozenset({"regex"})
 """Formats without a pattern that ``jsonschema`` knows without further packages."""
 
@@ -36,7 +40,9 @@ def place_checks(schema: Any, normalised: Any, faults: Faults) -> tuple[SpanChec
     Raises:
         CannotEnforce: a keyword under a check can't be checked either.
     """
-    return tuple(_Placing(schema, normalised, faults).below((), (), frozenset()))
+    placing = _Placing(schema, normalised, faults)
+    checks = tuple(itertools.islice(placing.below((), (), frozenset()), MOST_CHECKS + 1))
+    return checks if len(checks) <= MOST_CHECKS else (placing.check((), ()),)
 
 
 @dataclass
@@ -46,6 +52,7 @@ class _Placing:
     normalised: Any
     """From which the checks are cut; same places, but for those below ``patternProperties``."""
     faults: Faults
+    _under: dict[Place, set[Place]] = field(default_factory=dict)
 
     def below(
         self, place: Place, path: tuple[str | None, ...], behind: frozenset[Place]
@@ -60,7 +67,7 @@ class _Placing:
             return
         steps = list(_unconditional(node))
         if self._must_stop(place, node, {under for under, _ in steps}, behind):
-            yield self._check(place, path)
+            yield self.check(place, path)
             return
         for under, step in steps:
             yield from self.below(place + under, (*path, step), behind)
@@ -82,6 +89,11 @@ class _Placing:
 
     def faults_under(self, place: Place) -> set[Place]:
         """Places of the faults that a value there can meet."""
+        if place not in self._under:
+            self._under[place] = self._search(place)
+        return self._under[place]
+
+    def _search(self, place: Place) -> set[Place]:
         found: set[Place] = set()
         waiting, seen = [place], set()
         while waiting:
@@ -97,7 +109,7 @@ class _Placing:
                 waiting.append(target)
         return found
 
-    def _check(self, place: Place, path: tuple[str | None, ...]) -> SpanCheck:
+    def check(self, place: Place, path: tuple[str | None, ...]) -> SpanCheck:
         node = at(self.normalised, place)
         found = self.faults_under(place)
         return SpanCheck(

@@ -12,6 +12,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, TypeChecker, ValidationError
 from jsonschema.validators import extend
+from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 
@@ -103,7 +104,9 @@ class SchemaValidator:
 
     def __init__(self, schema: Any) -> None:
         """``schema`` is valid 2020-12 and self-contained; remote references are never fetched."""
-        self._validator = _Validator(parse_exact(json.dumps(schema)), format_checker=FORMATS)
+        self.validator = _Validator(
+            parse_exact(json.dumps(schema)), format_checker=FORMATS, registry=SPECIFICATIONS
+        )
 
     def first_error(self, text: str) -> ValidationError | None:
         """Why the text is not valid, or None if it is.
@@ -111,4 +114,4 @@ class SchemaValidator:
         Raises:
             ValueError: the text is not JSON.
         """
-        return next(self._validator.iter_errors(parse_exact(text)), None)
+        return next(self.validator.iter_errors(parse_exact(text)), None)

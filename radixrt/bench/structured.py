@@ -1,0 +1,188 @@
+"""Does every answer keep to its schema, and what does that cost? ``radixrt bench structured``.
+
+Each schema of a file goes through the router and through each library alone; its instances are fed token by
+token to the matcher, and to the checks beside it.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
+from radixrt.bench.structured_report import print_tables, report
+from radixrt.config import DEMO_MODEL
+from radixrt.constrained.errors import GrammarExhausted
+from radixrt.constrained.matcher import bitmask_words
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.errors import ConfigError
+from radixrt.models.checkpoint import resolve_model_path
+
+
+@dataclass
+class Record:
+    """What one engine did with one schema."""
+
+    engine: str
+    schema_id: str
+    backend: str = ""
+    """Empty: refused."""
+    refusal: str = ""
+    keyword: str = ""
+    """To which the refusal is due, if it is known."""
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    compile_s: float = 0.0
+    """To a matcher that is ready."""
+    first_mask_s: float = 0.0
+    mask_s: list[float] = field(default_factory=list)
+    """One for each token of an instance."""
+    tokens: int = 0
+    forced: int = 0
+    """Tokens that were the only ones allowed."""
+    valid: int = 0
+    valid_accepted: int = 0
+    invalid: int = 0
+    invalid_accepted: int = 0
+    format_only_accepted: int = 0
+    """Accepted instances that are invalid only if ``format`` is asserted."""
+    unverified_accepted: int = 0
+    """Accepted instances whose label no validator confirms."""
+    exhausted: int = 0
+    """Instances in whose middle the library ran into a limit of its own."""
+    wrong: list[str] = field(default_factory=list)
+    """Instances that were treated wrongly, with what was wrong."""
+
+    @property
+    def covered(self) -> bool:
+        """The schema is taken and all its valid instances with it."""
+        return bool(self.backend) and self.valid_accepted == self.valid
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; see :func:`radixrt.bench.arguments.add_structured_arguments`.
+
+    The exit status is 1 if the router accepted an invalid instance.
+    """
+    console = Console(stderr=arguments.json == "-")
+    facts = _facts(arguments.tokenizer)
+    rows = list(read_schemas(Path(arguments.schemas)))
+    if arguments.sample:
+        rows = random.Random(arguments.seed).sample(rows, min(arguments.sample, len(rows)))
+    records = [
+        measure(name, ENGINES[name], row, facts)
+        for row in track(rows, "Schemas", console=console, transient=True)
+        for name in arguments.backends
+    ]
+    summary = report(records)
+    print_tables(summary, console, f"{len(rows)} schemas of {arguments.schemas}")
+    content = {"summary": summary, "schemas": [_row(record) for record in records]}
+    if arguments.json == "-":
+        print(json.dumps(content, indent=2))
+    elif arguments.json:
+        Path(arguments.json).write_text(json.dumps(content, indent=2))
+    return int(any(r.invalid_accepted for r in records if r.engine == "router"))
+
+
+def _facts(folder: str | None) -> TokenizerFacts:
+    path = resolve_model_path(folder or DEMO_MODEL, "--tokenizer")
+    config = json.loads((path / "config.json").read_text())
+    end = config["eos_token_id"]
+    return TokenizerFacts.load(
+        path / "tokenizer.json",
+        vocab_size=config["vocab_size"],
+        eos_token_ids=tuple(end) if isinstance(end, list) else (end,),
+    )
+
+
+def read_schemas(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a jsonl file, gzipped or not: ``{id, source, schema, tests: [{data, valid, ...}]}``.
+
+    Raises:
+        ConfigError: it can't be read.
+    """
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+            yield from map(json.loads, lines)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Can't read the schemas in {path}: {error}") from error
+
+
+def measure(name: str, engine: Engine, row: dict[str, Any], facts: TokenizerFacts) -> Record:
+    """Compile one schema and feed it its instances."""
+    record = Record(name, row["id"])
+    schema = json.dumps(row["schema"], ensure_ascii=False)
+    draft = "draft7" if "draft7" in row.get("source", "") else None
+    begin = time.perf_counter()
+    try:
+        held = engine(schema, draft, facts)
+    except Refused as refused:
+        record.refusal, record.keyword = str(refused)[:300], refused.keyword
+        return record
+    record.compile_s = time.perf_counter() - begin
+    record.backend = held.backend
+    record.checks = [{"path": c.path, "keywords": c.keywords} for c in held.checks]
+    mask = np.zeros(bitmask_words(facts.vocab_size), dtype=np.int32)
+    begin = time.perf_counter()
+    held.matcher.fork().fill_mask(mask)
+    record.first_mask_s = time.perf_counter() - begin
+    for test in row.get("tests", ()):
+        _count(record, test, held, facts, mask)
+    return record
+
+
+def _count(
+    record: Record, test: dict[str, Any], held: Held, facts: TokenizerFacts, mask: np.ndarray
+) -> None:
+    text = json.dumps(test["data"], ensure_ascii=False)
+    try:
+        accepted = _feed(record, text, held, facts, mask) and held.checks_pass(text)
+    except GrammarExhausted as error:
+        accepted = False
+        record.exhausted += 1
+        record.wrong.append(f"exhausted ({error}): {text[:300]}")
+    if test["valid"]:
+        record.valid += 1
+        record.valid_accepted += accepted
+        if not accepted:
+            record.wrong.append(f"valid, rejected: {text[:300]}")
+        return
+    record.invalid += 1
+    if not accepted:
+        return
+    if test.get("fmt_only"):
+        record.format_only_accepted += 1
+    elif test.get("unverified"):
+        record.unverified_accepted += 1
+    else:
+        record.invalid_accepted += 1
+        record.wrong.append(f"invalid ({', '.join(test.get('kw', ()))}), accepted: {text[:300]}")
+
+
+def _feed(record: Record, text: str, held: Held, facts: TokenizerFacts, mask: np.ndarray) -> bool:
+    """Whether the grammar takes every token and then the end."""
+    matcher = held.matcher.fork()
+    for token_id in (*facts.encode(text), facts.eos_token_ids[0]):
+        begin = time.perf_counter()
+        matcher.fill_mask(mask)
+        record.mask_s.append(time.perf_counter() - begin)
+        record.tokens += 1
+        record.forced += int.from_bytes(mask.tobytes(), "little").bit_count() == 1
+        if matcher.advance([token_id]) != 1:
+            return False
+    return True
+
+
+def _row(record: Record) -> dict[str, Any]:
+    """One schema in the JSON report; of the masks, the worst alone."""
+    row = dict(vars(record))
+    row["mask_s"] = max(record.mask_s, default=None)
+    return row

@@ -1,0 +1,107 @@
+"""Whose structured output is measured: the router's, or one library's alone? Each compiles a schema to matchers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.errors import CannotCompile, CannotEnforce
+from radixrt.constrained.grammar import Grammar, SpanCheck
+from radixrt.constrained.json_schema.audit import plan_json_schema
+from radixrt.constrained.json_schema.validation import SchemaValidator
+from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.matcher import Matcher
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+
+
+class Refused(Exception):
+    """A schema is not taken; says why, and by which keyword if that is known."""
+
+    def __init__(self, reason: str, keyword: str = "") -> None:
+        super().__init__(reason)
+        self.keyword = keyword
+
+
+@dataclass
+class Held:
+    """A schema that an engine has taken."""
+
+    backend: str
+    matcher: Matcher
+    """Before the first token."""
+    checks: tuple[SpanCheck, ...] = ()
+    _validators: list[SchemaValidator] = field(default_factory=list)
+
+    def checks_pass(self, text: str) -> bool:
+        """Whether every value that has a check passes it."""
+        if not self._validators:
+            self._validators = [SchemaValidator(check.schema) for check in self.checks]
+        value = json.loads(text)
+        return all(
+            validator.first_error(json.dumps(part, ensure_ascii=False)) is None
+            for check, validator in zip(self.checks, self._validators, strict=True)
+            for part in values_at(value, check.path)
+        )
+
+
+def values_at(value: Any, path: tuple[str | None, ...]) -> list[Any]:
+    """The parts of a value that a check's path names."""
+    found = [value]
+    for step in path:
+        below: list[Any] = []
+        for each in found:
+            if isinstance(each, dict) and step is not None:
+                below += [each[step]] if step in each else []
+            elif step is None and isinstance(each, dict | list):
+                below += each.values() if isinstance(each, dict) else each
+        found = below
+    return found
+
+
+Engine = Callable[[str, str | None, TokenizerFacts], Held]
+
+
+def router(schema: str, draft: str | None, facts: TokenizerFacts) -> Held:
+    """As the server does it.
+
+    Raises:
+        Refused: it would answer with a 400.
+    """
+    try:
+        plan = plan_json_schema(schema, draft=draft)
+        grammar = _grammar(plan.backend, json.dumps(plan.schema, ensure_ascii=False), facts)
+    except CannotEnforce as error:
+        raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
+    except CannotCompile as error:
+        raise Refused(str(error)) from error
+    return Held(plan.backend, load_grammar(grammar, facts), plan.checks)
+
+
+def alone(backend: str) -> Engine:
+    """One library, given the schema as it is."""
+
+    def compile_alone(schema: str, draft: str | None, facts: TokenizerFacts) -> Held:
+        try:
+            return Held(backend, load_grammar(_grammar(backend, schema, facts), facts))
+        except (CannotCompile, RuntimeError, ValueError) as error:
+            raise Refused(str(error)) from error
+
+    return compile_alone
+
+
+def _grammar(backend: str, schema: str, facts: TokenizerFacts) -> Grammar:
+    if backend == "llguidance":
+        return llguidance.compile_json_schema(schema, facts, "flexible")
+    import xgrammar
+
+    from radixrt.constrained.backends.xgrammar import compile_ebnf
+
+    return compile_ebnf(str(xgrammar.Grammar.from_json_schema(schema, strict_mode=False)), facts)
+
+
+ENGINES: dict[str, Engine] = {
+    "router": router,
+    "llguidance": alone("llguidance"),
+    "xgrammar": alone("xgrammar"),
+}

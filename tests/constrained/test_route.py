@@ -1,0 +1,337 @@
+"""Every kind of constraint goes where it is enforced exactly, or is refused with a sentence."""
+
+import json
+import re
+
+import msgspec
+import pytest
+
+from radixrt.constrained.grammar import Compiled
+from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.regex_text import alternatives
+from radixrt.constrained.route import CompileOptions, compile_spec
+from radixrt.constrained.spec import (
+    AnyJson,
+    AnyText,
+    Choice,
+    Content,
+    Ebnf,
+    JsonSchema,
+    Lark,
+    Regex,
+    Spec,
+    StructuralTag,
+    Tag,
+)
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.errors import RequestError
+from tests.constrained.vocabularies import KINDS, facts_of
+
+each_kind = pytest.mark.parametrize("kind", sorted(KINDS))
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "b": {"enum": ["x/y", 1]}},
+    "required": ["a"],
+}
+
+
+def compiled(spec: Spec, facts: TokenizerFacts, **options: object) -> Compiled:
+    return compile_spec(spec, facts, msgspec.convert(options, CompileOptions))
+
+
+def ids_of(text: str, facts: TokenizerFacts) -> list[int]:
+    """The tokens of a text in which control tokens stand for themselves."""
+    names = "|".join(map(re.escape, facts.special_names))
+    ids = []
+    for piece in re.split(f"({names})", text):
+        ids += [facts.special_names[piece]] if piece in facts.special_names else facts.encode(piece)
+    return ids
+
+
+def takes(spec: Spec, facts: TokenizerFacts, text: str, **options: object) -> bool:
+    """Whether the answer may be this text, and end there."""
+    matcher = load_grammar(compiled(spec, facts, **options).grammar, facts)
+    ids = [*ids_of(text, facts), facts.eos_token_ids[-1]]
+    return matcher.advance(ids) == len(ids)
+
+
+def refusal(spec: Spec, **options: object) -> str:
+    with pytest.raises(RequestError) as caught:
+        compiled(spec, facts_of("byte_level_json"), **options)
+    assert caught.value.status == 400 and caught.value.param == "structured"
+    return caught.value.message
+
+
+def test_where_each_kind_goes() -> None:
+    facts = facts_of("byte_level_json")
+    small = Choice(options=("yes", "no"))
+    backends = {
+        "llguidance": [
+            JsonSchema(schema=json.dumps(SCHEMA)),
+            AnyJson(),
+            Lark(grammar='start: "a"'),
+            StructuralTag(
+                tags=(Tag(begin="<a>", content=AnyText(), end="</a>"),), triggers=("<a>",)
+            ),
+        ],
+        "xgrammar": [Ebnf(grammar='root ::= "a"')],
+        "fsm": [small, Regex(pattern="[0-9]{3}")],
+    }
+    for backend, specs in backends.items():
+        for spec in specs:
+            assert compiled(spec, facts).grammar.backend == backend
+    assert compiled(small, facts, backend="llguidance").grammar.backend == "llguidance"
+
+
+@pytest.mark.parametrize("backend", ["auto", "llguidance", "fsm"])
+@each_kind
+def test_choices_are_taken_literally(kind: str, backend: str) -> None:
+    facts = facts_of(kind)
+    options = ("a b", "a.b", "é&~\n", "x/#-", "", "\U0001f600\\", "(?i)a", "^b$", "\t{2}", "[a-c]")
+    spec = Choice(options=options)
+    for text in options:
+        assert takes(spec, facts, text, backend=backend), text
+    for text in ("axb", "x", "A", "b", "a", "a b ", "\t\t"):
+        assert not takes(spec, facts, text, backend=backend), text
+
+
+def test_alternatives_mean_in_re_what_they_mean_here() -> None:
+    options = ["a.b", "x{2}", "\\", "a-b", "(", "é ", "~&#"]
+    pattern = re.sub(
+        r"\\x\{(\w+)\}", lambda m: re.escape(chr(int(m[1], 16))), alternatives(options)
+    )
+    assert [text for text in [*options, "axb", "xx"] if re.fullmatch(pattern, text)] == options
+
+
+PATTERNS = [
+    "^abc$",
+    "^a|b$",
+    "a.b",
+    "(?i)ab",
+    "[^a]",
+    "\\d+",
+    "a{2,3}?b",
+    "\\x41|\\u0042",
+    "[+-]?\\d",
+]
+TEXTS = ["abc", "a", "b", "ab", "aB", "axb", "a\nb", "٣", "12", "aab", "aaab", "A", "B", "+1", "\n"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_regex_is_matched_against_the_whole_text_as_python_does(pattern: str) -> None:
+    facts = facts_of("byte_level_json")
+    for text in TEXTS:
+        expected = re.fullmatch(f"(?:{pattern})" if "(?i)" not in pattern else pattern, text)
+        assert takes(Regex(pattern=pattern), facts, text) == bool(expected), (pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(?=a)b", "without lookahead"),
+        ("\\bx", "without lookahead"),
+        ("(a)\\1", "without references"),
+        ("a$b", "without lookahead"),
+        ("(", "unclosed group"),
+        ("[^\\s\\S]", "Nothing"),
+    ],
+)
+def test_what_a_regex_can_not_have_is_said(pattern: str, reason: str) -> None:
+    assert reason in refusal(Regex(pattern=pattern))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Choice(options=()),
+        Lark(grammar="start: missing"),
+        Ebnf(grammar="root ::= missing"),
+        Ebnf(grammar='root ::= root "a"'),
+        JsonSchema(schema="{"),
+        JsonSchema(schema='{"$ref":"http://127.0.0.1:9/x"}'),
+        Regex(pattern="a" * (17 << 20)),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_what_can_not_be_enforced_is_refused(spec: Spec) -> None:
+    assert refusal(spec)
+
+
+def test_json_mode() -> None:
+    facts = facts_of("byte_level_json")
+    for text, is_object in [("{}", True), ('{"a": [1, null]}', True), ("[]", False), ("1", False)]:
+        assert takes(AnyJson(), facts, text) == is_object
+        assert takes(AnyJson(object_only=False), facts, text)
+    assert not takes(AnyJson(), facts, "{'a': 1}")
+    assert not takes(AnyJson(), facts, '{"a": 1}', whitespace="compact")
+
+
+def test_ebnf_is_not_cut_into_lexemes() -> None:
+    """A lexer that takes the longest piece would take ``abc`` here, and then not ``d``."""
+    facts = facts_of("byte_level_json")
+    spec = Ebnf(grammar='root ::= [a-z]* "abc"')
+    for text in ("abc", "xabc", "abcdabc", "ababc"):
+        assert takes(spec, facts, text)
+    assert not takes(spec, facts, "abcd")
+
+
+# ---------------------------------------------------------------- structural tags
+
+CONTENTS: list[tuple[Content, list[str], list[str]]] = [
+    (
+        JsonSchema(schema=json.dumps(SCHEMA)),
+        ['{"a":"é"}', '{"a": "b", "b": "x/y"}', '{"a":"</tool_cal"}'],
+        ['{"a":1}', '{"\\u0061":1}', '{"a":"x","b":"x"}', '{  "a":"x"}', "", "{}"],
+    ),
+    (AnyJson(), ["{}", '{"x":[1,null]}'], ["[]", "1", ""]),
+    (AnyJson(object_only=False), ["[]", "1"], ["", "x"]),
+    (Choice(options=("a", "ab", "a/b")), ["a", "ab", "a/b"], ["b", "", "aab"]),
+    (Regex(pattern="[a-z</]*/?"), ["", "a", "a</", "</a/"], ["A", "a>"]),
+    (Regex(pattern="^a|b$"), ["a", "b"], ["ab", ""]),
+    (Lark(grammar='start: "x" /[0-9]+/'), ["x12"], ["x", "12"]),
+    (AnyText(), ["", "x<y>\n", "</tool"], []),
+]
+
+
+@each_kind
+@pytest.mark.parametrize("case", CONTENTS, ids=lambda case: repr(case[0])[:40])
+def test_the_content_of_a_tag_is_held_to_its_constraint(
+    kind: str, case: tuple[Content, list[str], list[str]]
+) -> None:
+    """<tool_call> is text in some of the vocabularies, an added token or a control token in others."""
+    content, good, bad = case
+    facts = facts_of(kind)
+    tag = Tag(begin="<tool_call>\n", content=content, end="\n</tool_call>")
+    spec = StructuralTag(tags=(tag,), triggers=("<tool_call>",))
+    for text in good:
+        assert takes(spec, facts, f"Let me see. <tool_call>\n{text}\n</tool_call> Done."), text
+    for text in bad:
+        assert not takes(spec, facts, f"Let me see. <tool_call>\n{text}\n</tool_call> Done."), text
+
+
+def two_tools(**settings: object) -> StructuralTag:
+    tags = tuple(
+        Tag(
+            begin=f'<tool_call>{{"name": "{name}", "arguments": ',
+            content=JsonSchema(schema=json.dumps({"type": kind})),
+            end="}</tool_call>",
+        )
+        for name, kind in (("f", "integer"), ("g", "array"))
+    )
+    return StructuralTag(tags=tags, triggers=("<tool_call>",), **settings)  # type: ignore[arg-type]
+
+
+F = '<tool_call>{"name": "f", "arguments": 12}</tool_call>'
+G = '<tool_call>{"name": "g", "arguments": [1]}</tool_call>'
+
+
+@each_kind
+def test_free_text_can_not_write_a_trigger(kind: str) -> None:
+    facts = facts_of(kind)
+    spec = two_tools()
+    for text in ("", "Hello.", f"{F}", f"a {F} b {G}{F} c", f"<{F}", "<tool_cal", "a <tool_cals>"):
+        assert takes(spec, facts, text), text
+    wrong = F.replace("12", "[1]"), G.replace("[1]", "12"), F.replace('"f"', '"h"')
+    for text in ("<tool_call>", "a <tool_call> b", *wrong, f"a {F[:-3]}"):
+        assert not takes(spec, facts, text), text
+
+
+@each_kind
+def test_numbers_of_tags(kind: str) -> None:
+    facts = facts_of(kind)
+    for least, most in [(0, None), (1, None), (0, 1), (1, 1), (2, 3)]:
+        spec = two_tools(min_tags=least, max_tags=most)
+        alone = two_tools(min_tags=least, max_tags=most, free_text=False, separator=",\n")
+        for count in range(5):
+            fits = least <= count and (most is None or count <= most)
+            calls = [(F, G)[i % 2] for i in range(count)]
+            assert takes(spec, facts, "Well: " + " and ".join(calls)) == fits
+            assert takes(alone, facts, ",\n".join(calls)) == fits
+        assert not takes(alone, facts, f"Well: {F}")
+        assert not takes(alone, facts, f"{F}{G}")
+
+
+def test_the_first_place_where_a_trigger_stands_counts() -> None:
+    facts = facts_of("byte_level_json")
+    tag = Tag(begin="aab", content=Choice(options=("1",)), end="")
+    spec = StructuralTag(tags=(tag,), triggers=("aa",))
+    assert takes(spec, facts, "xaab1") and takes(spec, facts, "aab1aab1")
+    assert not takes(spec, facts, "aaab1")
+
+
+def test_several_triggers() -> None:
+    facts = facts_of("byte_level_json")
+    tags = (
+        Tag(begin="<a>", content=Regex(pattern="[0-9]"), end="</a>"),
+        Tag(begin="<b>", content=AnyText(), end="</b>"),
+        Tag(begin="<c>?", content=Regex(pattern="[0-9?]*"), end="??"),
+    )
+    spec = StructuralTag(tags=tags, triggers=("<a>", "<b>", "<c"))
+    for text in ("<a>1</a><b><a>no tag</b>", "<c>?1??", "<c>????? <b>?</b>", "c <b></b>"):
+        assert takes(spec, facts, text), text
+    for text in ("<a>x</a>", "<b>never closed", "<a>1</a><a>", "<c>?1?", "<c>1??"):
+        assert not takes(spec, facts, text), text
+
+
+TAG = Tag(begin="<a>", content=AnyText(), end="</a>")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (StructuralTag(tags=(), triggers=()), "between 1"),
+        (StructuralTag(tags=(TAG,), triggers=()), "must begin with one trigger"),
+        (StructuralTag(tags=(TAG,), triggers=("<a", "<a>")), "does with 2"),
+        (StructuralTag(tags=(TAG,), triggers=("<a>", "<b>")), "<b>"),
+        (StructuralTag(tags=(TAG,), triggers=("<a>", "")), "trigger"),
+        (StructuralTag(tags=(TAG,), triggers=("<a>",), min_tags=2, max_tags=1), "From 2 to 1"),
+        (StructuralTag(tags=(TAG,), triggers=("<a>",), max_tags=0), "From 0 to 0"),
+        (
+            StructuralTag(
+                tags=(TAG, Tag(begin="<a>?", content=AnyJson(), end="?")), triggers=("<a>",)
+            ),
+            "begins like",
+        ),
+        (
+            StructuralTag(tags=(Tag(begin="<a>", content=AnyText(), end=""),), triggers=("<a>",)),
+            "needs an end",
+        ),
+        (
+            StructuralTag(
+                tags=(Tag(begin="<a>", content=Regex(pattern="a)|(b"), end="</a>"),),
+                triggers=("<a>",),
+            ),
+            "regex",
+        ),
+        (
+            StructuralTag(
+                tags=(Tag(begin="<a>", content=Ebnf(grammar='root ::= "a"'), end="</a>"),),
+                triggers=("<a>",),
+            ),
+            "EBNF",
+        ),
+        (
+            StructuralTag(
+                tags=(Tag(begin="<a>", content=JsonSchema(schema='{"not":{}}'), end="</a>"),),
+                triggers=("<a>",),
+            ),
+            "not",
+        ),
+    ],
+)
+def test_tags_that_can_not_be_held_to_are_refused(spec: StructuralTag, reason: str) -> None:
+    assert reason in refusal(spec)
+
+
+def test_a_content_can_not_switch_checks_off() -> None:
+    schema = json.dumps({"x-guidance": {"lenient": True}, "type": "integer", "not": {"const": 1}})
+    tag = Tag(begin="<a>", content=JsonSchema(schema=schema), end="</a>")
+    assert refusal(StructuralTag(tags=(tag,), triggers=("<a>",)))
+    with_slash = JsonSchema(schema='{"x-guidance":{"whitespace_pattern":"[^}]*"},"type":"array"}')
+    spec = StructuralTag(
+        tags=(Tag(begin="<a>", content=with_slash, end="</a>"),), triggers=("<a>",)
+    )
+    try:
+        assert not takes(spec, facts_of("byte_level_json"), "<a>[ nonsense ]</a>")
+    except RequestError as error:
+        assert "x-guidance" in error.message
