@@ -15,7 +15,11 @@ from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
 from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, sampling_from_fields
 from radixrt.api.state import ServerState, request_id
-from radixrt.api.structured import asked_constraint, check_together, structured_extras
+from radixrt.api.structured import (
+    asked_constraint,
+    constraint_field,
+    structured_extras,
+)
 from radixrt.api.tools import (
     call_as_json,
     call_delta,
@@ -23,6 +27,7 @@ from radixrt.api.tools import (
     offered_tools,
     tool_constraint,
 )
+from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.errors import RequestError
@@ -68,7 +73,7 @@ class _Chat:
         written = state.config.tool_call_parser
         structured = asked_constraint(fields, state.config)
         structured = tool_constraint(fields, FORMATS[written], structured)
-        check_together(structured, sampling)
+        check_sampling(structured, sampling)
         request = GenerateRequest(
             request_id=request_id("chatcmpl", fields.rid, fields.request_id),
             prompt=prompt,
@@ -193,7 +198,7 @@ async def _whole(chat: _Chat, state: ServerState) -> dict[str, Any]:
     usage = Usage()
     choices: list[dict[str, Any]] = []
     extras: dict[str, Any] = {}
-    async with aclosing(state.generate([chat.request])) as answers:
+    async with aclosing(state.generate([chat.request], constraint_field(chat.fields))) as answers:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)
             extras |= prompt_extras(chunk, bool(chat.fields.return_token_ids))
@@ -223,7 +228,7 @@ async def _stream(chat: _Chat, state: ServerState) -> AsyncGenerator[bytes, None
             envelope["usage"] = None
         return envelope
 
-    async with aclosing(state.generate([chat.request])) as answers:
+    async with aclosing(state.generate([chat.request], constraint_field(chat.fields))) as answers:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)
             if chunk.index not in begun:

@@ -5,8 +5,8 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.body import read_json, to_struct
 from radixrt.api.events import json_response, while_connected
 from radixrt.api.protocol import ConstraintFields, refuse_unsupported
-from radixrt.api.state import ServerState
-from radixrt.api.structured import asked_constraint
+from radixrt.api.state import ServerState, constraint_errors_name
+from radixrt.api.structured import asked_constraint, constraint_field
 from radixrt.errors import RequestError
 
 
@@ -28,7 +28,8 @@ def grammar_routes(state: ServerState) -> APIRouter:
             raise RequestError(
                 "Give a constraint to compile, such as response_format, regex or ebnf."
             )
-        reply = await while_connected(request, state.client.compile(structured))
+        with constraint_errors_name(constraint_field(fields)):
+            reply = await while_connected(request, state.client.compile(structured))
         seconds = reply.pop("compile_s")
         return json_response({**reply, "seconds": seconds})
 

@@ -18,7 +18,8 @@ from radixrt.api.formats import json_logprob
 from radixrt.api.protocol import ConstraintFields, refuse_unsupported
 from radixrt.api.sampling import deadline, logit_bias, stop_strings
 from radixrt.api.state import ServerState, new_id, request_id
-from radixrt.api.structured import asked_constraint, check_together, structured_extras
+from radixrt.api.structured import asked_constraint, structured_extras
+from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
 from radixrt.messages import (
@@ -261,7 +262,7 @@ async def _results(call: _Call, state: ServerState) -> AsyncGenerator[dict[str, 
     answers: dict[tuple[int, int], _SoFar] = {}
     started_at = time.monotonic()
     with _native_names():
-        async with aclosing(state.generate(call.requests)) as chunks:
+        async with aclosing(state.generate(call.requests, "sampling_params")) as chunks:
             async for request_index, chunk in chunks:
                 whole = answers.setdefault((request_index, chunk.index), _SoFar(started_at))
                 whole.add(chunk)
@@ -370,7 +371,7 @@ def _constraint(
     """
     structured = asked_constraint(given, state.config, "sampling_params.")
     with _native_names():
-        check_together(structured, sampling)
+        check_sampling(structured, sampling)
     if structured is not None and report.prompt_only:
         raise RequestError(
             "max_new_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",

@@ -11,7 +11,13 @@ from radixrt.constrained.spec import JsonSchema, Spec
 from radixrt.constrained.structural_tags import structural_tag
 from radixrt.errors import RequestError
 from radixrt.messages import AnswerChunk
-from radixrt.sampling_params import SamplingParams
+
+
+def constraint_field(fields: msgspec.Struct) -> str:
+    """The field that holds a request's only constraint."""
+    names = (*_READERS, "structured_outputs", "tools")
+    nothing = (None, {"type": "text"})
+    return next((name for name in names if getattr(fields, name, None) not in nothing), "")
 
 
 def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str = "") -> Spec | None:
@@ -38,24 +44,12 @@ def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str =
     return requests.only_one(asked)
 
 
-def check_together(spec: Spec | None, sampling: SamplingParams) -> None:
-    """Raises:
-    RequestError: the sampling settings and the constraint exclude each other.
-    """
-    if spec is not None and sampling.ignore_eos:
-        raise RequestError(
-            "ignore_eos and structured output exclude each other: a constrained answer ends where its grammar "
-            "does. Leave ignore_eos out.",
-            param="ignore_eos",
-        )
-
-
 def structured_extras(chunk: AnswerChunk) -> dict[str, Any]:
     """What a finished answer was not held to, where the request allowed that."""
     if chunk.finish_reason is None or not (chunk.unenforced or chunk.violation):
         return {}
     report = {
-        "unenforced": msgspec.to_builtins(chunk.unenforced),
+        "unenforced": [msgspec.to_builtins(one) for one in chunk.unenforced],
         "violation": chunk.violation,
     }
     return {"structured_output": report}

@@ -1,11 +1,12 @@
 """Which tools may an answer call, and must it? ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from radixrt.api.protocol import ChatCompletionRequest
 from radixrt.api.state import new_id
-from radixrt.constrained.spec import Spec
-from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls
+from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
+from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
 from radixrt.errors import RequestError
 from radixrt.messages import ToolCall
 from radixrt.nesting import check_depth
@@ -36,8 +37,8 @@ def tool_constraint(
         other: what the request holds its answer's content to.
 
     Raises:
-        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or the model would have to
-            choose between calls and constrained content.
+        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be told from
+            what the request holds its content to.
     """
     name, must_call = _choice(fields)
     if not calls_tools(fields):
@@ -52,15 +53,31 @@ def tool_constraint(
             f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice"
         )
     if other is not None and not must_call:
-        raise RequestError(
-            'With tools and tool_choice "auto", an answer can\'t be held to another constraint too. Set tool_choice '
-            'to "none" for an answer that satisfies the constraint, or to "required" for one that calls tools.',
-            param="tool_choice",
-        )
+        return _call_or(tools.values(), written, other, fields.parallel_tool_calls)
     chosen = tools.values() if name is None else [tools[name]]
     parallel = fields.parallel_tool_calls
     several = parallel is True if name is not None else parallel is not False
     return calls(chosen, written, required=must_call, most=None if several else 1)
+
+
+def _call_or(
+    tools: Iterable[Tool], written: ToolCallFormat, other: Spec, parallel: bool | None
+) -> Spec:
+    """Either one call, or content that satisfies the other constraint, as the model decides."""
+    if not isinstance(other, JsonSchema | AnyJson) or not written.opening:
+        raise RequestError(
+            'With tools and tool_choice "auto" this constraint is not supported, since its text could look like a '
+            'call. Set tool_choice to "none" for an answer that satisfies the constraint, or to "required" for one '
+            "that calls tools.",
+            param="tool_choice",
+        )
+    if parallel:
+        raise RequestError(
+            'With tool_choice "auto" and structured output an answer makes at most one call: leave '
+            "parallel_tool_calls out.",
+            param="parallel_tool_calls",
+        )
+    return one_call_or_json(tools, written, other)
 
 
 def check_tools(tools: list[dict[str, Any]]) -> None:

@@ -5,15 +5,18 @@ Only form is judged here; whether a constraint can be held to is for the compile
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict, get_args
 
 from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Lark, Regex, Spec
 from radixrt.errors import RequestError
 from radixrt.nesting import check_depth
+from radixrt.sampling_params import SamplingParams
 
 MAX_SCHEMA_DEPTH = 256
 """Lists and objects within one another; the deepest of 5,747 schemas of real software has 63."""
+_NO_TYPES = (int, float, bytes, list, tuple, types.FunctionType, types.MethodType)
 _EBNF_RULE = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)
 
 
@@ -104,6 +107,56 @@ def only_one(asked: Sequence[tuple[str, Spec]]) -> Spec | None:
     return asked[0][1]
 
 
+class ConstraintKeywords(TypedDict, total=False):
+    """How a Python program asks for a constraint: one of these, and ``strict`` with a schema."""
+
+    schema: Any
+    """As :func:`json_schema` takes it."""
+    regex: str
+    choices: Sequence[str]
+    grammar: str
+    """EBNF or Lark, as :func:`grammar` tells them apart."""
+    structured: Spec
+    """A constraint of any kind."""
+    strict: bool
+
+
+def from_keywords(keywords: ConstraintKeywords) -> Spec | None:
+    """Raises:
+    RequestError: there are several constraints, or one is not well formed.
+    """
+    unknown = sorted(keywords.keys() - ConstraintKeywords.__annotations__.keys())
+    if unknown:
+        raise RequestError(
+            f"There is no keyword {', '.join(unknown)}; an answer can be held to a schema, a regex, choices, a "
+            "grammar, or a constraint given as structured."
+        )
+    readers: dict[str, Callable[[Any, str], Spec]] = {
+        "regex": regex, "choices": choice, "grammar": grammar, "structured": _spec,
+    }  # fmt: skip
+    asked: list[tuple[str, Spec]] = []
+    if (schema := keywords.get("schema")) is not None:
+        asked.append(("schema", json_schema(schema, "schema", keywords.get("strict", True))))
+    elif "strict" in keywords:
+        raise RequestError("strict goes with a schema.", param="strict")
+    for name, read in readers.items():
+        if (value := keywords.get(name)) is not None:
+            asked.append((name, read(value, name)))
+    return only_one(asked)
+
+
+def check_sampling(spec: Spec | None, sampling: SamplingParams) -> None:
+    """Raises:
+    RequestError: the sampling settings and the constraint exclude each other.
+    """
+    if spec is not None and sampling.ignore_eos:
+        raise RequestError(
+            "ignore_eos and structured output exclude each other: a constrained answer ends where its grammar "
+            "does. Leave ignore_eos out.",
+            param="ignore_eos",
+        )
+
+
 def parse_json(text: str, param: str) -> Any:
     """Raises:
     RequestError: it is not JSON (NaN is not), or is nested too deeply.
@@ -138,7 +191,7 @@ def json_text(value: Any, param: str) -> str:
 def _schema_of_type(python_type: Any, param: str) -> Any:
     import pydantic  # here, since only Python programs give types
 
-    if python_type is None or isinstance(python_type, int | float | bytes | list | tuple):
+    if python_type is None or isinstance(python_type, _NO_TYPES):
         raise RequestError(
             f"{param} must be a JSON schema: an object or a boolean, not {_json_type(python_type)}.",
             param=param,
@@ -151,6 +204,16 @@ def _schema_of_type(python_type: Any, param: str) -> Any:
             f"{param} must be a JSON schema, or a type that pydantic can describe: {reason}",
             param=param,
         ) from error
+
+
+def _spec(value: Any, param: str) -> Spec:
+    if not isinstance(value, get_args(get_args(Spec)[0])):
+        raise RequestError(
+            f"{param} must be one of radixrt.constrained.spec's constraints, such as Regex(pattern=...).",
+            param=param,
+        )
+    spec: Spec = value
+    return spec
 
 
 def _text(value: Any, param: str) -> str:

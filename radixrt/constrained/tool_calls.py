@@ -5,8 +5,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from radixrt.constrained import requests
-from radixrt.constrained.spec import JsonSchema, StructuralTag, Tag
+from radixrt.constrained.spec import AnyJson, JsonSchema, StructuralTag, Tag
 from radixrt.errors import RequestError
 
 
@@ -96,3 +98,15 @@ def calls(
         min_tags=int(required),
         max_tags=most,
     )
+
+
+def one_call_or_json(
+    tools: Iterable[Tool], written: ToolCallFormat, content: JsonSchema | AnyJson
+) -> StructuralTag:
+    """Either one call of a tool or JSON, and nothing else.
+
+    Args:
+        written: a form with an opening tag, which no JSON begins with.
+    """
+    held = calls(tools, written, required=True, most=1)
+    return msgspec.structs.replace(held, tags=(*held.tags, Tag(begin="", content=content, end="")))

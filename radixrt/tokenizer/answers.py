@@ -77,7 +77,7 @@ class Answer:
         self._eos_token_ids = eos_token_ids
         self._detokenizer = IncrementalDetokenizer(
             vocabulary.backend,
-            vocabulary.special_ids,
+            vocabulary.special_ids - AnswerParts.tag_ids(request, vocabulary),
             sampling.skip_special_tokens,
             prompt_ids if continues_prompt else (),
         )

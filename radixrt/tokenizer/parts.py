@@ -38,16 +38,31 @@ class AnswerParts:
     ) -> "AnswerParts":
         calls = None
         if request.parse_tool_calls:
-            is_held = isinstance(request.structured, StructuralTag)
-            written = tool_calls.FORMATS[request.parse_tool_calls]
-            calls = ToolCallParser(written, in_pieces=request.stream and is_held)
+            held = request.structured if isinstance(request.structured, StructuralTag) else None
+            calls = ToolCallParser(
+                tool_calls.FORMATS[request.parse_tool_calls],
+                in_pieces=request.stream and held is not None,
+                calls_alone=held is not None and not held.free_text,
+            )
         if not request.parse_reasoning:
             return AnswerParts(None, calls, [])
         marks = reasoning.FORMATS[request.parse_reasoning]
         prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
-        held = request.structured is not None
-        closing_ids = vocabulary.encode(marks.closing, add_special_tokens=False) if held else []
-        return AnswerParts(ReasoningParser(marks, prompt_end, held=held), calls, closing_ids)
+        is_held = request.structured is not None
+        closing_ids = vocabulary.encode(marks.closing, add_special_tokens=False) if is_held else []
+        return AnswerParts(ReasoningParser(marks, prompt_end, held=is_held), calls, closing_ids)
+
+    @staticmethod
+    def tag_ids(request: GenerateRequest, vocabulary: Vocabulary) -> set[int]:
+        """The control tokens that stand for tags, and have to be in the text for it to be taken apart."""
+        tags: set[str] = set()
+        if request.parse_tool_calls:
+            written = tool_calls.FORMATS[request.parse_tool_calls]
+            tags |= {written.opening, written.closing}
+        if request.parse_reasoning:
+            marks = reasoning.FORMATS[request.parse_reasoning]
+            tags |= {marks.opening, marks.closing}
+        return {i for i, token in vocabulary.special_tokens.items() if token.content in tags}
 
     def watch(self, text: str, token_id: int | None) -> None:
         """Take note of a new token, and of the text that came with it: where the tokens that close a thought are

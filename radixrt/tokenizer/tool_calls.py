@@ -20,13 +20,21 @@ class ToolCallParser:
             calls of the same index without a name. Only for text that a grammar holds to be calls of
             this form: what was given out can't be taken back. Else a call is given out when it is complete, and
             what looks like a call and is none stays content.
+        calls_alone: an answer that does not begin with a call makes none. Only for text that a grammar holds to
+            that; its JSON may hold in a string what looks like a call.
     """
 
     def __init__(
-        self, written: ToolCallFormat = FORMATS["hermes"], *, in_pieces: bool = False
+        self,
+        written: ToolCallFormat = FORMATS["hermes"],
+        *,
+        in_pieces: bool = False,
+        calls_alone: bool = False,
     ) -> None:
         self._written = written
         self._in_pieces = in_pieces
+        self._calls_alone = calls_alone
+        self._makes_no_call = False
         self._undecided = ""
         """Outside a call: what may be the beginning of one. Inside: all of it so far, after the opening tag."""
         self._call: _OpenCall | None = None
@@ -69,6 +77,12 @@ class ToolCallParser:
     def _take_until_call(self) -> str:
         """The text up to the next call, which is then open, or to what may yet become one."""
         trigger = self._written.trigger
+        if self._calls_alone and not self._num_calls and not self._makes_no_call:
+            begun = self._undecided.lstrip()[: len(trigger)]
+            self._makes_no_call = not trigger.startswith(begun)
+        if self._makes_no_call:
+            text, self._undecided = self._undecided, ""
+            return text
         before, found, after = self._undecided.partition(trigger)
         if found:
             self._call = _OpenCall()
