@@ -25,6 +25,10 @@ class HelperDied(Exception):
     """The process ended in the middle of a job (a library aborted, or memory ran out)."""
 
 
+class HelperCannotStart(Exception):
+    """The process says that it can't do its work, and another could not either."""
+
+
 class Helper:
     """One process. It does one job at a time.
 
@@ -43,7 +47,9 @@ class Helper:
         """Returns when it has loaded the tokenizer.
 
         Raises:
-            HelperDied: it can't; says why.
+            HelperCannotStart: it says why it can't.
+            HelperDied: it ended without a word.
+            TimeoutError: it took more than START_LIMIT_S.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -63,7 +69,7 @@ class Helper:
             raise
         if not isinstance(reply, jobs.Ready):
             await helper.kill()
-            raise HelperDied(getattr(reply, "reason", repr(reply)))
+            raise HelperCannotStart(getattr(reply, "reason", repr(reply)))
         return helper
 
     @property
