@@ -13,9 +13,6 @@ from typing import Any
 from radixrt.constrained.json_schema.formats import DEFINED
 from radixrt.constrained.json_schema.patterns import pattern_features
 
-ORIGIN = "$origin"
-"""Key under which the normaliser notes where in the user's schema a subschema comes from."""
-
 STRING = ("minLength", "maxLength", "pattern", "format")
 NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 ARRAY = (
@@ -167,14 +164,13 @@ def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feat
         variant = number_variant(value)
         if variant:
             yield Feature(f"{type_name}/{keyword}:{variant}", (keyword,))
-    elif keyword in ("properties", "required"):
-        if any(not _plain(name) for name in value):
-            yield Feature(f"{keyword}/name:escaped", (keyword,))
+    elif keyword in ("properties", "required") and any(not _plain(name) for name in value):
+        yield Feature(f"{keyword}/name:escaped", (keyword,))
 
 
 def number_variant(value: float) -> str:
     """How hard a bound is: empty for small integers, else ``fraction``, ``tiny`` or ``huge``."""
-    if isinstance(value, float) and not math.isfinite(value) or abs(value) >= EXACT_INTEGERS:
+    if (isinstance(value, float) and not math.isfinite(value)) or abs(value) >= EXACT_INTEGERS:
         return "huge"
     if value == int(value):
         return ""
@@ -187,7 +183,7 @@ def number_variant(value: float) -> str:
 
 def _plain(text: str) -> bool:
     """Whether JSON writes the text without an escape."""
-    return all(" " <= character and character not in '"\\\x7f' for character in text)
+    return all(character >= " " and character not in '"\\\x7f' for character in text)
 
 
 # ---------------------------------------------------------------- keywords of all types

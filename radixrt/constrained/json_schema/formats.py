@@ -6,8 +6,27 @@ define are annotations, as the specification has it, and hold nobody to anything
 """
 
 DEFINED = frozenset(
-    "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri "
-    "iri-reference uuid uri-template json-pointer relative-json-pointer regex".split()
+    [
+        "date-time",
+        "date",
+        "time",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+        "uri",
+        "uri-reference",
+        "iri",
+        "iri-reference",
+        "uuid",
+        "uri-template",
+        "json-pointer",
+        "relative-json-pointer",
+        "regex",
+    ]
 )
 """JSON schema 2020-12, validation, section 7.3."""
 

@@ -89,7 +89,7 @@ def _add_format(name: str) -> bool:
         matcher, most = re.compile(pattern), LENGTHS.get(name, 1 << 62)
         FORMATS.checks(name)(
             lambda text: (
-                not isinstance(text, str) or bool(matcher.search(text)) and len(text) <= most
+                not isinstance(text, str) or (bool(matcher.search(text)) and len(text) <= most)
             )
         )
     return name in FORMATS.checkers

@@ -1,0 +1,74 @@
+"""Which words of JSON schema mean something, about which type of value, and where do subschemas stand in them?"""
+
+from typing import Any
+
+ORIGIN = "$origin"
+"""Private key of a normalised schema: JSON pointer, into the user's schema, of what it stems from."""
+NOT_IN = "$notIn"
+"""Private key inside the normaliser: the value is none of these. It is written as ``not: {enum: ...}``."""
+NOT_INTEGER = "$notInteger"
+"""Private key inside the normaliser: the number has a fraction. It is written as ``not: {type: integer}``."""
+
+TYPES = ("null", "boolean", "object", "array", "number", "string")
+"""Every JSON value has exactly one of these; an integer is a number."""
+
+OF_TYPE: dict[str, tuple[str, ...]] = {
+    "number": (
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        NOT_INTEGER,
+    ),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "array": (
+        "prefixItems",
+        "items",
+        "contains",
+        "minContains",
+        "maxContains",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "unevaluatedItems",
+    ),
+    "object": (
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+        "dependentSchemas",
+        "unevaluatedProperties",
+    ),
+}
+"""Keywords that say something about values of one type and nothing about others."""
+
+TYPE_OF = {keyword: kind for kind, words in OF_TYPE.items() for keyword in words}
+IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref")
+"""Keywords that hold the same value to other schemas."""
+ANY_TYPE = ("type", "enum", "const", NOT_IN)
+
+SCHEMA_WORDS = (
+    "items",
+    "contains",
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+"""Keywords whose value is a schema, ..."""
+LIST_WORDS = ("allOf", "anyOf", "oneOf", "prefixItems")
+"""... a list of schemas, ..."""
+MAP_WORDS = ("properties", "patternProperties", "dependentSchemas")
+"""... schemas by name."""
+
+Schema = dict[str, Any] | bool

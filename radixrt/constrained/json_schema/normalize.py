@@ -1,0 +1,284 @@
+"""Which schema of few, plain forms accepts exactly the values that the user's schema accepts?
+
+The words of a normalised schema stand in few places, so that it is easy to say which of them a backend
+enforces. A schema is one of
+
+- ``{"anyOf": [...]}``, of schemas that are not ``anyOf`` themselves;
+- ``{"enum": [...]}`` or ``{"const": ...}``, already filtered by everything else;
+- ``{"type": T}`` with keywords of this one type, or ``{"type": [...]}`` without any;
+- ``{"$ref": "#/$defs/..."}``; true, and below ``properties`` or ``additionalProperties`` false;
+- ``{"oneOf": [...]}``, where branches may overlap.
+
+What can't be said in this way stands beside it: ``not``, ``if``, ``allOf``, ``contains``, ``uniqueItems``, ...
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from radixrt.constrained.json_schema.arrays import ArrayForm
+from radixrt.constrained.json_schema.document import Document
+from radixrt.constrained.json_schema.emptiness import Emptiness
+from radixrt.constrained.json_schema.errors import SchemaError
+from radixrt.constrained.json_schema.exclusive import Alternatives
+from radixrt.constrained.json_schema.flatten import Flat, Flattener, Raw, values_of
+from radixrt.constrained.json_schema.keywords import ANY_TYPE, OF_TYPE, ORIGIN, TYPES, Schema
+from radixrt.constrained.json_schema.node import Node
+from radixrt.constrained.json_schema.objects import ObjectForm
+from radixrt.constrained.json_schema.progress import check_progress
+from radixrt.constrained.json_schema.scalars import literal_forms, number_forms, string_forms
+from radixrt.constrained.json_schema.translate import Translator
+from radixrt.constrained.json_schema.validity import Judge, RawWriter
+from radixrt.constrained.json_schema.values import type_of
+from radixrt.constrained.json_schema.write import strip_origins, write
+
+__all__ = ["normalize", "strip_origins"]
+
+MAX_NODES = 50_000
+"""Different schemas that one normalised schema may be made of."""
+_RECURSION_LIMIT = 20_000
+
+
+def normalize(schema: Any, *, draft: str | None = None) -> Any:
+    """An equivalent, self-contained schema of 2020-12 in the forms above.
+
+    Every object of it carries ORIGIN. ``draft`` counts where the schema has no ``$schema``; without both, it
+    is read as 2020-12 in which words of older drafts still mean something.
+
+    Raises:
+        SchemaError: it is not a valid schema, refers to what is not in it, no value satisfies it, or it is
+            too large.
+    """
+    document = Document(schema, draft)
+    translator = Translator(document)
+    check_progress(translator)
+    with _deep_recursion():
+        try:
+            normalizer = Normalizer(translator)
+            root = normalizer.node([translator.at("")])
+            if root.is_never:
+                raise SchemaError("schema", "", "No value satisfies it. Remove the contradiction.")
+            return write(root, normalizer.raw_writer.defs)
+        except RecursionError:
+            raise SchemaError("schema", "", "Its definitions are nested too deeply.") from None
+
+
+@contextlib.contextmanager
+def _deep_recursion() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+class Normalizer:
+    """Makes a node of each conjunction of translated schemas; equal conjunctions share one."""
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+        self._flattener = Flattener(translator)
+        self.judge = Judge(translator)
+        self._emptiness = Emptiness(self._flattener, self.judge)
+        self._alternatives = Alternatives(self._flattener, self.is_empty)
+        self.raw_writer = RawWriter(translator, "as_sent_", keep_origins=True)
+        self._nodes: dict[tuple[str, ...], Node] = {}
+        self._keys: dict[int, tuple[Schema, str]] = {}
+
+    def is_empty(self, conjuncts: list[Schema]) -> bool:
+        """Is it certain that no value satisfies all of these?"""
+        return self._emptiness.is_certain(conjuncts)
+
+    def node(self, conjuncts: list[Schema]) -> Node:
+        """The node of the values that satisfy all of these.
+
+        Raises:
+            SchemaError: too many different conjunctions were asked for.
+        """
+        conjuncts = [raw for raw in conjuncts if raw is not True and raw != {}]
+        if any(raw is False for raw in conjuncts):
+            return Node("", False)
+        while len(conjuncts) == 1 and conjuncts[0].keys() <= {"$ref", ORIGIN}:  # type: ignore[union-attr]
+            raw = conjuncts[0]
+            if isinstance(raw, bool) or "$ref" not in raw:
+                break
+            conjuncts = [self._translator.at(raw["$ref"][1:])]
+            if isinstance(conjuncts[0], bool):
+                return Node("", conjuncts[0])
+        unique = {self._key(raw): raw for raw in conjuncts}
+        key = tuple(unique)
+        if not key:
+            return Node("", True)
+        if key not in self._nodes:
+            if len(self._nodes) >= MAX_NODES:
+                raise SchemaError(
+                    "schema", "", f"Normalised, it has more than {MAX_NODES} different parts. Make it simpler."
+                )  # fmt: skip
+            first = next(iter(unique.values()))
+            node = self._nodes[key] = Node(first.get(ORIGIN, "") if isinstance(first, dict) else "")
+            node.schema = self._build(node.origin, list(unique.values()))
+        return self._nodes[key]
+
+    def _key(self, raw: Schema) -> str:
+        if id(raw) not in self._keys:
+            self._keys[id(raw)] = (raw, json.dumps(strip_origins(raw)))
+        return self._keys[id(raw)][1]
+
+    def _build(self, origin: str, conjuncts: list[Schema]) -> dict[str, Any] | bool:
+        flat = self._flattener.flatten(conjuncts)
+        if flat.never or not flat.types():
+            return False
+        if values_of(flat.simple) is not None:
+            return self._of_values(origin, flat)
+        self._alternatives.simplify(flat)
+        if flat.never:
+            return False
+        if flat.exclusives:
+            return self._one_of(origin, flat)
+        combinations = self._alternatives.combine(flat)
+        if not combinations:
+            return False
+        if combinations == [[]]:
+            nodes = self._by_type(origin, flat)
+        else:
+            nodes = [self.node([*flat.simple, *chosen]) for chosen in combinations]
+        return self._with_opaque(origin, union(origin, nodes), flat.opaque)
+
+    # Forms
+
+    def _one_of(self, origin: str, flat: Flat) -> dict[str, Any] | bool:
+        """Exactly one branch, each together with all that holds besides."""
+        branches, flat.exclusives = flat.exclusives[0], flat.exclusives[1:]
+        opaque, flat.opaque = flat.opaque, []
+        nodes = [self.node([*flat.conjuncts(), branch]) for branch in branches]
+        nodes = [node for node in nodes if not node.is_never]
+        if not nodes:
+            return False
+        result = nodes[0].schema if len(nodes) == 1 else {"oneOf": nodes}
+        assert result is not None
+        return self._with_opaque(origin, result, opaque)
+
+    def _of_values(self, origin: str, flat: Flat) -> dict[str, Any] | bool:
+        values = values_of(flat.simple)
+        assert values is not None
+        rest = [_without_values(raw, len(values)) for raw in flat.simple]
+        types = flat.types()
+        values = [value for value in values if _has_type(value, types)]
+        formats = {raw["format"]: raw for raw in rest if "format" in raw and len(raw) > 1}
+        others = Flat(rest, flat.choices, flat.exclusives, flat.opaque).conjuncts()
+        others = [
+            raw for raw in others if not isinstance(raw, dict) or raw.keys() - {"type", ORIGIN}
+        ]
+        kept, certain = self.judge.sort(values, others)
+        if not kept:
+            return False
+        result: dict[str, Any] = {"enum": kept}
+        if not certain:
+            result["allOf"] = [self.node(others)]
+        elif formats and any(isinstance(value, str) for value in kept):
+            names = list(formats)
+            result["format"] = names[0]
+            if names[1:]:
+                result["allOf"] = [Node(origin, {"format": name}) for name in names[1:]]
+        return result
+
+    def _by_type(self, origin: str, flat: Flat) -> list[Node]:
+        """One alternative a type, those of which nothing is asked together."""
+        types = flat.types()
+        order = [*(kind for raw in flat.simple for kind in _listed(raw)), *TYPES]
+        plain: list[str] = []
+        nodes: list[Node] = []
+        for kind in dict.fromkeys(order):
+            if kind not in types:
+                continue
+            for node in self._of_type(origin, kind, flat.simple):
+                if node.schema == {"type": kind}:
+                    plain.append(kind)
+                else:
+                    nodes.append(node)
+        if len(plain) == len(TYPES):
+            return [Node(origin, True)]
+        if plain:
+            kinds = plain[0] if len(plain) == 1 else plain
+            nodes.append(Node(origin, {"type": kinds}))
+        return nodes
+
+    def _of_type(self, origin: str, kind: str, simple: list[Raw]) -> list[Node]:
+        words = {ORIGIN, *ANY_TYPE, *OF_TYPE.get("number" if kind == "integer" else kind, ())}
+        about = [{word: raw[word] for word in raw if word in words} for raw in simple]
+        if kind == "object":
+            return ObjectForm(self, about).nodes()
+        if kind == "array":
+            return ArrayForm(self, about).nodes()
+        if kind == "string":
+            forms = string_forms(about)
+        elif kind in ("number", "integer"):
+            forms = number_forms(about, kind == "integer")
+        else:
+            forms = literal_forms(about, kind)
+        return [Node(origin, form) for form in forms]
+
+    def _with_opaque(
+        self, origin: str, schema: dict[str, Any] | bool, opaque: list[Raw]
+    ) -> dict[str, Any] | bool:
+        """Put what can't be said otherwise beside a form."""
+        if schema is False or not opaque:
+            return schema
+        words = dict(schema) if isinstance(schema, dict) else {}
+        for raw in opaque:
+            form = self._opaque_form(raw)
+            if words.keys() & form.keys():
+                words["allOf"] = [*words.get("allOf", ()), Node(raw.get(ORIGIN, origin), form)]
+            else:
+                words.update(form)
+        return words
+
+    def _opaque_form(self, raw: Raw) -> dict[str, Any]:
+        words = {word: value for word, value in raw.items() if word != ORIGIN}
+        if words.keys() <= {"not", "if", "then", "else"}:
+            return {word: self.node([value]) for word, value in words.items()}
+        if words.keys() == {"anyOf"}:
+            return {"anyOf": [self.node([branch]) for branch in words["anyOf"]]}
+        # Words that see what their neighbours have evaluated must keep their neighbours.
+        return {"allOf": [self.raw_writer.write(raw)]}
+
+
+def union(origin: str, nodes: list[Node]) -> dict[str, Any] | bool:
+    """The form of what at least one of the nodes accepts."""
+    parts = [part for node in nodes for part in node.alternatives()]
+    if any(part.is_any for part in parts):
+        return True
+    distinct: list[Node] = []
+    seen: set[str] = set()
+    for part in parts:
+        text = repr(part.schema)
+        if part.schema is None or text not in seen:
+            seen.add(text)
+            distinct.append(part)
+    if not distinct:
+        return False
+    if len(distinct) == 1 and distinct[0].schema is not None:
+        return distinct[0].schema
+    return {"anyOf": distinct}
+
+
+def _listed(raw: Raw) -> list[str]:
+    kinds = raw.get("type", [])
+    return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
+def _has_type(value: Any, types: set[str]) -> bool:
+    kind = type_of(value)
+    if kind == "number" and "number" not in types:
+        return "integer" in types and float(value).is_integer()
+    return kind in types
+
+
+def _without_values(raw: Raw, count: int) -> Raw:
+    """The schema without the list of values that are looked at one by one anyway."""
+    if len(raw.get("enum", ())) == count or (count == 1 and "const" in raw):
+        return {word: value for word, value in raw.items() if word not in ("enum", "const")}
+    return raw
