@@ -51,15 +51,22 @@ class Helper:
             HelperDied: it ended without a word.
             TimeoutError: it took more than START_LIMIT_S.
         """
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "radixrt.constrained",
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT},
+        creating = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "radixrt.constrained",
+                str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, **_ENVIRONMENT},
+            )
         )
+        try:
+            process = await asyncio.shield(creating)
+        except asyncio.CancelledError:  # half a process can't be killed: wait until it is whole
+            await Helper(await creating).kill()
+            raise
         helper = Helper(process)
         try:
             async with asyncio.timeout(START_LIMIT_S):
