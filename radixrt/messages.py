@@ -378,6 +378,28 @@ class HistogramSnapshot(msgspec.Struct, frozen=True):
     total: float
 
 
+class StructuredStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of structured output since start, from the tokenizer process."""
+
+    requests: int = 0
+    """Constraints asked for."""
+    refused: int = 0
+    """Of those, what can't be enforced."""
+    checks: int = 0
+    """Values that a validator looked at."""
+    retries: int = 0
+    """Values that were taken back."""
+    exhausted: int = 0
+    """Requests that failed because no valid value was found."""
+    violations: int = 0
+    """Finished answers that broke a schema although it was enforced: bugs."""
+    cache_hits: int = 0
+    """Constraints that were compiled already."""
+    cache_misses: int = 0
+    helpers_killed: int = 0
+    """Helper processes that went over a limit of time or memory."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since start and gauges of this moment."""
 
@@ -417,6 +439,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Time that the worker waited for plans although there was work; all steps together."""
     plan_seconds: HistogramSnapshot
     """Time the scheduler took to plan a step."""
+    structured: StructuredStats = StructuredStats()
+    """Filled in by the tokenizer process."""
 
 
 # ---------------------------------------------------------------- scheduler → worker

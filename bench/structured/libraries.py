@@ -4,6 +4,7 @@ Byte by byte, with a vocabulary of the 256 bytes: what a library accepts does no
 """
 
 import json
+import re
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -13,12 +14,10 @@ from radixrt.constrained.json_schema.compiling import llguidance_grammar
 Acceptor = Callable[[bytes], bool]
 """Whether a text is accepted from beginning to end."""
 
-LIBRARIES = {"llguidance": "llguidance", "xgrammar": "xgrammar", "outlines-core": "outlines_core"}
-
 
 def versions() -> dict[str, str]:
     """Of the installed libraries."""
-    return {name: version(name) for name in LIBRARIES}
+    return {name: version(name) for name in COMPILERS}
 
 
 def compile_llguidance(schema: Any) -> Acceptor | None:
@@ -64,30 +63,18 @@ def _xgrammar_compiler() -> Any:
 
 
 def compile_outlines(schema: Any) -> Acceptor | None:
-    """None if it refuses the schema. The index of the bytes is what its regular expression matches."""
-    from outlines_core import Index, Vocabulary
+    """None if it refuses the schema. What its regular expression matches is what its index would allow."""
     from outlines_core.json_schema import build_regex_from_schema
 
     try:
-        index = Index(
-            build_regex_from_schema(json.dumps(schema)),
-            Vocabulary(256, {chr(i): [i] for i in range(128)}),
-        )
-    except (ValueError, RuntimeError):
+        expression = re.compile(build_regex_from_schema(json.dumps(schema)))
+    except (ValueError, TypeError, RuntimeError, re.error):
         return None
-    return lambda text: _walk(index, text)
-
-
-def _walk(index: Any, text: bytes) -> bool:
-    state = index.get_initial_state()
-    for byte in text:
-        state = index.get_next_state(state, byte)
-        if state is None:
-            return False
-    return index.is_final_state(state)
+    return lambda text: expression.fullmatch(text.decode()) is not None
 
 
 COMPILERS: dict[str, Callable[[Any], Acceptor | None]] = {
     "llguidance": compile_llguidance,
     "xgrammar": compile_xgrammar,
+    "outlines-core": compile_outlines,
 }

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,8 @@ class Outcome:
 
     compiled: int = 0
     refused: int = 0
-    accepted_invalid: list[tuple[Any, str]] = None  # type: ignore[assignment]
-    unwritable: list[tuple[Any, str]] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self.accepted_invalid, self.unwritable = [], []
+    accepted_invalid: list[tuple[Any, str]] = field(default_factory=list)
+    unwritable: list[tuple[Any, str]] = field(default_factory=list)
 
     @property
     def verdict(self) -> Verdict:

@@ -36,9 +36,10 @@ class Rewind:
     """Go on from an earlier point."""
 
     num_output_kept: int
-    """Tokens of the answer that stay."""
+    """Tokens that stay, of those that were pushed."""
     excluded: list[list[int]]
-    """What must not come after them, for :class:`radixrt.messages.Constraint`."""
+    """What must not come after them, for :class:`radixrt.messages.Constraint`. A worker ignores what would forbid
+    every token that the grammar allows."""
     retries: int
     """Of the answer, this one included. Sampling should draw anew: a seed that depends on it."""
 

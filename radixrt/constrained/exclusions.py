@@ -64,7 +64,7 @@ class Exclusions:
             rest = failed.text[failed.token_starts[depth] : parting.end]
             lead = parting.lead if first + depth == start else 0
             length = self._token_length(failed, depth)
-            if length > lead or self._tokens_along is None:
+            if length > lead or lead == 0 or self._tokens_along is None:
                 self._forbid(node, failed.token_ids[depth], rest[length:])
             self._forbid_text(node, rest, lead)
         for text in parting.others:

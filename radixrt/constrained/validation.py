@@ -25,10 +25,12 @@ _MAX_MESSAGE = 300
 def validate_span(schema: Any, text: str) -> list[SpanError]:
     """All that is wrong with the JSON value ``text``: empty if it is valid under ``schema`` (2020-12).
 
-    At most four errors, those nearest to the root last.
+    At most four errors, those nearest to the root last. A value that can't be read or validated, such as one with a
+    number beyond all bounds, counts as not valid.
 
     Raises:
         jsonschema.SchemaError: the schema itself is wrong.
+        re.error: a pattern in it is none of Python's.
     """
     return validate_text(json.dumps(schema, ensure_ascii=False), text)
 
@@ -48,8 +50,8 @@ def validate_text(schema: str, text: str) -> list[SpanError]:
         return [SpanError((), "", f"The value can't be read: {error}")]
     try:
         errors = [_deepest(error) for error in validator.iter_errors(value)]
-    except RecursionError:
-        return [SpanError((), "", "The value is nested too deeply to be validated.")]
+    except (RecursionError, ArithmeticError) as error:
+        return [SpanError((), "", f"The value can't be validated: {error}")]
     errors.sort(key=lambda error: -len(error.absolute_path))
     blame = len(text) <= _MAX_BLAMED_CHARACTERS
     return [
@@ -91,10 +93,13 @@ def _culprits(
     kind = tuple(error.absolute_schema_path)
 
     def is_right_now() -> bool:
-        return all(
-            tuple(_deepest(other).absolute_schema_path) != kind
-            for other in validator.iter_errors(value)
-        )
+        try:
+            return all(
+                tuple(_deepest(other).absolute_schema_path) != kind
+                for other in validator.iter_errors(value)
+            )
+        except (RecursionError, ArithmeticError):
+            return False
 
     steps: list[Any] = list(container) if isinstance(container, dict) else [*range(len(container))]
     return tuple(
@@ -132,9 +137,9 @@ def _others(scalar: Any) -> tuple[Any, ...]:
         case bool():
             return (not scalar,)
         case int() | float():
-            return (scalar + 1, -scalar - 0.5, 10 * scalar + 3, scalar + 1_000_003)
+            return (scalar + 1, -scalar, 10 * scalar + 3, scalar + 1_000_003, 0.5)
         case Decimal():
-            return (scalar + 1, -scalar - Decimal("0.5"), 10 * scalar + 3, scalar + 1_000_003)
+            return (scalar + 1, -scalar, 10 * scalar + 3, scalar + 1_000_003, Decimal("0.5"))
         case str():
             return ("", f"{scalar}~", f"~{scalar}", scalar[:1])
         case None:

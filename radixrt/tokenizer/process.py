@@ -290,7 +290,7 @@ class TokenizerProcess:
         self._stats_calls.discard(reply.call_id)
         if reply.error is not None:
             return reply
-        value = {**reply.value, "structured": self._structured.stats()}
+        value = {**reply.value, "structured": msgspec.to_builtins(self._structured.stats())}
         return msgspec.structs.replace(reply, value=value)
 
 

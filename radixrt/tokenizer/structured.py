@@ -7,7 +7,6 @@ processes of the compile pool; and it knows where in an answer the constraint be
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
 
 from radixrt.config import ServerConfig
 from radixrt.constrained.checked_answer import AttemptsExhausted, DueCheck
@@ -24,6 +23,7 @@ from radixrt.messages import (
     GenerateRequest,
     PackedIds,
     SequenceRequest,
+    StructuredStats,
     pack_ids,
 )
 from radixrt.tokenizer.checked_sequence import CheckedSequence
@@ -41,21 +41,15 @@ _BACKENDS: dict[str, BackendChoice] = {
 
 
 @dataclasses.dataclass
-class StructuredCounters:
-    """Since start."""
+class _Counters:
+    """See StructuredStats."""
 
     requests: int = 0
-    """Constrained ones that were compiled for."""
     refused: int = 0
-    """Constraints that could not be enforced."""
     checks: int = 0
-    """Values that a validator looked at."""
     retries: int = 0
-    """Values that were taken back."""
     exhausted: int = 0
-    """Requests that failed because no valid value was found."""
     violations: int = 0
-    """Finished answers that broke their schema although it was enforced: bugs."""
 
 
 class StructuredOutput:
@@ -66,7 +60,7 @@ class StructuredOutput:
     ) -> None:
         """Leaves the tokenizer in ``tokenizer_file``, for the pool and for the workers."""
         tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
-        self.counters = StructuredCounters()
+        self.counters = _Counters()
         self._vocabulary = vocabulary
         self._validates = config.validate_structured_output
         self._max_attempts = config.structured_retries
@@ -178,15 +172,13 @@ class StructuredOutput:
             code="structured_output_violated",
         )
 
-    def stats(self) -> dict[str, Any]:
-        """For the metrics."""
-        cache = self._pool.compiled
-        return {
+    def stats(self) -> StructuredStats:
+        return StructuredStats(
             **dataclasses.asdict(self.counters),
-            "cache_hits": cache.hits,
-            "cache_misses": cache.misses,
-            "helpers_killed": self._pool.killed,
-        }
+            cache_hits=self._pool.compiled.hits,
+            cache_misses=self._pool.compiled.misses,
+            helpers_killed=self._pool.killed,
+        )
 
 
 def token_texts(vocabulary: Vocabulary) -> TokenTexts:

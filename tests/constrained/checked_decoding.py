@@ -191,6 +191,8 @@ def decode(
         except AttemptsExhausted:
             return Outcome(None, answer.retries, decoded)
         if rewind is not None:
+            assert rewind.num_output_kept < len(tokens)
+            assert rewind.excluded and [] not in rewind.excluded
             del tokens[rewind.num_output_kept :]
             matcher, excluded, point = fresh.deep_copy(), rewind.excluded, len(tokens)
             assert matcher.consume_tokens(tokens) or not tokens

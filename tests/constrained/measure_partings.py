@@ -1,6 +1,6 @@
-"""Share of answers found within 16 retries, and how many it took, by policy.
+"""How many answers that fail at first are found, by policy: the table of docs/checked_spans.md.
 
-python -m tests.constrained.measure_partings [answers per schema and mood] [policy ...]
+python -m tests.constrained.measure_partings [answers per schema and mood] [policy ...] [--each]
 """
 
 import sys
@@ -30,37 +30,35 @@ POLICIES: dict[str, tuple[Callable[[FailedSpan], Parting | None], bool]] = {
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    found = [o for o in outcomes if o.text is not None and not o.cut_off and o.retries <= 16]
-    tried = [o.retries for o in found if o.retries]
-    mean = sum(tried) / len(tried) if tried else 0.0
-    return f"{100 * len(found) / len(outcomes):5.1f} % {mean:5.1f}"
+    """Of those that failed at first: the share found within 16 retries, and the mean number of retries these took."""
+    tried = [o for o in outcomes if o.retries]
+    found = [o.retries for o in tried if o.text is not None and not o.cut_off]
+    mean = sum(found) / len(found) if found else float("nan")
+    return f"{100 * len(found) / len(tried):.0f} % ({mean:.1f})" if tried else "none failed"
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    policies = sys.argv[2:] or list(POLICIES)
-    by_mood: dict[str, list[Outcome]] = {}
-    for name in policies:
+    arguments = [argument for argument in sys.argv[1:] if argument != "--each"]
+    count = int(arguments[0]) if arguments else 20
+    table: dict[str, dict[str, list[Outcome]]] = {}
+    for name in arguments[1:] or POLICIES:
         part, any_spelling = POLICIES[name]
-        everything: list[Outcome] = []
+        columns = table.setdefault(name, {})
         for case in CASES:
-            row = []
             for mood in MOODS:
                 outcomes = [
                     decode(case, mood, seed, part=part, any_spelling=any_spelling, max_retries=16)
                     for seed in seeds(count)
                 ]
-                by_mood.setdefault(f"{name} / {mood}", []).extend(outcomes)
-                everything += outcomes
-                row.append(summary(outcomes))
-            print(f"{name:30} {case.name:35}", " | ".join(row), flush=True)
-        failing = [o for o in everything if o.retries]
-        print(
-            f"{name}: {summary(everything)}; of those that failed at first: {summary(failing)}; "
-            f"{sum(o.num_decoded for o in everything)} tokens; cut off {sum(o.cut_off for o in everything)}\n"
-        )
-    for key, outcomes in by_mood.items():
-        print(f"{key:45} {summary([o for o in outcomes if o.retries])}")
+                group = case.name if "--each" in sys.argv else case.name.split(":")[0].split()[0]
+                for column in (group, mood, "all"):
+                    columns.setdefault(column, []).extend(outcomes)
+    for column in next(iter(table.values())):
+        cells = [summary(table[name][column]) for name in table]
+        print(f"| {column} | {' | '.join(cells)} |", flush=True)
+    for name, columns in table.items():
+        tokens = sum(outcome.num_decoded for outcome in columns["all"])
+        print(f"{name}: {tokens / len(columns['all']):.0f} tokens decoded an answer")
 
 
 if __name__ == "__main__":

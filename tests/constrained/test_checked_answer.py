@@ -237,7 +237,7 @@ texts = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(texts, st.randoms(use_true_random=False), st.sampled_from([(None,), (None, None), ()]))
 def test_nothing_that_was_told_is_taken_back(
     pieces: list[str], luck: random.Random, path: tuple[str | None, ...]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.constrained.grammar import SpanCheck
@@ -138,6 +138,7 @@ paths = st.lists(
 cuts = st.lists(st.integers(0, 80)) | st.just(list(range(1000)))
 
 
+@settings(deadline=None)
 @given(values, paths, cuts, st.data())
 def test_spans_are_where_the_standard_library_finds_them(
     value: Any, paths: list[tuple[str | None, ...]], cuts: list[int], ways: st.DataObject
@@ -153,6 +154,7 @@ def test_spans_are_where_the_standard_library_finds_them(
     assert tracker.offset == len(text) and tracker.open_since is None
 
 
+@settings(deadline=None)
 @given(values, paths, st.integers(0, 200), st.data())
 def test_what_is_open_is_what_has_begun_and_not_ended(
     value: Any, paths: list[tuple[str | None, ...]], cut: int, ways: st.DataObject
@@ -170,6 +172,7 @@ def test_what_is_open_is_what_has_begun_and_not_ended(
     )
 
 
+@settings(deadline=None)
 @given(values, paths, cuts, st.lists(st.integers(0, 80), max_size=5), st.data())
 def test_a_tracker_that_went_back_is_as_good_as_new(
     value: Any,
@@ -199,6 +202,7 @@ def test_a_tracker_that_went_back_is_as_good_as_new(
     )
 
 
+@settings(deadline=None)
 @given(st.text('{}[]",:\\u0 1-.eEtrualsn\n', max_size=12))
 def test_text_that_is_no_json_is_refused(text: str) -> None:
     def by_tracker() -> bool:

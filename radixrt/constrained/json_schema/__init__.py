@@ -1,1 +1,7 @@
-"""JSON schemas: brought into few plain forms (normalize), then audited against what backends were measured to do (audit)."""
+"""A user's JSON schema in the few, plain forms that backends can be measured on."""
+
+from radixrt.constrained.json_schema.errors import SchemaError
+from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.normalize import normalize, strip_origins
+
+__all__ = ["ORIGIN", "SchemaError", "normalize", "strip_origins"]

@@ -13,7 +13,8 @@ from radixrt.constrained.grammar import SpanCheck, Unenforced
 from radixrt.constrained.json_schema.blame import blamed
 from radixrt.constrained.json_schema.checks import Faults, place_checks, self_contained
 from radixrt.constrained.json_schema.compiling import compile_error
-from radixrt.constrained.json_schema.features import ORIGIN, UNREAD, node_features
+from radixrt.constrained.json_schema.features import UNREAD, node_features
+from radixrt.constrained.json_schema.keywords import ORIGIN
 from radixrt.constrained.json_schema.normal_form import normal_form
 from radixrt.constrained.json_schema.prepare import prepared
 from radixrt.constrained.json_schema.relax import fewest_to_drop, without

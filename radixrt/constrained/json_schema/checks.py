@@ -12,8 +12,8 @@ from typing import Any
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
-from radixrt.constrained.json_schema.features import ORIGIN
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
+from radixrt.constrained.json_schema.keywords import ORIGIN
 from radixrt.constrained.json_schema.python_regex import python_pattern
 from radixrt.constrained.json_schema.walk import (
     Node,

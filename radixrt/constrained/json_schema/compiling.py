@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from radixrt.constrained.backends.llguidance import json_schema_options
 
-LLGUIDANCE_OPTIONS = json_schema_options("flexible")
+LLGUIDANCE_OPTIONS: Any = json_schema_options("flexible")
 
 
 @functools.cache

@@ -13,9 +13,6 @@ from typing import Any
 from radixrt.constrained.json_schema.formats import DEFINED
 from radixrt.constrained.json_schema.patterns import pattern_features
 
-ORIGIN = "$origin"
-"""Key under which the normaliser notes where in the user's schema a subschema comes from."""
-
 STRING = ("minLength", "maxLength", "pattern", "format")
 NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 ARRAY = (
@@ -167,9 +164,8 @@ def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feat
         variant = number_variant(value)
         if variant:
             yield Feature(f"{type_name}/{keyword}:{variant}", (keyword,))
-    elif keyword in ("properties", "required"):
-        if any(not _plain(name) for name in value):
-            yield Feature(f"{keyword}/name:escaped", (keyword,))
+    elif keyword in ("properties", "required") and any(not _plain(name) for name in value):
+        yield Feature(f"{keyword}/name:escaped", (keyword,))
 
 
 def number_variant(value: float) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 from radixrt.constrained.capabilities import Capabilities, Verdict
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
-from radixrt.constrained.json_schema.features import ENFORCEABLE, ORIGIN, UNREAD, types_of
+from radixrt.constrained.json_schema.features import ENFORCEABLE, UNREAD, types_of
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
+from radixrt.constrained.json_schema.keywords import ORIGIN
 from radixrt.constrained.json_schema.patterns import portable
 
 _KEPT = ENFORCEABLE | UNREAD | {"$defs", ORIGIN}
@@ -22,7 +23,7 @@ def prepared(schema: Any, backend: str, table: Capabilities) -> Any:
     """A copy for one backend; every subschema stays at its place."""
     if isinstance(schema, bool):
         return {} if schema else False
-    node = {}
+    node: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword not in _KEPT:
             continue
