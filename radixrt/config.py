@@ -174,8 +174,8 @@ class ServerConfig:
 
     grammar_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = setting(
         "auto",
-        "Which library enforces structured output; auto: for each request the best that is known to enforce all of "
-        "it. A named one refuses what it can't enforce.",
+        "Which library enforces structured output; auto: for each constraint the one that is measured to enforce it. "
+        "A named one gets all that it can enforce, and is under the same audit.",
         group="Structured output",
     )
     grammar_whitespace: Literal["flexible", "compact"] = setting(
