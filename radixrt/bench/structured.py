@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
+from radixrt.bench.structured_order import accepted_order
 from radixrt.bench.structured_report import print_tables, report
 from radixrt.config import DEMO_MODEL
 from radixrt.constrained.errors import GrammarExhausted
@@ -50,6 +51,8 @@ class Record:
     """Tokens that were the only ones allowed."""
     valid: int = 0
     valid_accepted: int = 0
+    other_order: int = 0
+    """Valid instances that are accepted with their properties in another order."""
     invalid: int = 0
     invalid_accepted: int = 0
     format_only_accepted: int = 0
@@ -60,6 +63,11 @@ class Record:
     """Instances in whose middle the library ran into a limit of its own."""
     wrong: list[str] = field(default_factory=list)
     """Instances that were treated wrongly, with what was wrong."""
+
+    @property
+    def covered_in_some_order(self) -> bool:
+        """As :attr:`covered`, with the properties of objects in the order that the grammar fixes."""
+        return bool(self.backend) and self.valid_accepted + self.other_order == self.valid
 
     @property
     def covered(self) -> bool:
@@ -152,6 +160,8 @@ def _count(
     if test["valid"]:
         record.valid += 1
         record.valid_accepted += accepted
+        if not accepted and accepted_order(test["data"], held.matcher, facts) is not None:
+            record.other_order += held.checks_pass(text)
         if not accepted:
             record.wrong.append(f"valid, rejected: {text[:300]}")
         return
