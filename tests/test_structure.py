@@ -16,6 +16,9 @@ NO_TORCH = [
     "radixrt.engine_client",
     "radixrt.scheduler.process",
     "radixrt.api.server",
+    "radixrt.constrained.pool",
+    "radixrt.constrained.compiler_process",
+    "radixrt.constrained.loader",
 ]
 
 

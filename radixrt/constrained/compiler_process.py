@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from radixrt.constrained import jobs
 from radixrt.constrained.route import compile_spec, refusal
-from radixrt.constrained.spec import Ebnf
+from radixrt.constrained.spec import AnyJson, Ebnf, Regex
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.errors import RadixrtError, RequestError
 
@@ -97,10 +97,9 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.HelperConfig) -> jobs
 
 
 def _warm_up(facts: TokenizerFacts, config: jobs.HelperConfig) -> None:
-    """What the first job would else wait for: llguidance's tree of all tokens."""
-    from radixrt.constrained.spec import AnyJson
-
+    """What the first jobs would else wait for: the libraries' trees of all tokens."""
     compile_spec(AnyJson(), facts, config.options)
+    compile_spec(Regex(pattern="a"), facts, config.options)
 
 
 def _send(replies: BinaryIO, reply: jobs.Reply) -> None:

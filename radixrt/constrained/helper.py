@@ -25,6 +25,10 @@ class HelperDied(Exception):
     """The process ended in the middle of a job (a library aborted, or memory ran out)."""
 
 
+class HelperCannotStart(Exception):
+    """The process says that it can't do its work, and another could not either."""
+
+
 class Helper:
     """One process. It does one job at a time.
 
@@ -43,17 +47,26 @@ class Helper:
         """Returns when it has loaded the tokenizer.
 
         Raises:
-            HelperDied: it can't; says why.
+            HelperCannotStart: it says why it can't.
+            HelperDied: it ended without a word.
+            TimeoutError: it took more than START_LIMIT_S.
         """
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "radixrt.constrained",
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT},
+        creating = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "radixrt.constrained",
+                str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, **_ENVIRONMENT},
+            )
         )
+        try:
+            process = await asyncio.shield(creating)
+        except asyncio.CancelledError:  # half a process can't be killed: wait until it is whole
+            await Helper(await creating).kill()
+            raise
         helper = Helper(process)
         try:
             async with asyncio.timeout(START_LIMIT_S):
@@ -63,7 +76,7 @@ class Helper:
             raise
         if not isinstance(reply, jobs.Ready):
             await helper.kill()
-            raise HelperDied(getattr(reply, "reason", repr(reply)))
+            raise HelperCannotStart(getattr(reply, "reason", repr(reply)))
         return helper
 
     @property

@@ -8,6 +8,7 @@ import asyncio
 import collections
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import time
@@ -18,7 +19,7 @@ import msgspec
 from radixrt.constrained import jobs
 from radixrt.constrained.cache import ByteLru
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.helper import Helper, HelperDied
+from radixrt.constrained.helper import Helper, HelperCannotStart, HelperDied
 from radixrt.constrained.route import CompileOptions
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
@@ -26,6 +27,7 @@ from radixrt.errors import RequestError
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.05
+_TRIES_BEFORE_REFUSING = 3
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +103,9 @@ class CompilePool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.sleep(
+            0
+        )  # pipes of helpers that were just starting close in the loop's next round
         for waiting in [*self._quick, *self._slow]:
             waiting.reply.cancel()
         self._quick.clear()
@@ -157,9 +162,7 @@ class CompilePool:
             RequestError: it went over a limit, or the queue is full.
         """
         if self._cannot_start is not None:
-            raise RequestError(
-                f"Structured output is not available: {self._cannot_start}", status=503
-            )
+            raise self._unavailable()
         if len(self._quick) + len(self._slow) >= self.config.max_waiting:
             raise RequestError(
                 f"{self.config.max_waiting} constraints wait to be compiled; try again later.",
@@ -217,17 +220,35 @@ class CompilePool:
                 waiting.reply.cancel()
 
     async def _start_helper(self) -> Helper | None:
-        try:
-            return await Helper.start(self.config.helper_config())
-        except (HelperDied, TimeoutError, OSError) as error:
-            self._cannot_start = str(error) or "its helper processes do not start"
-            logger.error("Structured output is not available: %s", self._cannot_start)
-            for waiting in [*self._quick, *self._slow]:
-                if not waiting.reply.done():
-                    waiting.reply.set_result(jobs.Failed(self._cannot_start))
-            self._quick.clear()
-            self._slow.clear()
-            return None
+        """A new helper, after as many tries as it takes; None if there is no use in trying."""
+        for tries in itertools.count(1):
+            try:
+                helper = await Helper.start(self.config.helper_config())
+            except HelperCannotStart as error:
+                self._refuse_all(str(error))
+                return None
+            except (HelperDied, TimeoutError, OSError) as error:
+                logger.warning("A compiler helper did not start: %s", error or "it took too long")
+                if tries >= _TRIES_BEFORE_REFUSING:
+                    self._refuse_all("its helper processes do not start; see the log")
+                await asyncio.sleep(min(0.1 * 2**tries, 30.0))
+            else:
+                self._cannot_start = None
+                return helper
+        raise AssertionError("unreachable")
+
+    def _refuse_all(self, reason: str) -> None:
+        """Let nobody wait for helpers that do not come."""
+        logger.error("Structured output is not available: %s", reason)
+        self._cannot_start = reason
+        for waiting in [*self._quick, *self._slow]:
+            if not waiting.reply.done():
+                waiting.reply.set_exception(self._unavailable())
+        self._quick.clear()
+        self._slow.clear()
+
+    def _unavailable(self) -> RequestError:
+        return RequestError(f"Structured output is not available: {self._cannot_start}", status=503)
 
     async def _run(self, helper: Helper, waiting: _Waiting) -> None:
         """Run one job to its end, its limit, or until it has to make room for quick ones."""

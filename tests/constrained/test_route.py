@@ -312,10 +312,16 @@ TAG = Tag(begin="<a>", content=AnyText(), end="</a>")
         ),
         (
             StructuralTag(
-                tags=(Tag(begin="<a>", content=JsonSchema(schema='{"not":{}}'), end="</a>"),),
+                tags=(
+                    Tag(
+                        begin="<a>",
+                        content=JsonSchema(schema='{"type":"array","uniqueItems":true}'),
+                        end="</a>",
+                    ),
+                ),
                 triggers=("<a>",),
             ),
-            "not",
+            "uniqueItems",
         ),
     ],
 )

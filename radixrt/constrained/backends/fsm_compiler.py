@@ -180,13 +180,18 @@ def _agrees(
         table.forced[state] = only
     return bool(allowed[only]) and all(
         (matcher.fork().advance([token_id]) == 1) == bool(allowed[token_id])
-        for token_id in _beginning_alike(only, facts) | set(tokens.tolist())
+        for token_id in _compatible(matcher.forced_bytes(), only, facts) | set(tokens.tolist())
     )
 
 
-def _beginning_alike(token_id: int, facts: TokenizerFacts) -> set[int]:
-    """All ordinary tokens whose first byte is the same: any other can't come where this one is forced."""
-    return {int(i) for i in _by_first_byte(facts)[facts.tokens[token_id][0]]}
+def _compatible(forced: bytes, only: int, facts: TokenizerFacts) -> set[int]:
+    """All ordinary tokens that agree with the forced bytes as far as both go: no other can come here."""
+    forced = forced or facts.tokens[only][:1]
+    return {
+        token_id
+        for token_id in _by_first_byte(facts)[forced[0]]
+        if forced.startswith(facts.tokens[token_id]) or facts.tokens[token_id].startswith(forced)
+    }
 
 
 @functools.lru_cache(maxsize=4)

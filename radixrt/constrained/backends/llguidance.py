@@ -259,6 +259,10 @@ class LlguidanceMatcher:
             self._raise_if_dead()
         return forced
 
+    def forced_bytes(self) -> bytes:
+        """What any continuation begins with."""
+        return b"" if self._ended else self._alive().compute_ff_bytes()
+
     def is_terminated(self) -> bool:
         if self._ended:
             return True
