@@ -160,9 +160,8 @@ def _count(
     if test["valid"]:
         record.valid += 1
         record.valid_accepted += accepted
-        if not accepted and accepted_order(test["data"], held.matcher, facts) is not None:
-            record.other_order += held.checks_pass(text)
         if not accepted:
+            record.other_order += _accepts_other_order(test["data"], text, held, facts)
             record.wrong.append(f"valid, rejected: {text[:300]}")
         return
     record.invalid += 1

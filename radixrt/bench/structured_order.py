@@ -7,24 +7,42 @@ from typing import Any
 from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
-MOST_STEPS = 3000
+MOST_STEPS = 10_000
 """Names and scalars tried before a search ends without a result."""
 
 
-def accepted_order(value: Any, matcher: Matcher, facts: TokenizerFacts) -> str | None:
-    """The value as JSON text in an order that the grammar takes, if one is found."""
-    search = _Search(facts)
+def accepted_order(
+    value: Any, matcher: Matcher, facts: TokenizerFacts, schema: Any = True
+) -> str | None:
+    """The value as JSON text in an order that the grammar takes, if one is found; ``schema`` is a hint to it."""
+    search = _Search(facts, _declared(schema))
     for text, after in search.write(value, matcher):
         if after.fork().advance([facts.eos_token_ids[0]]) == 1:
             return text
     return None
 
 
-class _Search:
-    """Depth first, names in their given order first."""
+def _declared(schema: Any) -> dict[str, int]:
+    """Property names in the order in which a schema first declares them."""
+    names: dict[str, int] = {}
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += reversed(node)
+        elif isinstance(node, dict):
+            for name in node.get("properties", {}):
+                names.setdefault(name, len(names))
+            waiting += reversed(node.values())
+    return names
 
-    def __init__(self, facts: TokenizerFacts) -> None:
+
+class _Search:
+    """Depth first, names in the order of the schema first, undeclared ones last."""
+
+    def __init__(self, facts: TokenizerFacts, declared: dict[str, int]) -> None:
         self.facts = facts
+        self.declared = declared
         self.left = MOST_STEPS
 
     def take(self, text: str, matcher: Matcher) -> Matcher | None:
@@ -38,7 +56,8 @@ class _Search:
     def write(self, value: Any, matcher: Matcher) -> Iterator[tuple[str, Matcher]]:
         """Spellings of the value that the grammar takes, each with the matcher after it."""
         if isinstance(value, dict) and value:
-            yield from self.properties("{", value, list(value), matcher)
+            names = sorted(value, key=lambda name: self.declared.get(name, len(self.declared)))
+            yield from self.properties("{", value, names, matcher)
         elif isinstance(value, list) and value:
             yield from self.items("[", value, 0, matcher)
         else:
