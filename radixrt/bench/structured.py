@@ -176,6 +176,14 @@ def _count(
         record.wrong.append(f"invalid ({', '.join(test.get('kw', ()))}), accepted: {text[:300]}")
 
 
+def _accepts_other_order(value: Any, text: str, held: Held, facts: TokenizerFacts) -> bool:
+    try:
+        found = accepted_order(value, held.matcher, facts, held.schema)
+    except GrammarExhausted:
+        return False
+    return found is not None and held.checks_pass(text)
+
+
 def _feed(record: Record, text: str, held: Held, facts: TokenizerFacts, mask: np.ndarray) -> bool:
     """Whether the grammar takes every token and then the end."""
     matcher = held.matcher.fork()
