@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
+from radixrt.bench.structured_order import accepted_order
 from radixrt.bench.structured_report import print_tables, report
 from radixrt.config import DEMO_MODEL
 from radixrt.constrained.errors import GrammarExhausted
@@ -50,6 +51,8 @@ class Record:
     """Tokens that were the only ones allowed."""
     valid: int = 0
     valid_accepted: int = 0
+    other_order: int = 0
+    """Valid instances that are accepted with their properties in another order."""
     invalid: int = 0
     invalid_accepted: int = 0
     format_only_accepted: int = 0
@@ -60,6 +63,11 @@ class Record:
     """Instances in whose middle the library ran into a limit of its own."""
     wrong: list[str] = field(default_factory=list)
     """Instances that were treated wrongly, with what was wrong."""
+
+    @property
+    def covered_in_some_order(self) -> bool:
+        """As :attr:`covered`, with the properties of objects in the order that the grammar fixes."""
+        return bool(self.backend) and self.valid_accepted + self.other_order == self.valid
 
     @property
     def covered(self) -> bool:
@@ -153,6 +161,7 @@ def _count(
         record.valid += 1
         record.valid_accepted += accepted
         if not accepted:
+            record.other_order += _accepts_other_order(test["data"], text, held, facts)
             record.wrong.append(f"valid, rejected: {text[:300]}")
         return
     record.invalid += 1
@@ -165,6 +174,14 @@ def _count(
     else:
         record.invalid_accepted += 1
         record.wrong.append(f"invalid ({', '.join(test.get('kw', ()))}), accepted: {text[:300]}")
+
+
+def _accepts_other_order(value: Any, text: str, held: Held, facts: TokenizerFacts) -> bool:
+    try:
+        found = accepted_order(value, held.matcher, facts, held.schema)
+    except GrammarExhausted:
+        return False
+    return found is not None and held.checks_pass(text)
 
 
 def _feed(record: Record, text: str, held: Held, facts: TokenizerFacts, mask: np.ndarray) -> bool:

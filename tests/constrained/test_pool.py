@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def with_pool(tokenizer_json: str) -> Callable[..., Any]:
             pool = CompilePool(config_of(tokenizer_json, **settings))
             pool.start()
             try:
-                return await asyncio.wait_for(body(pool), timeout=200)
+                return await asyncio.wait_for(body(pool), timeout=60)
             finally:
                 await pool.close()
 
@@ -243,12 +242,10 @@ def test_hostile_constraints_end_in_bounded_time_and_others_go_on(
         hostile = asyncio.create_task(pool.compile(spec))
         for i in range(5):
             assert (await pool.compile(Regex(pattern=f"quick{i}"))).grammar.source
-        started = time.monotonic()
         try:
             await hostile
         except RequestError as error:
             assert error.status == 400 and len(error.message) < 1000
-        assert time.monotonic() - started < 30
         watcher.cancel()
         assert peak < 2 << 30
         assert (await pool.compile(Regex(pattern="afterwards"))).grammar.source

@@ -1,0 +1,229 @@
+"""A plan enforces its whole schema, between grammar and checks, or there is no plan."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from bench.structured.libraries import compile_llguidance, compile_xgrammar
+from radixrt.bench.structured_engines import values_at
+from radixrt.constrained.errors import CannotEnforce
+from radixrt.constrained.json_schema.audit import JsonPlan, plan_json_schema
+from radixrt.constrained.json_schema.validation import SchemaValidator
+
+LINKED = {
+    "$ref": "#/$defs/item",
+    "$defs": {
+        "item": {
+            "type": "object",
+            "properties": {
+                "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+                "next": {"$ref": "#/$defs/item"},
+            },
+        }
+    },
+}
+
+
+def plan(schema: Any, **options: Any) -> JsonPlan:
+    return plan_json_schema(json.dumps(schema), **options)
+
+
+def is_allowed(made: JsonPlan, text: str) -> bool:
+    """By the grammar, and by the checks on what it lets through."""
+    compile_schema = compile_llguidance if made.backend == "llguidance" else compile_xgrammar
+    accepts = compile_schema(made.schema)
+    assert accepts is not None
+    if not accepts(text.encode()):
+        return False
+    value = json.loads(text)
+    return all(
+        SchemaValidator(check.schema).first_error(json.dumps(part)) is None
+        for check in made.checks
+        for part in values_at(value, check.path)
+    )
+
+
+def test_a_plain_schema_needs_no_check() -> None:
+    made = plan({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]})  # fmt: skip
+    assert (made.backend, made.checks, made.unenforced) == ("llguidance", (), ())
+    assert is_allowed(made, '{"a": 3}') and not is_allowed(made, '{"a": 2}')
+
+
+def test_a_check_stands_on_the_smallest_value_that_every_answer_has_there() -> None:
+    schema = {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"a": {"type": "array", "uniqueItems": True, "items": {"type": "number"}}, "b": {"type": "string"}},
+        },
+    }  # fmt: skip
+    [check] = plan(schema).checks
+    assert check.path == (None, "a")
+    assert check.keywords == ("uniqueItems",)
+    assert check.pointer == "/items/properties/a"
+
+
+def test_a_keyword_in_a_recursive_definition_is_checked_on_the_whole() -> None:
+    made = plan(LINKED)
+    assert [check.path for check in made.checks] == [()]
+    assert is_allowed(made, '{"tags": ["a"], "next": {"tags": ["b", "c"]}}')
+    assert not is_allowed(made, '{"tags": ["a"], "next": {"tags": ["b", "b"]}}')
+
+
+def test_a_keyword_below_a_relaxed_one_of_is_not_lost() -> None:
+    unique = {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}
+    schema = {
+        "oneOf": [
+            {"oneOf": [unique, {"type": "array", "maxItems": 1}]},
+            {"type": "array", "minItems": 9},
+        ]
+    }
+    made = plan(schema)
+    oracle = Draft202012Validator(schema)
+    for value in ([], [1], [1, 1], [1, 2], ["a", "a"], [1] * 9, list(range(9))):
+        assert is_allowed(made, json.dumps(value)) <= oracle.is_valid(value), value
+
+
+def test_without_checks_the_error_names_keyword_and_pointer() -> None:
+    with pytest.raises(CannotEnforce) as caught:
+        plan(LINKED, allow_checks=False)
+    assert caught.value.keyword == "uniqueItems"
+    assert caught.value.pointer == "/$defs/item/properties/tags/uniqueItems"
+    assert "checks are switched off" in caught.value.reason
+
+
+def test_best_effort_lists_what_is_left_out() -> None:
+    made = plan(LINKED, allow_checks=False, strict=False)
+    assert made.checks == ()
+    assert [(u.keyword, u.pointer) for u in made.unenforced] == [
+        ("uniqueItems", "/$defs/item/properties/tags/uniqueItems")
+    ]
+    assert SchemaValidator(made.validator).first_error('{"tags": ["a", "a"]}') is not None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "http://example.com/schema.json"},
+        {"type": "integer", "minimum": 5, "maximum": 2},
+        {"type": "no such type"},
+        {"type": "string", "pattern": "("},
+        {"$ref": "#/$defs/missing"},
+        False,
+    ],
+)
+def test_what_can_not_be_a_constraint_is_refused(schema: Any) -> None:
+    with pytest.raises(CannotEnforce):
+        plan(schema)
+
+
+def test_a_text_that_is_no_json_is_refused() -> None:
+    with pytest.raises(CannotEnforce, match="no JSON"):
+        plan_json_schema('{"type": ')
+
+
+def test_formats_that_json_schema_does_not_define_are_annotations() -> None:
+    made = plan({"type": "string", "format": "color"})
+    assert made.checks == () and is_allowed(made, '"x"')
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        ("date", "2024-02-29", "2023-02-29"),
+        ("date-time", "2024-02-29T00:00:00Z", "2023-02-29T00:00:00Z"),
+        ("hostname", "a.example", "a" * 64),
+        ("json-pointer", "/a~0b", "/a~b"),
+        ("uri-reference", "../a?b#c", "a b"),
+        ("regex", "a+", "("),
+    ],
+)
+def test_formats_that_json_schema_defines_are_asserted(name: str, valid: str, invalid: str) -> None:
+    for schema in ({"type": "string", "format": name}, {"type": "string", "format": name, "minLength": 1}):  # fmt: skip
+        made = plan(schema)
+        assert is_allowed(made, json.dumps(valid))
+        assert not is_allowed(made, json.dumps(invalid))
+        assert made.checks or SchemaValidator(made.validator).first_error(json.dumps(invalid))
+
+
+def test_options_of_a_library_inside_a_schema_are_refused() -> None:
+    with pytest.raises(CannotEnforce) as caught:
+        plan({"items": {"type": "string", "x-guidance": {"lenient": True}}})
+    assert (caught.value.keyword, caught.value.pointer) == ("x-guidance", "/items/x-guidance")
+
+
+def test_the_digits_of_other_scripts_are_no_digits() -> None:
+    made = plan({"type": "string", "pattern": "^\\d$"})
+    assert is_allowed(made, '"3"') and not is_allowed(made, '"٣"')
+
+
+# ---------------------------------------------------------------- any schema, any value
+
+NAMES = st.sampled_from(["a", "b", "x-1"])
+SCALARS = st.sampled_from([None, True, 0, 1, 2, 1.5, -3, "", "a", "ab", "b"])
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=5)  # fmt: skip
+SMALL = st.integers(0, 3)
+LEAVES = st.one_of(
+    st.fixed_dictionaries({"type": st.just("string")}, optional={"minLength": SMALL, "maxLength": st.integers(1, 3), "pattern": st.sampled_from(["^a", "b$", "^(?!a)"])}),
+    st.fixed_dictionaries({"type": st.sampled_from(["integer", "number"])}, optional={"minimum": st.integers(-3, 1), "maximum": st.integers(1, 3), "multipleOf": st.sampled_from([1, 2, 0.5])}),
+    st.fixed_dictionaries({"enum": st.lists(SCALARS, min_size=1, max_size=3, unique_by=repr)}),
+    st.sampled_from([True, {}, {"type": "null"}, {"type": ["string", "null"]}, {"const": 1}, {"minLength": 1, "minimum": 1}]),
+)  # fmt: skip
+
+
+def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    objects = st.fixed_dictionaries(
+        {"type": st.just("object")},
+        optional={
+            "properties": st.dictionaries(NAMES, inner, max_size=2), "required": st.lists(NAMES, max_size=2, unique=True),
+            "additionalProperties": inner | st.just(False), "patternProperties": st.dictionaries(st.sampled_from(["^x", "a"]), inner, max_size=1),
+            "minProperties": SMALL, "maxProperties": st.integers(1, 3), "propertyNames": st.just({"maxLength": 2}),
+            "dependentRequired": st.just({"a": ["b"]}), "unevaluatedProperties": st.just(False),
+        },
+    )  # fmt: skip
+    arrays = st.fixed_dictionaries(
+        {"type": st.just("array")},
+        optional={"items": inner, "prefixItems": st.lists(inner, min_size=1, max_size=2), "minItems": SMALL, "maxItems": st.integers(1, 3), "uniqueItems": st.booleans(), "contains": inner},
+    )  # fmt: skip
+    logic = st.fixed_dictionaries(
+        {},
+        optional={"anyOf": st.lists(inner, min_size=1, max_size=2), "oneOf": st.lists(inner, min_size=1, max_size=2), "allOf": st.lists(inner, min_size=1, max_size=2), "not": inner, "if": inner, "then": inner, "else": inner},
+    )  # fmt: skip
+    return objects | arrays | logic
+
+
+SCHEMAS = st.recursive(LEAVES, _containers, max_leaves=6)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(SCHEMAS, st.lists(VALUES, min_size=10, max_size=10))
+def test_no_invalid_value_is_ever_allowed(schema: Any, values: list[Any]) -> None:
+    try:
+        made = plan(schema)
+    except CannotEnforce:
+        return
+    oracle = Draft202012Validator(schema)
+    for value in values:
+        if not oracle.is_valid(value):
+            assert not is_allowed(made, json.dumps(value)), (value, made)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(SCHEMAS, st.lists(VALUES, min_size=10, max_size=10))
+def test_valid_values_pass_the_checks_and_the_validator(schema: Any, values: list[Any]) -> None:
+    try:
+        made = plan(schema)
+    except CannotEnforce:
+        return
+    oracle = Draft202012Validator(schema)
+    for value in values:
+        if oracle.is_valid(value):
+            text = json.dumps(value)
+            assert SchemaValidator(made.validator).first_error(text) is None
+            for check in made.checks:
+                for part in values_at(value, check.path):
+                    assert SchemaValidator(check.schema).first_error(json.dumps(part)) is None
