@@ -176,7 +176,7 @@ def _reasoning_parser(
     fields: ChatCompletionRequest, state: ServerState, structured: Spec | None
 ) -> str:
     """How the thought is marked that is to be taken out of the answer; "" if it is not."""
-    if state.config.reasoning_parser == "none":
+    if state.config.reasoning_parser == "none" or fields.continue_final_message:
         return ""
     if fields.separate_reasoning is not False:
         return state.config.reasoning_parser
