@@ -93,14 +93,18 @@ class GrammarShop:
         self._one_at_a_time = threading.Lock()
         self._facts: TokenizerFacts | None = None
         self._loaded: dict[int, Matcher] = {}
+        self._wanted: set[int] = set()
+        """Those that no order has dropped: another rank may have failed while this one is still loading."""
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
 
     def order(self, message: LoadGrammar | DropGrammar) -> None:
         """Begin to load a grammar, or drop one."""
         match message:
             case LoadGrammar():
+                self._wanted.add(message.grammar_id)
                 self._threads.submit(self._make, message)
             case DropGrammar():
+                self._wanted.discard(message.grammar_id)
                 self._loaded.pop(message.grammar_id, None)
 
     def matcher(self, grammar_id: int) -> Matcher:
@@ -110,7 +114,9 @@ class GrammarShop:
     def _make(self, message: LoadGrammar) -> None:
         error = None
         try:
-            self._loaded[message.grammar_id] = load_grammar(message.grammar, self._read_facts())
+            matcher = load_grammar(message.grammar, self._read_facts())
+            if message.grammar_id in self._wanted:
+                self._loaded[message.grammar_id] = matcher
         except RadixrtError as refused:
             error = str(refused)
         except Exception:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import llguidance
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
@@ -28,6 +28,10 @@ _ROWS_FOR_THREADS = 8
 _CORES_FOR_THREADS = 8
 _NUM_CORES = os.cpu_count() or 1
 """A row takes about 10 µs; to wake a thread takes as long, and milliseconds where cores are busy."""
+
+_LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=150_000)
+"""A lexer state takes 1 to 2 kB, and the worker holds hundreds of grammars. With the library's own 50,000 items a
+step, one in some hundred real schemas fails in the middle of an answer at a vocabulary of 128k."""
 
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -86,12 +90,17 @@ def compile_lark(grammar: str, facts: TokenizerFacts) -> Grammar:
     """Raises:
     CannotCompile: it is no Lark grammar as llguidance reads them, or allows nothing.
     """
+    if "%json" in grammar:
+        raise CannotCompile(
+            "It has %json, by which a schema would get around the audit; ask for a structural tag whose content is "
+            "the schema."
+        )
     return _checked(LLMatcher.grammar_from_lark(grammar), facts)
 
 
 def _checked(source: str, facts: TokenizerFacts) -> Grammar:
     """The grammar, if a first token can be found for it."""
-    native = LLMatcher(_tokenizer(facts), source, log_level=0)
+    native = LLMatcher(_tokenizer(facts), source, log_level=0, limits=_LIMITS)
     if native.is_error():
         raise CannotCompile(_sentence(native.get_error()))
     row = np.zeros(bitmask_words(facts.vocab_size), dtype=np.int32)
@@ -183,7 +192,7 @@ def load(grammar: Grammar, facts: TokenizerFacts) -> "LlguidanceMatcher":
 
 
 def _native(grammar: Grammar, facts: TokenizerFacts) -> LLMatcher:
-    native = LLMatcher(_tokenizer(facts), grammar.source.decode(), log_level=0)
+    native = LLMatcher(_tokenizer(facts), grammar.source.decode(), log_level=0, limits=_LIMITS)
     if native.is_error():
         raise GrammarExhausted(_sentence(native.get_error()))
     return native
