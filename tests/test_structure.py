@@ -16,8 +16,8 @@ NO_TORCH = [
     "radixrt.engine_client",
     "radixrt.scheduler.process",
     "radixrt.api.server",
-    "radixrt.constrained.pool",
-    "radixrt.constrained.compiler_process",
+    "radixrt.constrained.compiler.pool",
+    "radixrt.constrained.compiler.process",
     "radixrt.constrained.loader",
 ]
 

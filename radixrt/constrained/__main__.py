@@ -1,7 +1,7 @@
-"""``python -m radixrt.constrained PARENT_PID``: a compiler helper; see compiler_process.py."""
+"""``python -m radixrt.constrained PARENT_PID``: a compiler helper; see compiler/process.py."""
 
 import sys
 
-from radixrt.constrained.compiler_process import main
+from radixrt.constrained.compiler.process import main
 
 main(parent_pid=int(sys.argv[1]))

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.checked_answer import CheckedAnswer, DueCheck, Rewind
+from radixrt.constrained.checks.checked_answer import CheckedAnswer, DueCheck, Rewind
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.grammar import SpanCheck
-from radixrt.constrained.span_error import SpanError
-from radixrt.constrained.token_texts import TokenTexts
 from radixrt.messages import Constraint, SequenceFinished, SequenceRequest, pack_ids, unpack_ids
 from radixrt.tokenizer.answers import SequenceNews
 from radixrt.tokenizer.detokenizer import IncrementalDetokenizer

@@ -9,13 +9,13 @@ import logging
 from pathlib import Path
 
 from radixrt.config import ServerConfig
-from radixrt.constrained.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.checks.token_texts import TokenTexts
+from radixrt.constrained.compiler.pool import CompilePool, PoolConfig
+from radixrt.constrained.compiler.route import BackendChoice, CompileOptions
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.pool import CompilePool, PoolConfig
-from radixrt.constrained.route import BackendChoice, CompileOptions
-from radixrt.constrained.span_error import SpanError
 from radixrt.constrained.spec import Spec
-from radixrt.constrained.token_texts import TokenTexts
 from radixrt.errors import RequestError
 from radixrt.messages import (
     Constraint,

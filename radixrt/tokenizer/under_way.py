@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from radixrt.constrained.checked_answer import DueCheck
-from radixrt.constrained.span_error import SpanError
+from radixrt.constrained.checks.checked_answer import DueCheck
+from radixrt.constrained.checks.span_error import SpanError
 from radixrt.errors import RequestError
 from radixrt.messages import (
     AnswerBatch,

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from radixrt.constrained.cache import ByteLru
+from radixrt.constrained.compiler.cache import ByteLru
+from radixrt.constrained.compiler.pool import CompilePool, PoolConfig
+from radixrt.constrained.compiler.route import CompileOptions, compile_spec
 from radixrt.constrained.loader import load_grammar
-from radixrt.constrained.pool import CompilePool, PoolConfig
-from radixrt.constrained.route import CompileOptions, compile_spec
 from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Regex, Spec
 from radixrt.errors import RequestError
 from tests.constrained.test_matchers import accepts
@@ -341,7 +341,7 @@ def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
     code = textwrap.dedent(
         """
         import asyncio, sys, msgspec
-        from radixrt.constrained.pool import CompilePool, PoolConfig
+        from radixrt.constrained.compiler.pool import CompilePool, PoolConfig
         async def main():
             pool = CompilePool(msgspec.json.decode(sys.argv[1], type=PoolConfig))
             pool.start()

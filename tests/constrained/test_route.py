@@ -6,10 +6,10 @@ import re
 import msgspec
 import pytest
 
+from radixrt.constrained.compiler.route import CompileOptions, compile_spec
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.regex_text import alternatives
-from radixrt.constrained.route import CompileOptions, compile_spec
 from radixrt.constrained.spec import (
     AnyJson,
     AnyText,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from radixrt.config import ServerConfig
-from radixrt.constrained.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.checks.validation import validate_span
 from radixrt.constrained.grammar import Grammar, SpanCheck
-from radixrt.constrained.span_error import SpanError
-from radixrt.constrained.validation import validate_span
 from radixrt.messages import (
     Constraint,
     SequenceFinished,

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from radixrt.constrained import jobs
+from radixrt.constrained.compiler import jobs
 
 START_LIMIT_S = 120.0
 

@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 import msgspec
 
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.compiler.route import CompileOptions
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.route import CompileOptions
-from radixrt.constrained.span_error import SpanError
 from radixrt.constrained.spec import Spec
 
 LENGTH = struct.Struct("<Q")

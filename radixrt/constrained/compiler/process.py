@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from radixrt.constrained import jobs
-from radixrt.constrained.route import compile_spec, refusal
+from radixrt.constrained.compiler import jobs
+from radixrt.constrained.compiler.route import compile_spec, refusal
 from radixrt.constrained.spec import AnyJson, Ebnf, Regex
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.errors import RadixrtError, RequestError
@@ -81,7 +81,9 @@ def _answer(
 
 def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.HelperConfig) -> jobs.Reply:
     if isinstance(job, jobs.ValidateJob):
-        from radixrt.constrained.validation import validate_text  # here: jsonschema takes a moment
+        from radixrt.constrained.checks.validation import (
+            validate_text,  # here: jsonschema takes a moment
+        )
 
         return jobs.ValidateDone(validate_text(job.schema, job.text))
     try:

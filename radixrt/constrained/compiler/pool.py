@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from radixrt.constrained import jobs
-from radixrt.constrained.cache import ByteLru
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.compiler import jobs
+from radixrt.constrained.compiler.cache import ByteLru
+from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied
+from radixrt.constrained.compiler.route import CompileOptions
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.helper import Helper, HelperCannotStart, HelperDied
-from radixrt.constrained.route import CompileOptions
-from radixrt.constrained.span_error import SpanError
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
 

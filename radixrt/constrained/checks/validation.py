@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 import jsonschema.exceptions
 
+from radixrt.constrained.checks.span_error import Path, SpanError
 from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
-from radixrt.constrained.span_error import Path, SpanError
 
 _MAX_BLAMED_PARTS = 32
 """Containers with more parts are not searched for culprits: each part costs a validation."""

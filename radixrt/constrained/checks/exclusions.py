@@ -11,10 +11,10 @@ forbidden token comes nevertheless, this concludes, from the back to the front:
 
 from collections.abc import Callable, Iterator, Sequence
 
-from radixrt.constrained.parting import FailedSpan, Parting
+from radixrt.constrained.checks.parting import FailedSpan, Parting
 
 TokensAlong = Callable[[str], Sequence[tuple[int, int]]]
-"""See :meth:`radixrt.constrained.token_texts.TokenTexts.along`."""
+"""See :meth:`radixrt.constrained.checks.token_texts.TokenTexts.along`."""
 MOST_SPELLINGS = 64
 """Of one text; there are more only of long runs of characters that were forbidden too early."""
 LONGEST_PATH = 128

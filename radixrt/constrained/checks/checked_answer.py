@@ -10,11 +10,11 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
-from radixrt.constrained.exclusions import Exclusions, TokensAlong
+from radixrt.constrained.checks.exclusions import Exclusions, TokensAlong
+from radixrt.constrained.checks.parting import FailedSpan, Parting, part_where_it_matters
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.checks.spans import Mark, SpanTracker
 from radixrt.constrained.grammar import SpanCheck
-from radixrt.constrained.parting import FailedSpan, Parting, part_where_it_matters
-from radixrt.constrained.span_error import SpanError
-from radixrt.constrained.spans import Mark, SpanTracker
 
 MAX_ATTEMPTS = 16
 """Failures of one value without getting any further in it."""
@@ -111,7 +111,7 @@ class CheckedAnswer:
         tokens_along: TokensAlong | None = None,
         part: Callable[[FailedSpan], Parting | None] = part_where_it_matters,
     ) -> None:
-        """``tokens_along``: see :class:`radixrt.constrained.token_texts.TokenTexts`. Without it only the tokens
+        """``tokens_along``: see :class:`radixrt.constrained.checks.token_texts.TokenTexts`. Without it only the tokens
         that came are excluded, and the model may spell the same text in others."""
         self.retries = 0
         self._max_attempts, self._max_retries = max_attempts, max_retries
