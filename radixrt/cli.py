@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench_arguments.add_overhead_arguments(overhead)
     overhead.set_defaults(run=_bench_overhead)
+    constrained = benchmarks.add_parser(
+        "constrained", help="measure what grammars cost, and what forced tokens save"
+    )
+    bench_arguments.add_constrained_arguments(constrained)
+    constrained.set_defaults(run=_bench_constrained)
     model = benchmarks.add_parser("model", help="write an untrained 0.5 B Llama to measure with")
     bench_arguments.add_model_arguments(model)
     model.set_defaults(run=_bench_model)
@@ -73,6 +78,12 @@ def _bench_serve(arguments: argparse.Namespace) -> int:
 
 def _bench_overhead(arguments: argparse.Namespace) -> int:
     from radixrt.bench.overhead import run
+
+    return run(arguments)
+
+
+def _bench_constrained(arguments: argparse.Namespace) -> int:
+    from radixrt.bench.constrained import run
 
     return run(arguments)
 

@@ -172,6 +172,60 @@ class ServerConfig:
         group="Scheduling",
     )
 
+    grammar_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = setting(
+        "auto",
+        "Which library enforces structured output; auto: for each constraint the one that is measured to enforce it. "
+        "A named one gets all that it can enforce, and is under the same audit.",
+        group="Structured output",
+    )
+    grammar_whitespace: Literal["flexible", "compact"] = setting(
+        "flexible",
+        "White space in constrained JSON: flexible lets the model indent, compact allows none.",
+        group="Structured output",
+    )
+    grammar_compile_timeout: float = setting(
+        10.0,
+        "Seconds that a grammar may take to compile; then its request is refused.",
+        group="Structured output",
+        at_least=0.1,
+        at_most=3600,
+    )
+    grammar_compile_memory: int = setting(
+        1 << 30,
+        "Bytes of memory that a grammar may take to compile; then its request is refused.",
+        group="Structured output",
+        at_least=64 << 20,
+    )
+    structured_retries: int = setting(
+        16,
+        "How often a part of an answer that breaks its schema is taken back and tried again before the request fails.",
+        group="Structured output",
+        at_least=0,
+        at_most=1024,
+    )
+    validate_structured_output: bool = setting(
+        False,
+        "Check every finished answer once more against its schema; a mismatch is a bug: it is logged and counted.",
+        group="Structured output",
+    )
+    disable_jump_forward: bool = setting(
+        False,
+        "Sample also where the grammar leaves one token only (for measurements).",
+        group="Structured output",
+    )
+    tool_call_parser: Literal["hermes", "llama3_json"] = setting(
+        "hermes",
+        "How the model writes tool calls: hermes (Qwen and Hermes: in tool_call tags) or llama3_json (Llama 3: the "
+        "call alone, as JSON).",
+        group="Structured output",
+    )
+    reasoning_parser: Literal["none", "deepseek-r1", "qwen3"] = setting(
+        "none",
+        "How the model marks the thought before its answer, which is given out apart from it: deepseek-r1 (the "
+        "answer begins inside a thought) and qwen3 (it may think), both in think tags.",
+        group="Structured output",
+    )
+
     def validate(self) -> "ServerConfig":
         """Return self.
 

@@ -9,13 +9,16 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from radixrt.background_engine import BackgroundEngine
 from radixrt.config import DEMO_MODEL, ServerConfig
+from radixrt.constrained.grammar import Unenforced
+from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
+from radixrt.constrained.spec import Spec
 from radixrt.errors import ConfigError, EngineDiedError, RequestError
 from radixrt.launch import prepare
 from radixrt.messages import (
@@ -56,6 +59,14 @@ class Answer:
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None
     times: AnswerTimes | None = None
+    reasoning: str = ""
+    """The thought before the answer (with ``reasoning_parser``, in chats)."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """With ``strict=False``: what the answer was not held to."""
+    violation: str | None = None
+    """How it breaks that, if it does."""
+    retries: int = 0
+    """How often a part of it was taken back because a check found it invalid."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,7 @@ class LLM:
             )
         config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
         self._engine = BackgroundEngine(prepare(config))
+        self._reasoning_parser = config.reasoning_parser
         self.info: EngineInfo = self._engine.info
         self._new_id = itertools.count()
         # An LLM that is forgotten, or lives to the end of the program, leaves no process behind.
@@ -133,6 +145,7 @@ class LLM:
         *,
         cache_salt: str = "",
         progress: bool = True,
+        **constraint: Unpack[ConstraintKeywords],
     ) -> Output | list[Output]:
         """Answer prompts, all at once.
 
@@ -142,6 +155,10 @@ class LLM:
                 generation_config.json.
             cache_salt: prefixes are shared only among requests with the same salt.
             progress: show a progress bar (only for many prompts).
+            constraint: what all answers are held to, one of: ``schema`` (a JSON schema as a dict or its text, or a
+                type such as a pydantic model; with ``strict=False`` as far as it can be enforced), ``regex``,
+                ``choices`` (a list of texts), ``grammar`` (EBNF or Lark), ``structured`` (any constraint of
+                :mod:`radixrt.constrained.spec`).
 
         Returns:
             An :class:`Output` for one prompt, a list of them for many, in their order.
@@ -157,7 +174,11 @@ class LLM:
         )
         many: Sequence[Any] = [prompts] if single else _list_of(prompts, "prompts")  # type: ignore[list-item]
         outputs = self._answer(
-            [_prompt(p) for p in many], sampling_params, cache_salt, progress and not single
+            [_prompt(p) for p in many],
+            sampling_params,
+            cache_salt,
+            progress and not single,
+            from_keywords(constraint),
         )
         return outputs[0] if single else outputs
 
@@ -174,6 +195,7 @@ class LLM:
         template_kwargs: dict[str, Any] | None = None,
         cache_salt: str = "",
         progress: bool = True,
+        **constraint: Unpack[ConstraintKeywords],
     ) -> Output | list[Output]:
         """Like :meth:`generate`, for one conversation or many, rendered by the model's chat template."""
         conversations = _list_of(messages, "messages")
@@ -188,7 +210,13 @@ class LLM:
         prompts = [
             ChatPrompt(messages=list(m), tools=tools, template_kwargs=template_kwargs) for m in many
         ]
-        outputs = self._answer(prompts, sampling_params, cache_salt, progress and not single)
+        outputs = self._answer(
+            prompts,
+            sampling_params,
+            cache_salt,
+            progress and not single,
+            from_keywords(constraint),
+        )
         return outputs[0] if single else outputs
 
     def stream(
@@ -197,6 +225,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        **constraint: Unpack[ConstraintKeywords],
     ) -> Iterator[AnswerChunk]:
         """Yield the pieces of the answers to one prompt (or conversation) as they come.
 
@@ -205,7 +234,11 @@ class LLM:
         is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
         wire_prompt: Prompt = ChatPrompt(messages=list(prompt)) if is_chat else _prompt(prompt)  # type: ignore[arg-type]
         request = self._request(
-            wire_prompt, sampling_params or self.default_sampling_params(), cache_salt, stream=True
+            wire_prompt,
+            sampling_params or self.default_sampling_params(),
+            cache_salt,
+            from_keywords(constraint),
+            stream=True,
         )
         chunks: queue.SimpleQueue[AnswerChunk | BaseException | None] = queue.SimpleQueue()
         source = self._engine.client.generate(request)
@@ -245,14 +278,24 @@ class LLM:
     # ------------------------------------------------------------ inside
 
     def _request(
-        self, prompt: Prompt, sampling: SamplingParams, cache_salt: str, *, stream: bool = False
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        cache_salt: str,
+        structured: Spec | None,
+        *,
+        stream: bool = False,
     ) -> GenerateRequest:
+        check_sampling(structured, sampling)
+        thinks = isinstance(prompt, ChatPrompt) and self._reasoning_parser != "none"
         return GenerateRequest(
             request_id=f"llm-{os.getpid()}-{next(self._new_id)}",
             prompt=prompt,
             sampling=sampling.validate(self.info.vocab_size),
             stream=stream,
             cache_salt=cache_salt,
+            structured=structured,
+            parse_reasoning=self._reasoning_parser if thinks else "",
         )
 
     def _answer(
@@ -261,6 +304,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         cache_salt: str,
         progress: bool,
+        structured: Spec | None,
     ) -> list[Output]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
@@ -273,7 +317,9 @@ class LLM:
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
             )
-        requests = [self._request(p, s, cache_salt) for p, s in zip(prompts, each, strict=True)]
+        requests = [
+            self._request(p, s, cache_salt, structured) for p, s in zip(prompts, each, strict=True)
+        ]
         columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, disable=not progress, transient=True) as bar:
             return self._engine.run(self._gather(requests, bar))
@@ -345,6 +391,10 @@ def _output(chunks: list[AnswerChunk]) -> Output:
                 stop_reason=chunk.stop_reason,
                 logprobs=chunk.logprobs,
                 times=chunk.times,
+                reasoning=chunk.reasoning,
+                unenforced=chunk.unenforced,
+                violation=chunk.violation,
+                retries=chunk.retries,
             )
             for chunk in chunks
         ],

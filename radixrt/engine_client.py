@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.constrained.spec import Spec
 from radixrt.errors import EngineDiedError, RequestError
 from radixrt.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.messages import (
@@ -16,6 +17,7 @@ from radixrt.messages import (
     AnswerBatch,
     AnswerChunk,
     CallReply,
+    CompileCall,
     DetokenizeCall,
     EngineInfo,
     FlushCacheCall,
@@ -130,6 +132,18 @@ class EngineClient:
         value = await self._call(lambda i: DetokenizeCall(i, packed, skip_special_tokens))
         text: str = value["text"]
         return text
+
+    async def compile(self, structured: Spec) -> dict[str, Any]:
+        """Compile a constraint ahead of the requests that will use it; returns its ``backend``, the ``checks``
+        beside the grammar, what is ``unenforced``, and ``compile_s``.
+
+        Raises:
+            RequestError: it can't be enforced.
+        """
+        value: dict[str, Any] = await self._call(
+            lambda call_id: CompileCall(call_id=call_id, structured=structured)
+        )
+        return value
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all that no running request uses; returns the pages freed."""

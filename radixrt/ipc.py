@@ -56,6 +56,11 @@ class Channels:
         assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
         return run_dir
 
+    @property
+    def tokenizer_file(self) -> Path:
+        """The model's tokenizer.json, which the tokenizer process leaves for those that load grammars."""
+        return self.run_dir / "tokenizer.json"
+
     def address(self, sender: str, receiver: str) -> str:
         """For example ``ipc:///tmp/radixrt-x/scheduler-worker0``."""
         return f"ipc://{self.run_dir}/{sender}-{receiver}"

@@ -25,6 +25,9 @@ FinishReason = Literal["stop", "length", "abort"]
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""
 
+GRAMMAR_FAILED = -2
+"""In place of a sampled token: no token of the vocabulary goes on with the grammar, or its matcher gave up."""
+
 
 def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> PackedIds:
     """Pack token, page, slot or sequence ids as little-endian int32 bytes."""
@@ -87,12 +90,14 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
     return_prompt_token_ids: bool = False
-    parse_tool_calls: bool = False
-    """Take tool calls out of the answers' text."""
+    parse_tool_calls: str = ""
+    """Take tool calls out of the answers' text: the name of how the model writes them, a key of
+    :data:`radixrt.constrained.tool_calls.FORMATS`. Empty: they stay."""
     structured: Spec | None = None
     """What the answers are held to."""
-    parse_reasoning: bool = False
-    """Take the thought out of the answers' text. What the answers are held to begins after it."""
+    parse_reasoning: str = ""
+    """Take the thought out of the answers' text: the name of how the model marks it, a key of
+    :data:`radixrt.tokenizer.reasoning.FORMATS`. What the answers are held to begins after it. Empty: it stays."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -183,13 +188,13 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):
-    """One complete call of a tool."""
+    """One call of a tool: whole, or the first piece of it; what follows of a call has no name."""
 
     index: int
     """Which of the answer's calls."""
     name: str
     arguments: str
-    """JSON."""
+    """JSON, or the next piece of it."""
 
 
 class AnswerChunk(Message, frozen=True, kw_only=True):
@@ -203,7 +208,7 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     token_ids: PackedIds
     """New tokens. Their text may come in a later chunk."""
     tool_calls: list[ToolCall] = []
-    """New calls; their text is not in ``text``."""
+    """New calls, or pieces of them; their text is not in ``text``."""
     reasoning: str = ""
     """New text of the thought before the answer; it is not in ``text``."""
     logprobs: list[TokenLogprob] | None = None
@@ -373,6 +378,28 @@ class HistogramSnapshot(msgspec.Struct, frozen=True):
     total: float
 
 
+class StructuredStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of structured output since start, from the tokenizer process."""
+
+    requests: int = 0
+    """Constraints asked for."""
+    refused: int = 0
+    """Of those, what can't be enforced."""
+    checks: int = 0
+    """Values that a validator looked at."""
+    retries: int = 0
+    """Values that were taken back."""
+    exhausted: int = 0
+    """Requests that failed because no valid value was found."""
+    violations: int = 0
+    """Finished answers that broke a schema although it was enforced: bugs."""
+    cache_hits: int = 0
+    """Constraints that were compiled already."""
+    cache_misses: int = 0
+    helpers_killed: int = 0
+    """Helper processes that went over a limit of time or memory."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since start and gauges of this moment."""
 
@@ -396,6 +423,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_evictable: int
     """In the tree and not locked."""
     pages_free: int
+    forced_tokens: int = 0
+    """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
+    grammars: int = 0
+    """That the worker holds."""
     tree_nodes: int
     steps: int
     malformed_frames: int
@@ -408,9 +439,34 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Time that the worker waited for plans although there was work; all steps together."""
     plan_seconds: HistogramSnapshot
     """Time the scheduler took to plan a step."""
+    structured: StructuredStats = StructuredStats()
+    """Filled in by the tokenizer process."""
 
 
 # ---------------------------------------------------------------- scheduler → worker
+
+
+class LoadGrammar(Message, frozen=True, kw_only=True):
+    """Make a grammar ready for sequences to come. Answered by a GrammarLoaded from every rank."""
+
+    grammar_id: int
+    grammar: Grammar
+
+
+class DropGrammar(Message, frozen=True):
+    """No sequence to come uses this grammar."""
+
+    grammar_id: int
+
+
+class GrammarUse(msgspec.Struct, frozen=True, array_like=True):
+    """How a sequence is held to a loaded grammar; see Constraint."""
+
+    grammar_id: int
+    begin_after: PackedIds = b""
+    excluded: list[PackedIds] = []
+    excluded_from: int = 0
+    """Generated tokens before the excluded paths begin."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):
@@ -425,7 +481,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """Block table so far: position p lies in ``pages[p // page_size]``."""
     sampling: SamplingParams
     num_output: int
-    """How many of token_ids were generated: penalties and min_tokens count them."""
+    """How many of token_ids were generated: penalties, min_tokens and the grammar count them."""
+    grammar: GrammarUse | None = None
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):
@@ -469,13 +526,23 @@ class StepPlan(Message, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- worker → scheduler
 
 
+class GrammarLoaded(Message, frozen=True, kw_only=True):
+    """One rank has made a grammar ready, or could not."""
+
+    grammar_id: int
+    error: str | None = None
+
+
 class StepResult(Message, frozen=True, kw_only=True):
     """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
 
     step_id: int
     slots: PackedIds
     token_ids: PackedIds
-    """Sampled tokens, or NO_TOKEN."""
+    """Sampled tokens, each followed by those that the grammar forces after it; or NO_TOKEN, GRAMMAR_FAILED."""
+    jump_slots: PackedIds = b""
+    jump_tokens: PackedIds = b""
+    """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` forced tokens beyond the one of a decode step."""
     logprobs: list[LogprobRow] = []
     prompt_logprobs: list[LogprobRow] = []
     forward_s: float = 0.0
@@ -498,5 +565,5 @@ ToTokenizerFromApi = (
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
 ToScheduler = SequenceRequest | ReleaseSequences | FlushCacheCall | StatsCall
 ToTokenizerFromScheduler = EngineInfo | TokenBatch | SequenceRefused | CallReply
-ToWorker = StepPlan
-ToSchedulerFromWorker = EngineInfo | StepResult
+ToWorker = StepPlan | LoadGrammar | DropGrammar
+ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded

@@ -7,6 +7,7 @@ from radixrt.api.about import about_routes
 from radixrt.api.chat import chat_routes
 from radixrt.api.completions import completion_routes
 from radixrt.api.errors import install_error_handlers
+from radixrt.api.grammar import CompileRequest, grammar_routes
 from radixrt.api.metrics import metrics_routes
 from radixrt.api.middleware import LimitBody, NameAnswers, RequireApiKey
 from radixrt.api.native import NativeRequest, native_routes
@@ -24,7 +25,9 @@ def build_app(state: ServerState) -> FastAPI:
     if state.config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)
     app.add_middleware(NameAnswers)
-    for routes in (chat_routes, completion_routes, native_routes, text_routes, about_routes):
+    for routes in (
+        chat_routes, completion_routes, native_routes, grammar_routes, text_routes, about_routes,
+    ):  # fmt: skip
         app.include_router(routes(state))
     app.include_router(metrics_routes(state.metrics, state.client))
     describe_bodies(
@@ -33,6 +36,7 @@ def build_app(state: ServerState) -> FastAPI:
             "/v1/chat/completions": ChatCompletionRequest,
             "/v1/completions": CompletionRequest,
             "/generate": NativeRequest,
+            "/v1/grammar/compile": CompileRequest,
             "/tokenize": TokenizeText,
             "/detokenize": Detokenize,
         },

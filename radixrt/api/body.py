@@ -1,5 +1,6 @@
 """How does a request body become a typed struct? Strictly, with errors that name the field."""
 
+import json
 import logging
 import re
 from typing import Any, TypeVar
@@ -15,6 +16,9 @@ from radixrt.errors import RequestError
 log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+
+_LONG_INTEGER = re.compile(rb"\d{19}")
+"""Numbers in schemas are compared digit by digit."""
 
 _warned: set[str] = set()
 _MOST_WARNINGS = 1000
@@ -36,7 +40,9 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise RequestError("The client left before its request was complete.") from error
     try:
         body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        if _LONG_INTEGER.search(raw):  # which became a float
+            body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"The body is not valid JSON: {error}.") from error
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")

@@ -14,9 +14,24 @@ from radixrt.api.events import DONE, EventStream, event, json_response, while_co
 from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
 from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, sampling_from_fields
-from radixrt.api.state import ServerState, new_id, request_id
+from radixrt.api.state import ServerState, request_id
+from radixrt.api.structured import (
+    asked_constraint,
+    constraint_field,
+    structured_extras,
+)
+from radixrt.api.tools import (
+    call_as_json,
+    call_delta,
+    calls_tools,
+    offered_tools,
+    tool_constraint,
+)
+from radixrt.constrained.requests import check_sampling
+from radixrt.constrained.spec import Spec
+from radixrt.constrained.tool_calls import FORMATS
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, ToolCall, unpack_ids
+from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, unpack_ids
 from radixrt.nesting import check_depth
 
 
@@ -54,15 +69,22 @@ class _Chat:
             fields, state.default_sampling, state.info.vocab_size, **overrides
         )
         state.check_answer_count(1, sampling.n)
+        prompt = chat_prompt(fields)
+        written = state.config.tool_call_parser
+        structured = asked_constraint(fields, state.config)
+        structured = tool_constraint(fields, FORMATS[written], structured)
+        check_sampling(structured, sampling)
         request = GenerateRequest(
             request_id=request_id("chatcmpl", fields.rid, fields.request_id),
-            prompt=chat_prompt(fields),
+            prompt=prompt,
             sampling=sampling,
             stream=bool(fields.stream),
             cache_salt=fields.cache_salt or "",
             deadline=deadline(fields.timeout),
             return_prompt_token_ids=bool(fields.return_token_ids),
-            parse_tool_calls=bool(fields.tools) and fields.tool_choice != "none",
+            parse_tool_calls=written if calls_tools(fields) else "",
+            structured=structured,
+            parse_reasoning=_reasoning_parser(fields, state, structured),
         )
         return _Chat(fields, request)
 
@@ -75,7 +97,30 @@ class _Chat:
         }
         if self.fields.return_token_ids:
             extras["token_ids"] = unpack_ids(chunk.token_ids).tolist()
-        return extras
+        return extras | structured_extras(chunk)
+
+    @property
+    def tells_reasoning(self) -> bool:
+        return bool(self.request.parse_reasoning) and self.fields.include_reasoning is not False
+
+    def message(self, chunk: AnswerChunk) -> dict[str, Any]:
+        """A whole answer."""
+        message: dict[str, Any] = {"role": "assistant", "content": chunk.text, "refusal": None}
+        if self.tells_reasoning:
+            message["reasoning_content"] = chunk.reasoning or None
+        if chunk.tool_calls:
+            message["content"] = chunk.text.strip() or None
+            message["tool_calls"] = [call_as_json(call) for call in chunk.tool_calls]
+        return message
+
+    def delta(self, chunk: AnswerChunk) -> dict[str, Any]:
+        """A piece of an answer."""
+        delta: dict[str, Any] = {"content": chunk.text}
+        if self.tells_reasoning and chunk.reasoning:
+            delta["reasoning_content"] = chunk.reasoning
+        if chunk.tool_calls:
+            delta["tool_calls"] = [call_delta(call) for call in chunk.tool_calls]
+        return delta
 
     def envelope(self, state: ServerState, kind: str, choices: list[Any]) -> dict[str, Any]:
         return {
@@ -91,7 +136,7 @@ def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
     """Raises:
     RequestError: the messages are not what a chat template can take.
     """
-    _check_tools(fields.tools or [])
+    tools = offered_tools(fields)
     check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
     messages = to_template_messages(fields.messages)
     add_generation_prompt = fields.add_generation_prompt
@@ -112,23 +157,11 @@ def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
         template_kwargs = {"reasoning_effort": fields.reasoning_effort} | (template_kwargs or {})
     return ChatPrompt(
         messages=messages,
-        tools=fields.tools if fields.tool_choice != "none" else None,
+        tools=tools,
         add_generation_prompt=add_generation_prompt is not False,
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
     )
-
-
-def _check_tools(tools: list[dict[str, Any]]) -> None:
-    """Templates read the function's name and description, and fail at tools that have none."""
-    check_depth(tools, "tools")
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}].function"
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise RequestError(f"{where} must be an object with a name.", param=where)
-        if not isinstance(function.get("name"), str):
-            raise RequestError(f"{where}.name must be a string.", param=f"{where}.name")
 
 
 def _logprobs(fields: ChatCompletionRequest) -> int | None:
@@ -139,9 +172,21 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
     return None
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": new_id("call"), "type": "function", "function": function}
+def _reasoning_parser(
+    fields: ChatCompletionRequest, state: ServerState, structured: Spec | None
+) -> str:
+    """How the thought is marked that is to be taken out of the answer; "" if it is not."""
+    if state.config.reasoning_parser == "none" or fields.continue_final_message:
+        return ""
+    if fields.separate_reasoning is not False:
+        return state.config.reasoning_parser
+    if structured is not None:
+        raise RequestError(
+            "separate_reasoning must not be false with structured output or tools: what the answer is held to begins "
+            "after the thought. To have no thought in the response, set include_reasoning to false.",
+            param="separate_reasoning",
+        )
+    return ""
 
 
 def _reason_with_calls(chunk: AnswerChunk) -> str | None:
@@ -153,15 +198,13 @@ async def _whole(chat: _Chat, state: ServerState) -> dict[str, Any]:
     usage = Usage()
     choices: list[dict[str, Any]] = []
     extras: dict[str, Any] = {}
-    async with aclosing(state.generate([chat.request])) as answers:
+    async with aclosing(state.generate([chat.request], constraint_field(chat.fields))) as answers:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)
             extras |= prompt_extras(chunk, bool(chat.fields.return_token_ids))
-            message: dict[str, Any] = {"role": "assistant", "content": chunk.text, "refusal": None}
-            choice = {"index": chunk.index, "message": message, **chat.choice_extras(chunk)}
+            extra = chat.choice_extras(chunk)
+            choice = {"index": chunk.index, "message": chat.message(chunk), **extra}
             if chunk.tool_calls:
-                message["content"] = chunk.text.strip() or None
-                message["tool_calls"] = [_tool_call(call) for call in chunk.tool_calls]
                 choice["finish_reason"] = _reason_with_calls(chunk)
             choices.append(choice)
     choices.sort(key=lambda choice: choice["index"])
@@ -185,7 +228,7 @@ async def _stream(chat: _Chat, state: ServerState) -> AsyncGenerator[bytes, None
             envelope["usage"] = None
         return envelope
 
-    async with aclosing(state.generate([chat.request])) as answers:
+    async with aclosing(state.generate([chat.request], constraint_field(chat.fields))) as answers:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)
             if chunk.index not in begun:
@@ -193,13 +236,10 @@ async def _stream(chat: _Chat, state: ServerState) -> AsyncGenerator[bytes, None
                 start = {"role": "assistant", "content": ""}
                 first = piece([{"index": chunk.index, "delta": start, "finish_reason": None}])
                 yield event(first | prompt_extras(chunk, bool(chat.fields.return_token_ids)))
-            delta: dict[str, Any] = {"content": chunk.text}
-            choice = {"index": chunk.index, "delta": delta, **chat.choice_extras(chunk)}
+            extra = chat.choice_extras(chunk)
+            choice = {"index": chunk.index, "delta": chat.delta(chunk), **extra}
             if chunk.tool_calls:
                 called.add(chunk.index)
-                delta["tool_calls"] = [
-                    {"index": call.index, **_tool_call(call)} for call in chunk.tool_calls
-                ]
             if chunk.index in called:
                 choice["finish_reason"] = _reason_with_calls(chunk)
             yield event(piece([choice]))

@@ -14,6 +14,12 @@ from radixrt.api.formats import Usage, completion_logprobs, prompt_extras
 from radixrt.api.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, sampling_from_fields
 from radixrt.api.state import ServerState, request_id
+from radixrt.api.structured import (
+    asked_constraint,
+    constraint_field,
+    structured_extras,
+)
+from radixrt.constrained.requests import check_sampling
 from radixrt.errors import RequestError
 from radixrt.messages import (
     AnswerChunk,
@@ -79,6 +85,13 @@ class _Completion:
         if fields.best_of not in (None, sampling.n):
             raise RequestError("best_of must equal n, or be left out.", param="best_of")
         state.check_answer_count(len(prompts), sampling.n)
+        structured = asked_constraint(fields, state.config)
+        check_sampling(structured, sampling)
+        if structured is not None and prompt_only:
+            raise RequestError(
+                "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
+                param="max_tokens",
+            )
         completion_id = request_id("cmpl", fields.rid, fields.request_id)
         requests = [
             GenerateRequest(
@@ -90,6 +103,7 @@ class _Completion:
                 cache_salt=fields.cache_salt or "",
                 deadline=deadline(fields.timeout),
                 return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
+                structured=structured,
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -125,7 +139,7 @@ class _Completion:
             choice["token_ids"] = [] if self.prompt_only else unpack_ids(chunk.token_ids).tolist()
         if chunk.prompt is not None:
             choice |= self._prompt_extras(chunk)
-        return choice
+        return choice | structured_extras(chunk)
 
     def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
         extras = prompt_extras(chunk, bool(self.fields.return_token_ids))
@@ -146,7 +160,9 @@ class _Completion:
 async def _whole(completion: _Completion, state: ServerState) -> dict[str, Any]:
     usage = Usage()
     choices = []
-    async with aclosing(state.generate(completion.requests)) as answers:
+    async with aclosing(
+        state.generate(completion.requests, constraint_field(completion.fields))
+    ) as answers:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)
             choices.append(completion.choice(prompt_index, chunk, 0))
@@ -161,7 +177,9 @@ async def _stream(completion: _Completion, state: ServerState) -> AsyncGenerator
     options = completion.fields.stream_options
     offsets: dict[int, int] = {}
     """Of each choice: characters of its tokens so far."""
-    async with aclosing(state.generate(completion.requests)) as answers:
+    async with aclosing(
+        state.generate(completion.requests, constraint_field(completion.fields))
+    ) as answers:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)
             index = completion.choice_index(prompt_index, chunk)

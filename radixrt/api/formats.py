@@ -16,6 +16,7 @@ class Usage:
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
         self._output_tokens: dict[tuple[int, int], int] = {}
+        self._retries: dict[tuple[int, int], int] = {}
 
     def add(self, prompt_index: int, chunk: AnswerChunk) -> None:
         if chunk.prompt is not None:
@@ -23,16 +24,20 @@ class Usage:
         if chunk.index == 0:  # the other answers to a prompt find the first one's work in the cache
             self._cached_tokens[prompt_index] = chunk.cached_tokens
         self._output_tokens[prompt_index, chunk.index] = chunk.num_output_tokens
+        self._retries[prompt_index, chunk.index] = chunk.retries
 
     def as_json(self, hide_output: bool = False) -> dict[str, Any]:
         prompt_tokens = sum(self._prompt_tokens.values())
         output_tokens = 0 if hide_output else sum(self._output_tokens.values())
-        return {
+        usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,
             "total_tokens": prompt_tokens + output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
         }
+        if retries := sum(self._retries.values()):
+            usage["structured_output_retries"] = retries
+        return usage
 
 
 def json_logprob(logprob: float | None) -> float | None:

@@ -24,7 +24,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from radixrt.engine_client import EngineClient
-from radixrt.messages import AnswerChunk, HistogramSnapshot, SchedulerStats, num_ids
+from radixrt.messages import (
+    AnswerChunk,
+    HistogramSnapshot,
+    SchedulerStats,
+    StructuredStats,
+    num_ids,
+)
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +151,7 @@ def _gauges(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("kv_pages_evictable", "Pages in the radix tree in nobody's use.", stats.pages_evictable),
         ("kv_pages_free", "Pages that hold nothing.", stats.pages_free),
         ("radix_tree_nodes", "Nodes of the radix tree.", stats.tree_nodes),
+        ("grammars_loaded", "Grammars that the worker holds.", stats.grammars),
     ]
 
 
@@ -166,6 +173,22 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("forward_seconds", "Time in the model's forward passes.", stats.forward_seconds),
         ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
         ("malformed_frames", "Frames that the scheduler could not read.", stats.malformed_frames),
+        ("forced_tokens", "Tokens that a grammar forced, not sampled.", stats.forced_tokens),
+        *_structured_counters(stats.structured),
+    ]
+
+
+def _structured_counters(stats: StructuredStats) -> list[tuple[str, str, float]]:
+    return [
+        ("structured_requests", "Constraints asked for.", stats.requests),
+        ("structured_refused", "Constraints that can't be enforced.", stats.refused),
+        ("structured_checks", "Values that a validator looked at.", stats.checks),
+        ("structured_retries", "Values that were taken back.", stats.retries),
+        ("structured_exhausted", "Requests for which no valid value was found.", stats.exhausted),
+        ("structured_violations", "Answers that broke their schema: bugs.", stats.violations),
+        ("grammar_cache_hits", "Constraints that were compiled already.", stats.cache_hits),
+        ("grammar_cache_misses", "Constraints that were compiled.", stats.cache_misses),
+        ("grammar_helpers_killed", "Compilers that went over a limit.", stats.helpers_killed),
     ]
 
 

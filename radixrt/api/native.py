@@ -15,9 +15,12 @@ from radixrt.api.body import read_json, to_struct
 from radixrt.api.completions import token_prompt
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import json_logprob
-from radixrt.api.protocol import refuse_unsupported
+from radixrt.api.protocol import ConstraintFields, refuse_unsupported
 from radixrt.api.sampling import deadline, logit_bias, stop_strings
 from radixrt.api.state import ServerState, new_id, request_id
+from radixrt.api.structured import asked_constraint, structured_extras
+from radixrt.constrained.requests import check_sampling
+from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
 from radixrt.messages import (
     AnswerChunk,
@@ -54,8 +57,13 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
+_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -86,6 +94,7 @@ def native_routes(state: ServerState) -> APIRouter:
     async def generate(request: Request) -> Response:
         body = await read_json(request)
         refuse_unsupported(body)
+        _refuse_constraints(body)
         call = _Call.plan(to_struct(body, NativeRequest), state)
         request.state.request_id = call.id
         if call.stream:
@@ -161,7 +170,7 @@ class _Call:
     def plan(fields: NativeRequest, state: ServerState) -> "_Call":
         prompts, is_batch = _prompts(fields, state.info.vocab_size)
         count = len(prompts)
-        reports, sampling = [], []
+        reports, sampling, constraints = [], [], []
         for given, wants, top, start in zip(
             _given_sampling(fields.sampling_params, count),
             _one_each("return_logprob", fields.return_logprob, count),
@@ -177,6 +186,7 @@ class _Call:
             )
             reports.append(report)
             sampling.append(_sampling(given, report, state))
+            constraints.append(_constraint(given, report, sampling[-1], state))
         state.check_answer_count(count, max(params.n for params in sampling))
         call_id, rids = _request_ids(fields.rid, count)
         requests = [
@@ -188,8 +198,11 @@ class _Call:
                 stream=bool(fields.stream),
                 cache_salt=fields.cache_salt or "",
                 deadline=deadline(fields.timeout),
+                structured=structured,
             )
-            for rid, prompt, params in zip(rids, prompts, sampling, strict=True)
+            for rid, prompt, params, structured in zip(
+                rids, prompts, sampling, constraints, strict=True
+            )
         ]
         is_list = is_batch or sampling[0].n > 1
         first_index = list(itertools.accumulate((p.n for p in sampling[:-1]), initial=0))
@@ -206,6 +219,9 @@ class _Call:
             "completion_tokens": num_output,
             "cached_tokens": chunk.cached_tokens,
         }
+        meta |= structured_extras(chunk)
+        if chunk.retries:
+            meta["structured_output_retries"] = chunk.retries
         if chunk.times is not None:
             meta |= {
                 "queue_time": chunk.times.queued_s,
@@ -246,7 +262,7 @@ async def _results(call: _Call, state: ServerState) -> AsyncGenerator[dict[str, 
     answers: dict[tuple[int, int], _SoFar] = {}
     started_at = time.monotonic()
     with _native_names():
-        async with aclosing(state.generate(call.requests)) as chunks:
+        async with aclosing(state.generate(call.requests, "sampling_params")) as chunks:
             async for request_index, chunk in chunks:
                 whole = answers.setdefault((request_index, chunk.index), _SoFar(started_at))
                 whole.add(chunk)
@@ -313,6 +329,7 @@ def _given_sampling(
     def check(one: dict[str, Any]) -> NativeSampling:
         with _native_names():
             refuse_unsupported(one)
+            _refuse_constraints(one, "sampling_params.", _CONSTRAINTS)
             return to_struct(one, NativeSampling)
 
     if isinstance(params, list):
@@ -330,7 +347,7 @@ def _sampling(given: NativeSampling, report: _Report, state: ServerState) -> Sam
     """
     settings: dict[str, Any] = dict(state.default_sampling)
     for name in NativeSampling.__struct_fields__:
-        if (value := getattr(given, name)) is not None:
+        if name not in _CONSTRAINTS and (value := getattr(given, name)) is not None:
             settings[_RENAMED.get(name, name)] = value
     if report.prompt_only:
         settings["max_tokens"] = 1
@@ -344,6 +361,38 @@ def _sampling(given: NativeSampling, report: _Report, state: ServerState) -> Sam
         settings["stop_token_ids"] = tuple(given.stop_token_ids or ())
         settings["logit_bias"] = logit_bias(given.logit_bias)
         return SamplingParams(**settings).validate(state.info.vocab_size)
+
+
+def _constraint(
+    given: NativeSampling, report: _Report, sampling: SamplingParams, state: ServerState
+) -> Spec | None:
+    """Raises:
+    RequestError: there are several, or one is not well formed, or there will be no answer.
+    """
+    structured = asked_constraint(given, state.config, "sampling_params.")
+    with _native_names():
+        check_sampling(structured, sampling)
+    if structured is not None and report.prompt_only:
+        raise RequestError(
+            "max_new_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
+            param="sampling_params.max_new_tokens",
+        )
+    return structured
+
+
+def _refuse_constraints(
+    body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()
+) -> None:
+    """Raises:
+    RequestError: a constraint stands where this endpoint has none.
+    """
+    for name in ConstraintFields.__struct_fields__:
+        if name not in allowed and body.get(name) is not None:
+            raise RequestError(
+                f"{prefix}{name} is no field of /generate; its constraints are {', '.join(_CONSTRAINTS)} in "
+                "sampling_params.",
+                param=prefix + name,
+            )
 
 
 _NATIVE_NAMES = (

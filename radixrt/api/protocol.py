@@ -14,7 +14,27 @@ class StreamOptions(msgspec.Struct):
     """The usage so far in every event."""
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class ConstraintFields(msgspec.Struct, kw_only=True):
+    """What an answer can be held to: one of these, or none. See docs/structured_output.md."""
+
+    response_format: dict[str, Any] | None = None
+    """OpenAI's: type text, json_object or json_schema; and structural_tag."""
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[Any] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    """Refused unless it is the server's."""
+    guided_whitespace_pattern: str | None = None
+    """Refused unless it is the server's."""
+    structured_outputs: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+
+class GenerationFields(ConstraintFields, kw_only=True):
     """What completions and chat have in common. None: not given."""
 
     model: str | None = None
@@ -81,15 +101,17 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     reasoning_effort: str | None = None
     """A variable for the template; models without such a one answer as ever."""
     parallel_tool_calls: bool | None = None
-    """Accepted: the model decides."""
+    """False: at most one call an answer."""
+    include_reasoning: bool | None = None
+    """False: the thought is left out of the response."""
+    separate_reasoning: bool | None = None
+    """False: the thought stays in the content."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 UNSUPPORTED = (
-    "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "guided_decoding_backend", "structured_outputs", "json_schema", "regex", "ebnf", "structural_tag",
     "stop_regex", "functions", "function_call", "suffix", "use_beam_search", "length_penalty",
     "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "thinking_token_budget", "documents",
     "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
@@ -99,7 +121,6 @@ UNSUPPORTED = (
 """Fields that change what an answer holds; to ignore one would be to answer another question."""
 
 _WITHOUT_EFFECT = {
-    "response_format": {"type": "text"},
     "modalities": ["text"],
     "length_penalty": 1,
 }
@@ -123,10 +144,3 @@ def refuse_unsupported(body: dict[str, Any]) -> None:
                 param=name,
                 code="unsupported_parameter",
             )
-    tool_choice = body.get("tool_choice")
-    if tool_choice not in (None, "none", "auto"):
-        raise RequestError(
-            'tool_choice must be "auto" or "none"; this version of the server can\'t force a tool call.',
-            param="tool_choice",
-            code="unsupported_parameter",
-        )

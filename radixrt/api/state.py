@@ -56,11 +56,14 @@ class ServerState:
             )
 
     async def generate(
-        self, requests: list[GenerateRequest]
+        self, requests: list[GenerateRequest], constraint_field: str = ""
     ) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
         """Run the prompts of one HTTP request; yield each chunk with the index of its prompt.
 
         When one fails, or the generator is closed, all are aborted.
+
+        Args:
+            constraint_field: what the client calls that which answers are held to.
 
         Raises:
             RequestError: the request's id is in use, or a prompt was refused or lost.
@@ -69,7 +72,7 @@ class ServerState:
         batch = Batch(self.client, requests, self.config.max_running_requests)
         timers = [AnswerTimer(self.metrics, request.stream) for request in requests]
         try:
-            with self._named(batch):
+            with self._named(batch), constraint_errors_name(constraint_field):
                 async with aclosing(batch.run()) as chunks:
                     async for index, chunk in chunks:
                         timers[index].observe(chunk)
@@ -103,6 +106,17 @@ class ServerState:
             yield
         finally:
             del self._batches[batch.id]
+
+
+@contextmanager
+def constraint_errors_name(field: str) -> Iterator[None]:
+    """Let errors about a constraint name the field that the client sent."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "structured" and field:
+            error.param = field
+        raise
 
 
 LONGEST_REQUEST_ID = 256

@@ -50,6 +50,18 @@ def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write both tables; - for stdout")
 
 
+def add_constrained_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt bench constrained``."""
+    parser.add_argument("--model-path", metavar="DIR", help="a checkpoint to measure with (default: an untrained one, made for it)")  # fmt: skip
+    parser.add_argument("--hidden-size", type=_positive, default=896, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--num-layers", type=_positive, default=24, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--vocab-size", type=_positive, default=32000, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--concurrency", type=_positive, nargs="+", default=[1, 16], metavar="N", help="answers at a time (default: 1 16)")  # fmt: skip
+    parser.add_argument("--output-tokens", type=_positive, default=96, metavar="N", help="tokens of each answer where free and constrained ones are compared (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="how often each side is measured, by turns (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write the tables; - for stdout")
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench model``."""
     parser.add_argument("folder", metavar="DIR", help="where to write it")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from radixrt.bench.tokenizer import END
+
 
 def write_dummy_checkpoint(
     folder: Path,
@@ -19,11 +21,14 @@ def write_dummy_checkpoint(
     vocab_size: int = 32000,
     context_length: int = 8192,
     dtype: str = "bfloat16",
+    tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write config and tokenizer of a Llama-shaped model; serve it with ``--load-format dummy``.
 
-    The defaults are the shape of a 0.5 B model with a vocabulary of 32k. The tokenizer knows bytes only.
+    The defaults are the shape of a 0.5 B model with a vocabulary of 32k. Unless one is given, the tokenizer
+    knows bytes only; its last token ends an answer.
     """
+    tokenizer = tokenizer or _byte_tokenizer()
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -41,23 +46,27 @@ def write_dummy_checkpoint(
         "tie_word_embeddings": True,
         "hidden_act": "silu",
         "torch_dtype": dtype,
-        "eos_token_id": 256,
+        "eos_token_id": tokenizer.token_to_id(END),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "chat_template": "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}assistant: ",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def _byte_tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|endoftext|>",
-        "chat_template": "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}assistant: ",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    tokenizer.add_special_tokens([END])
+    return tokenizer
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -81,12 +81,9 @@ def _answer(
 
 def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.HelperConfig) -> jobs.Reply:
     if isinstance(job, jobs.ValidateJob):
-        from radixrt.constrained.validation import errors_of  # here: jsonschema takes a moment
+        from radixrt.constrained.validation import validate_text  # here: jsonschema takes a moment
 
-        try:
-            return jobs.ValidateDone(errors_of(job.schema, job.text))
-        except RecursionError:
-            return jobs.ValidateDone(["The value is nested too deeply to be looked at."])
+        return jobs.ValidateDone(validate_text(job.schema, job.text))
     try:
         return jobs.CompileDone(compile_spec(job.spec, facts, config.options))
     except RecursionError:

@@ -54,6 +54,7 @@ class Helper:
         creating = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # a file of the user's folder must not stand in for a library
                 "-m",
                 "radixrt.constrained",
                 str(os.getpid()),

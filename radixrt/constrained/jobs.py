@@ -10,6 +10,7 @@ import msgspec
 
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.route import CompileOptions
+from radixrt.constrained.span_error import SpanError
 from radixrt.constrained.spec import Spec
 
 LENGTH = struct.Struct("<Q")
@@ -51,9 +52,9 @@ class CompileDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class ValidateDone(msgspec.Struct, frozen=True, tag=True):
-    """Each error as a sentence; empty if the text is valid."""
+    """Empty if the text is valid."""
 
-    errors: list[str]
+    errors: list[SpanError]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

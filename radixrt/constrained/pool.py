@@ -21,6 +21,7 @@ from radixrt.constrained.cache import ByteLru
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.helper import Helper, HelperCannotStart, HelperDied
 from radixrt.constrained.route import CompileOptions
+from radixrt.constrained.span_error import SpanError
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
 
@@ -139,8 +140,8 @@ class CompilePool:
         finally:
             del self._under_way[key]
 
-    async def validate(self, schema: Any, text: str) -> list[str]:
-        """Why ``text`` is no JSON that is valid under ``schema``: a sentence each; empty if it is.
+    async def validate(self, schema: Any, text: str) -> list[SpanError]:
+        """Why ``text`` is no JSON that is valid under ``schema``; empty if it is.
 
         Formats are checked as far as ``jsonschema`` can.
 

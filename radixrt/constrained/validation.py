@@ -1,32 +1,160 @@
-"""Does a finished text satisfy its schema? The last word on an answer, in sentences."""
+"""Is a value valid under its schema, and if not, which part of it is to blame?
+
+Runs where a slow or hostile schema does no harm: in the helper processes of the compiler pool.
+"""
 
 import functools
 import json
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
 
-from radixrt.constrained.json_schema.validation import SchemaValidator
+import jsonschema
+import jsonschema.exceptions
 
-MAX_ERROR_CHARS = 300
+from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
+from radixrt.constrained.span_error import Path, SpanError
+
+_MAX_BLAMED_PARTS = 32
+"""Containers with more parts are not searched for culprits: each part costs a validation."""
+_MAX_BLAMED_CHARACTERS = 16_384
+_MAX_ERRORS = 4
+_MAX_MESSAGE = 300
 
 
-def errors_of(schema: str, text: str) -> list[str]:
-    """Why a text is not valid under a schema (2020-12, JSON text, self-contained); empty if it is.
+def validate_span(schema: Any, text: str) -> list[SpanError]:
+    """All that is wrong with the JSON value ``text``: empty if it is valid under ``schema`` (2020-12).
+
+    At most four errors, those nearest to the root last. A value that can't be read or validated, such as one with a
+    number beyond all bounds, counts as not valid.
 
     Raises:
-        Exception: the schema is none, or refers to something outside itself.
+        jsonschema.SchemaError: the schema itself is wrong.
+        re.error: a pattern in it is none of Python's.
     """
+    return validate_text(json.dumps(schema, ensure_ascii=False), text)
+
+
+def validate_text(schema: str, text: str) -> list[SpanError]:
+    """The same, of a schema that is JSON text.
+
+    Raises:
+        jsonschema.SchemaError: the schema itself is wrong.
+        referencing.exceptions.Unresolvable: it refers to something outside itself; nothing is ever fetched.
+    """
+    validator = _validator(schema)
     try:
-        error = _validator(schema).first_error(text)
-    except ValueError as reason:
-        return [f"The text is not JSON: {reason}."]
-    if error is None:
-        return []
-    where = "".join(f"/{step}" for step in error.absolute_path) or "the root"
-    message = error.message
-    if len(message) > MAX_ERROR_CHARS:
-        message = message[:MAX_ERROR_CHARS] + "..."
-    return [f"At {where}, {error.validator}: {message}."]
+        value = parse_exact(text)
+    except (ValueError, RecursionError) as error:
+        # JSON, but more than this interpreter reads: integers of thousands of digits, great depth.
+        return [SpanError((), "", f"The value can't be read: {error}")]
+    try:
+        errors = [_deepest(error) for error in validator.iter_errors(value)]
+    except (RecursionError, ArithmeticError) as error:
+        return [SpanError((), "", f"The value can't be validated: {error}")]
+    errors.sort(key=lambda error: -len(error.absolute_path))
+    blame = len(text) <= _MAX_BLAMED_CHARACTERS
+    return [
+        SpanError(
+            tuple(error.absolute_path),
+            str(error.validator or ""),
+            error.message[:_MAX_MESSAGE],
+            *(_culprits(validator, value, error) if blame else ()),
+        )
+        for error in errors[:_MAX_ERRORS]
+    ]
 
 
 @functools.lru_cache(maxsize=256)
-def _validator(schema: str) -> SchemaValidator:
-    return SchemaValidator(json.loads(schema))
+def _validator(schema: str) -> Any:
+    """By the schema's content."""
+    decoded = json.loads(schema)
+    jsonschema.Draft202012Validator.check_schema(decoded)
+    return SchemaValidator(decoded).validator
+
+
+def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
+    """Below an anyOf or oneOf of which nothing matches: the error in the branch that comes nearest."""
+    return jsonschema.exceptions.best_match([error]) or error
+
+
+# ---------------------------------------------------------------- who is to blame?
+
+
+def _culprits(
+    validator: Any, value: Any, error: jsonschema.ValidationError
+) -> tuple[tuple[Path, ...], ...]:
+    """The unsuited and the superfluous parts of the faulty container, each in turn replaced or left out."""
+    container, path = error.instance, tuple(error.absolute_path)
+    if error.validator == "uniqueItems" and isinstance(container, list):
+        return (((*path, _first_repeated(container)),),)
+    if not isinstance(container, list | dict) or len(container) > _MAX_BLAMED_PARTS:
+        return ()
+    kind = tuple(error.absolute_schema_path)
+
+    def is_right_now() -> bool:
+        try:
+            return all(
+                tuple(_deepest(other).absolute_schema_path) != kind
+                for other in validator.iter_errors(value)
+            )
+        except (RecursionError, ArithmeticError):
+            return False
+
+    steps: list[Any] = list(container) if isinstance(container, dict) else [*range(len(container))]
+    return tuple(
+        tuple((*path, step) for step in steps if helps(container, step, is_right_now))
+        for helps in (_helps_to_change, _helps_to_drop)
+    )
+
+
+def _helps_to_drop(container: Any, step: Any, is_right_now: Callable[[], bool]) -> bool:
+    whole = container.copy()
+    del container[step]
+    try:
+        return is_right_now()
+    finally:
+        container.clear()
+        container.update(whole) if isinstance(container, dict) else container.extend(whole)
+
+
+def _helps_to_change(container: Any, step: Any, is_right_now: Callable[[], bool]) -> bool:
+    """Whether another scalar in place of this one makes the error vanish."""
+    before = container[step]
+    try:
+        for other in _others(before):
+            container[step] = other
+            if is_right_now():
+                return True
+        return False
+    finally:
+        container[step] = before
+
+
+def _others(scalar: Any) -> tuple[Any, ...]:
+    """Unlike it in as many ways as a few can be: parity, size, beginning, end."""
+    match scalar:
+        case bool():
+            return (not scalar,)
+        case int() | float():
+            return (scalar + 1, -scalar, 10 * scalar + 3, scalar + 1_000_003, 0.5)
+        case Decimal():
+            return (scalar + 1, -scalar, 10 * scalar + 3, scalar + 1_000_003, Decimal("0.5"))
+        case str():
+            return ("", f"{scalar}~", f"~{scalar}", scalar[:1])
+        case None:
+            return (0, "")
+    return ()
+
+
+def _first_repeated(items: list[Any]) -> int:
+    """Index of the first item that equals one before it, in the validator's own sense of equality."""
+    unique = jsonschema.Draft202012Validator({"uniqueItems": True})
+    good, bad = 0, len(items)  # lengths of prefixes
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if unique.is_valid(items[:middle]):
+            good = middle
+        else:
+            bad = middle
+    return bad - 1

@@ -18,3 +18,5 @@ class SchedulerLimits:
     schedule_policy: Literal["lpm", "fcfs"] = "lpm"
     share_prefixes: bool = True
     eos_token_ids: tuple[int, ...] = ()
+    num_ranks: int = 1
+    """Workers that each load every grammar."""

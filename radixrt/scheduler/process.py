@@ -12,10 +12,12 @@ from radixrt.messages import (
     CallReply,
     EngineInfo,
     FlushCacheCall,
+    GrammarLoaded,
     ReleaseSequences,
     RequestFailed,
     SequenceRequest,
     StatsCall,
+    StepResult,
     TokenBatch,
     ToScheduler,
     ToSchedulerFromWorker,
@@ -62,13 +64,23 @@ class SchedulerProcess:
             for request in self._from_tokenizer.receive_waiting():
                 self._handle(request)
             for result in self._from_worker.receive_waiting():
-                if not isinstance(result, EngineInfo):
-                    self._to_tokenizer.send(self.scheduler.absorb(result))
+                self._absorb(result)
             self._drop_expired()
             self._fill_pipeline()
 
+    def _absorb(self, message: ToSchedulerFromWorker) -> None:
+        match message:
+            case StepResult():
+                self._to_tokenizer.send(self.scheduler.absorb(message))
+            case GrammarLoaded():
+                for refused in self.scheduler.grammar_loaded(message):
+                    self._to_tokenizer.send(refused)
+
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
+        for order in scheduler.take_grammar_orders():
+            for worker in self._to_workers:
+                worker.send(order)
         while scheduler.num_in_flight < self._steps_in_flight:
             begin = time.perf_counter()
             plan = scheduler.plan()
@@ -134,6 +146,7 @@ def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
         schedule_policy=config.schedule_policy,
         share_prefixes=not config.disable_radix_cache,
         eos_token_ids=info.eos_token_ids,
+        num_ranks=config.tp,
     )
 
 

@@ -13,12 +13,17 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixrt.messages import (
+    GRAMMAR_FAILED,
     NO_TOKEN,
     Admit,
     BlockTable,
+    DropGrammar,
     FinishReason,
+    GrammarLoaded,
+    LoadGrammar,
     LogprobRow,
     Prefill,
     SchedulerStats,
@@ -34,6 +39,7 @@ from radixrt.messages import (
     unpack_ids,
 )
 from radixrt.scheduler.admission import OutputEstimator
+from radixrt.scheduler.grammar_shelf import GrammarShelf
 from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.page_allocator import Pages
@@ -43,6 +49,13 @@ from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.stats import Counters
 from radixrt.scheduler.waiting_queue import WaitingQueue
+
+_FAILURES = {
+    NO_TOKEN: "The model computed logits that are not finite: the checkpoint may be damaged, or float16 "
+    "overflowed (then serve with --dtype bfloat16 or float32).",
+    GRAMMAR_FAILED: "The answer can't go on within its grammar: no token of the model's vocabulary fits, or the "
+    "grammar is too complex at this point. Simplify the schema, regex or grammar.",
+}
 
 
 @dataclass(slots=True)
@@ -70,6 +83,7 @@ class Scheduler:
             limits.num_pages, limits.page_size, self.slots, share_prefixes=limits.share_prefixes
         )
         self.waiting = WaitingQueue(limits.schedule_policy, self.kv.tree)
+        self.grammars = GrammarShelf(limits.num_ranks)
         self.counters = Counters()
         self._estimator = OutputEstimator()
         self._sequences: dict[int, Sequence] = {}
@@ -96,7 +110,8 @@ class Scheduler:
 
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or say why not."""
-        max_tokens = num_ids(request.token_ids) + (request.sampling.max_tokens or 0)
+        num_prompt = num_ids(request.token_ids) - request.num_output
+        max_tokens = num_prompt + (request.sampling.max_tokens or 0)
         if max_tokens > min(
             self.limits.context_length, self.limits.num_pages * self.limits.page_size
         ):
@@ -105,20 +120,46 @@ class Scheduler:
                 message=f"{max_tokens} tokens do not fit this engine.",
                 status=400,
             )
-        if len(self.waiting) >= self.limits.max_queued_requests:
+        num_waiting = len(self.waiting) + self.grammars.num_waiting
+        if num_waiting >= self.limits.max_queued_requests:
             self.counters.refused += 1
             return SequenceRefused(
                 seq_id=request.seq_id,
-                message=f"The server's queue is full ({len(self.waiting)} sequences wait); retry later.",
+                message=f"The server's queue is full ({num_waiting} sequences wait); retry later.",
                 status=503,
                 retry_after_s=self._seconds_until_room(),
             )
-        sequence = Sequence.from_request(request, self.limits.eos_token_ids)
+        grammar = None
+        if request.constraint is not None:
+            grammar = self.grammars.use(request.constraint, request.num_output)
+        sequence = Sequence.from_request(request, self.limits.eos_token_ids, grammar)
         self._sequences[sequence.seq_id] = sequence
         if sequence.deadline is not None:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
-        self.waiting.add(sequence)
+        if grammar is not None and self.grammars.is_loading(grammar):
+            self.grammars.wait(sequence)
+        else:
+            self.waiting.add(sequence)
         return None
+
+    def take_grammar_orders(self) -> list[LoadGrammar | DropGrammar]:
+        """What the workers have to hear before the next plan."""
+        return self.grammars.take_orders()
+
+    def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
+        """Queue the sequences that have waited for a grammar, or refuse them."""
+        waited = self.grammars.loaded(message)
+        if message.error is None:
+            for sequence in waited:
+                self.waiting.add(sequence)
+            return []
+        for sequence in waited:
+            del self._sequences[sequence.seq_id]
+        self.counters.refused += len(waited)
+        return [
+            SequenceRefused(seq_id=sequence.seq_id, message=message.error, status=400)
+            for sequence in waited
+        ]
 
     def _seconds_until_room(self) -> int:
         """A guess from the mean step time: one running batch's worth of answers."""
@@ -167,6 +208,8 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""
         del self._sequences[sequence.seq_id]
+        if self.grammars.release(sequence):
+            return  # it was waiting for its grammar
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence.seq_id)
         else:
@@ -213,18 +256,38 @@ class Scheduler:
         self._retire_exhausted()
         while True:
             decoding = np.flatnonzero(slots.is_decoding)
-            full = slots.planned[decoding] >= slots.num_pages[decoding] * slots.page_size
-            growing = decoding[full]
-            if len(growing) <= self.kv.num_available:
+            missing = slots.planned[decoding] >= slots.num_pages[decoding] * slots.page_size
+            if missing.sum() <= self.kv.num_available:
                 break
             self._retract(self._youngest())
-        if len(growing):
-            pages = self.kv.allocate(len(growing))
-            slots.block_tables[growing, slots.num_pages[growing]] = pages
-            slots.num_pages[growing] += 1
-            draft.extend(growing, pages)
+        ahead = np.maximum(missing, self._pages_ahead(decoding))
+        affordable = ahead.sum() <= self.kv.num_available
+        self._grow(decoding, ahead if affordable else missing.astype(np.int64), draft)
         slots.planned[decoding] += 1
         draft.num_decoding = len(decoding)
+
+    def _pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
+        """How many pages each slot would like to have ready for tokens that its grammar may force."""
+        slots = self.slots
+        end = slots.planned[decoding] + 1 + slots.headroom[decoding]
+        end = np.minimum(end, slots.last_position[decoding])
+        pages = -(-end // slots.page_size) - slots.num_pages[decoding]
+        return np.where(slots.headroom[decoding] > 0, np.maximum(pages, 0), 0)
+
+    def _grow(
+        self, decoding: NDArray[np.intp], counts: NDArray[np.int64], draft: PlanDraft
+    ) -> None:
+        """Append ``counts[i]`` pages to the block table of slot ``decoding[i]``."""
+        total = int(counts.sum())
+        if not total:
+            return
+        slots = self.slots
+        growing = np.repeat(decoding, counts)
+        rank = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        pages = self.kv.allocate(total)
+        slots.block_tables[growing, slots.num_pages[growing] + rank] = pages
+        slots.num_pages[decoding] += counts
+        draft.extend(growing, pages)
 
     def _retire_exhausted(self) -> None:
         """Sequences whose max_tokens are all under way leave the worker; their pages stay until the end."""
@@ -287,7 +350,7 @@ class Scheduler:
         self._prefilling[sequence.seq_id] = sequence
         if sequence.first_planned is None:
             sequence.first_planned = time.monotonic()
-            self.counters.prompt_tokens += sequence.num_prompt
+            self.counters.prompt_tokens += sequence.num_tokens
             self._count_cached(sequence, num_cached)
         draft.admit.append(
             Admit(
@@ -297,6 +360,7 @@ class Scheduler:
                 pages=pack_ids(self.slots.block_table(slot)),
                 sampling=sequence.sampling,
                 num_output=sequence.num_output,
+                grammar=sequence.grammar,
             )
         )
 
@@ -381,6 +445,7 @@ class Scheduler:
             for row in result.logprobs
             if (owner := step.owners[row.owner]) is not None
         ]
+        self._absorb_jumps(result, step)
         seq_ids: list[int] = []
         token_ids: list[int] = []
         started: list[SequenceStarted] = []
@@ -392,8 +457,9 @@ class Scheduler:
             sequence = step.owners[slot]
             if sequence is None:
                 continue
-            if token == NO_TOKEN:
-                refused.append(self._fail(sequence))
+            if token in _FAILURES:
+                refused.append(self._fail(sequence, _FAILURES[token]))
+                step.owners[slot] = None
                 continue
             sequence.append(token)
             seq_ids.append(sequence.seq_id)
@@ -403,6 +469,7 @@ class Scheduler:
             reason = sequence.finish_reason(token)
             if reason is not None:
                 finished.append(self._finish(sequence, reason, token))
+                step.owners[slot] = None  # tokens forced beyond the end are dropped
         self.counters.output_tokens += len(token_ids)
         return TokenBatch(
             seq_ids=pack_ids(seq_ids),
@@ -433,17 +500,21 @@ class Scheduler:
         self.counters.finished += 1
         self._estimator.observe_finish(sequence.num_output, sequence.max_output)
 
-    def _fail(self, sequence: Sequence) -> SequenceRefused:
-        """End a sequence whose logits are not finite. Its KV may be the cause and is not kept."""
+    def _absorb_jumps(self, result: StepResult, step: _InFlight) -> None:
+        """Sequences that forced tokens brought further than their plan said."""
+        jumped, beyond = unpack_ids(result.jump_slots), unpack_ids(result.jump_tokens)
+        for slot, num_tokens in zip(jumped.tolist(), beyond.tolist(), strict=True):
+            if step.owners[slot] is not None:
+                self.slots.planned[slot] += num_tokens
+                self.counters.forced_tokens += num_tokens
+
+    def _fail(self, sequence: Sequence, message: str) -> SequenceRefused:
+        """End a sequence that the model can't go on with. Its KV may be the cause and is not kept."""
         self.counters.aborted += 1
         del self._sequences[sequence.seq_id]
+        self.grammars.release(sequence)
         self._leave_slot(sequence, keep_kv=False)
-        return SequenceRefused(
-            seq_id=sequence.seq_id,
-            message="The model computed logits that are not finite: the checkpoint may be damaged, or float16 "
-            "overflowed (then serve with --dtype bfloat16 or float32).",
-            status=500,
-        )
+        return SequenceRefused(seq_id=sequence.seq_id, message=message, status=500)
 
     def _finished(
         self, sequence: Sequence, reason: FinishReason, stop_token: int | None
@@ -474,6 +545,8 @@ class Scheduler:
             pages_cached=tree.num_pages,
             pages_evictable=tree.num_evictable_pages,
             pages_free=free,
+            forced_tokens=counters.forced_tokens,
+            grammars=len(self.grammars),
             tree_nodes=tree.num_nodes,
             steps=counters.steps,
             malformed_frames=malformed_frames,

@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from radixrt.messages import FinishReason, SequenceRequest, TokenIds, unpack_ids
+from radixrt.messages import (
+    FinishReason,
+    GrammarUse,
+    SequenceRequest,
+    TokenIds,
+    unpack_ids,
+)
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.node import Node
 
@@ -29,6 +35,7 @@ class Sequence:
     salt: str = ""
     deadline: float | None = None
     """Unix time."""
+    grammar: GrammarUse | None = None
 
     slot: int = NO_SLOT
     """Place in the worker's persistent batch while it runs."""
@@ -45,7 +52,9 @@ class Sequence:
     """Those that will come a second time, because the prompt is computed again after a retraction."""
 
     @staticmethod
-    def from_request(request: SequenceRequest, eos_token_ids: tuple[int, ...]) -> "Sequence":
+    def from_request(
+        request: SequenceRequest, eos_token_ids: tuple[int, ...], grammar: GrammarUse | None = None
+    ) -> "Sequence":
         sampling = request.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
         tokens = unpack_ids(request.token_ids)
@@ -58,12 +67,13 @@ class Sequence:
             seq_id=request.seq_id,
             tokens=tokens,
             num_tokens=len(tokens),
-            num_prompt=len(tokens),
+            num_prompt=len(tokens) - request.num_output,
             sampling=sampling,
             max_output=sampling.max_tokens,
             stop_tokens=frozenset(ends),
             salt=request.cache_salt,
             deadline=request.deadline,
+            grammar=grammar,
         )
 
     @property
@@ -99,7 +109,11 @@ class Sequence:
         return True
 
     def finish_reason(self, token: int) -> FinishReason | None:
-        """Whether ``token``, just appended, is the last one."""
-        if token in self.stop_tokens and self.num_output > self.sampling.min_tokens:
+        """Whether ``token``, just appended, is the last one.
+
+        A grammar lets an end token through only where the answer may end, and nothing can come after it.
+        """
+        long_enough = self.num_output > self.sampling.min_tokens or self.grammar is not None
+        if token in self.stop_tokens and long_enough:
             return "stop"
         return "length" if self.num_output >= self.max_output else None

@@ -10,6 +10,9 @@ import numpy as np
 from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 
+HEADROOM = 16
+"""Positions that a constrained sequence finds ready: as many forced tokens can be computed in one step."""
+
 
 class SlotTable:
     """``max_slots`` places for running sequences; all columns are indexed by slot."""
@@ -30,6 +33,8 @@ class SlotTable:
         self.known = np.zeros(max_slots, dtype=np.int64)
         """Tokens known at admission: the part that is prefilled."""
         self.num_prompt = np.zeros(max_slots, dtype=np.int64)
+        self.headroom = np.zeros(max_slots, dtype=np.int64)
+        """Positions to keep ready beyond the next one, for tokens that a grammar forces."""
         self.num_pages = np.zeros(max_slots, dtype=np.int64)
         self.num_tree_pages = np.zeros(max_slots, dtype=np.int64)
         """Leading pages that belong to the tree; the others are the sequence's own."""
@@ -52,6 +57,7 @@ class SlotTable:
         self.last_position[slot] = sequence.num_prompt + sequence.max_output - 1
         self.known[slot] = sequence.num_tokens
         self.num_prompt[slot] = sequence.num_prompt
+        self.headroom[slot] = 0 if sequence.grammar is None else HEADROOM
         self.set_tree_pages(slot, tree_pages)
 
     def set_tree_pages(self, slot: int, tree_pages: Pages) -> None:

@@ -32,6 +32,7 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    forced_tokens: int = 0
     finished: int = 0
     aborted: int = 0
     refused: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from radixrt.constrained.grammar import Unenforced
 from radixrt.messages import (
     AnswerChunk,
     AnswerTimes,
@@ -17,13 +18,12 @@ from radixrt.messages import (
     SequenceStarted,
     TokenBatch,
     TokenLogprob,
-    ToolCall,
     pack_ids,
     unpack_ids,
 )
 from radixrt.tokenizer.detokenizer import IncrementalDetokenizer
+from radixrt.tokenizer.parts import AnswerParts
 from radixrt.tokenizer.stop_strings import StopStringFinder
-from radixrt.tokenizer.tool_calls import ToolCallParser
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 
@@ -77,14 +77,13 @@ class Answer:
         self._eos_token_ids = eos_token_ids
         self._detokenizer = IncrementalDetokenizer(
             vocabulary.backend,
-            vocabulary.special_ids,
+            vocabulary.special_ids - AnswerParts.tag_ids(request, vocabulary),
             sampling.skip_special_tokens,
             prompt_ids if continues_prompt else (),
         )
         self._stops = StopStringFinder(sampling.stop, sampling.include_stop_str_in_output)
-        self._tool_parser = ToolCallParser() if request.parse_tool_calls else None
+        self._parts = AnswerParts.of(request, vocabulary, prompt_ids)
         self._text: list[str] = []
-        self._tool_calls: list[ToolCall] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_rows: list[LogprobRow] = []
@@ -93,6 +92,9 @@ class Answer:
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._sent_at = time.monotonic()
+        self.retries = 0
+        self.unenforced: tuple[Unenforced, ...] = ()
+        self.violation: str | None = None
         self._total_s: float | None = None
 
     @property
@@ -112,7 +114,7 @@ class Answer:
             if position < len(news.logprobs):
                 self._logprobs.append(self._token_logprob(news.logprobs[position]))
             if not (hidden_stop and is_last):
-                self._add_text(self._detokenizer.push(token_id))
+                self._add_text(self._detokenizer.push(token_id), token_id)
             if self.finished:  # at a stop string; what the engine computed beyond it is dropped
                 return
         if end is not None:
@@ -128,14 +130,14 @@ class Answer:
         if not self.finished and not (self.request.stream and self._num_tokens):
             return None
         text = "".join(self._text)
-        if self._tool_parser is not None:
-            text = self._take_tool_calls(self._tool_parser, text)
+        reasoning, text, tool_calls = self._parts.split(text, is_last=self.finished)
         chunk = AnswerChunk(
             request_id=self.request.request_id,
             index=self.index,
             text=text,
             token_ids=pack_ids(self._token_ids),
-            tool_calls=self._tool_calls,
+            tool_calls=tool_calls,
+            reasoning=reasoning,
             logprobs=self._logprobs if self.request.sampling.logprobs is not None else None,
             prompt=self._take_prompt(),
             finish_reason=self._finish_reason,
@@ -143,15 +145,19 @@ class Answer:
             num_output_tokens=self._num_tokens,
             cached_tokens=self._started.cached_tokens if self._started else 0,
             times=self._times() if self.finished else None,
+            retries=self.retries,
+            unenforced=self.unenforced if self.finished else (),
+            violation=self.violation if self.finished else None,
         )
-        self._text, self._tool_calls, self._token_ids, self._logprobs = [], [], [], []
+        self._text, self._token_ids, self._logprobs = [], [], []
         return chunk
 
     @property
     def _shows_stop_token(self) -> bool:
         return self.request.sampling.include_stop_str_in_output
 
-    def _add_text(self, text: str) -> None:
+    def _add_text(self, text: str, token_id: int | None = None) -> None:
+        self._parts.watch(text, token_id)
         if not text:
             return
         if self._num_tokens < self.request.sampling.min_tokens:
@@ -161,15 +167,6 @@ class Answer:
         self._text.append(certain)
         if stop is not None:
             self._finish_reason, self._stop_reason = "stop", stop
-
-    def _take_tool_calls(self, parser: ToolCallParser, text: str) -> str:
-        """Move calls from the text to ``_tool_calls``; returns the content that is left."""
-        content, calls = parser.push(text)
-        if self.finished:
-            last_content, last_calls = parser.flush()
-            content, calls = content + last_content, calls + last_calls
-        self._tool_calls = calls
-        return content
 
     def _flush_text(self) -> None:
         self._add_text(self._detokenizer.flush())

@@ -118,14 +118,12 @@ def per_answer_params(
     """
     seed = seeds.getrandbits(63) if sampling.seed is None else sampling.seed
     return [
-        msgspec.structs.replace(
-            sampling, n=1, max_tokens=max_tokens, seed=_answer_seed(seed, index)
-        )
+        msgspec.structs.replace(sampling, n=1, max_tokens=max_tokens, seed=answer_seed(seed, index))
         for index in range(sampling.n)
     ]
 
 
-def _answer_seed(seed: int, index: int) -> int:
+def answer_seed(seed: int, index: int) -> int:
     if index == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()

@@ -6,23 +6,23 @@ api ◀──chunks── detokenize ◀──tokens── scheduler
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
 
 from radixrt.config import ServerConfig
+from radixrt.constrained.grammar import Compiled
 from radixrt.errors import RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
 from radixrt.messages import (
     AbortRequest,
-    AnswerBatch,
-    AnswerChunk,
     CallReply,
     ChatPrompt,
+    CompileCall,
     DetokenizeCall,
     EngineInfo,
     FlushCacheCall,
@@ -30,8 +30,6 @@ from radixrt.messages import (
     PackedIds,
     Prompt,
     PromptInfo,
-    ReleaseSequences,
-    RequestFailed,
     SequenceRefused,
     SequenceRequest,
     StatsCall,
@@ -44,10 +42,12 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
-from radixrt.tokenizer.answers import Answer, news_by_sequence
+from radixrt.tokenizer.answers import Answer
 from radixrt.tokenizer.limits import Limits, per_answer_params
 from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.structured import StructuredOutput
 from radixrt.tokenizer.turns import Turns
+from radixrt.tokenizer.under_way import AnswersUnderWay, failure
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class _Encoded:
 
     request: GenerateRequest
     prompt: PromptInfo
+    text: str | None
+    """Of the prompt; None if it came in tokens."""
     token_ids: list[int]
     packed_ids: PackedIds
     max_tokens: int
@@ -66,6 +68,8 @@ class _Encoded:
 
 class TokenizerProcess:
     def __init__(self, config: ServerConfig, channels: Channels, vocabulary: Vocabulary) -> None:
+        self._config = config
+        self._tokenizer_file = channels.tokenizer_file
         self._vocabulary = vocabulary
         self._encoder = PromptEncoder(vocabulary)
         self._seeds = random.Random(config.random_seed)
@@ -77,15 +81,11 @@ class TokenizerProcess:
         )
         self._to_api = Outbox(channels.address("tokenizer", "api"))
         self._to_scheduler = Outbox(channels.address("tokenizer", "scheduler"))
-        self._answers: dict[int, Answer] = {}
-        """Answers under way, by sequence id."""
-        self._seq_ids_of: dict[str, set[int]] = {}
-        """Unfinished answers of each request; empty while its prompt is being encoded."""
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait for it."""
-        self._new_seq_id = itertools.count()
         self._turns = Turns()
-        self._calls: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stats_calls: set[int] = set()
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message says what it can do."""
@@ -93,8 +93,18 @@ class TokenizerProcess:
             log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
         self._info = info
         self._limits = Limits.of(info)
+        self._structured = StructuredOutput(
+            self._config, self._tokenizer_file, self._vocabulary, info
+        )
+        self._structured.start()
+        self._under_way = AnswersUnderWay(
+            self._structured, self._to_api.send, self._to_scheduler.send
+        )
         self._to_api.send(info)
-        await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._turns.serve())
+        try:
+            await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._turns.serve())
+        finally:
+            await self._structured.close()
 
     def close(self) -> None:
         self._turns.close()
@@ -111,7 +121,7 @@ class TokenizerProcess:
     def _handle_request(self, message: ToTokenizerFromApi) -> None:
         match message:
             case GenerateRequest():
-                self._seq_ids_of[message.request_id] = set()
+                self._under_way.expect(message.request_id)
                 generating = asyncio.get_running_loop().create_task(self._generate(message))
                 self._encoding[message.request_id] = generating
             case AbortRequest():
@@ -122,9 +132,12 @@ class TokenizerProcess:
             case DetokenizeCall():
                 size = num_ids(message.token_ids)
                 self._call(message.call_id, size, lambda: self._detokenize(message))
+            case CompileCall():
+                self._spawn(self._reply(message.call_id, self._compile_ahead(message)))
             case FlushCacheCall():
                 self._to_scheduler.send(message)
             case StatsCall():
+                self._stats_calls.add(message.call_id)
                 inboxes = (self._from_api, self._from_scheduler)
                 malformed = sum(inbox.malformed_frames for inbox in inboxes)
                 self._to_scheduler.send(
@@ -135,9 +148,15 @@ class TokenizerProcess:
         owner = request.owner or request.request_id
         size = size_in_chars(request.prompt)
         try:
-            self._start(await self._turns.run(owner, size, lambda: self._encode(request)))
+            encoding = self._turns.run(owner, size, lambda: self._encode(request))
+            if request.structured is None:
+                self._start(await encoding)
+            else:
+                compiling = self._structured.compile(request.structured)
+                encoded, compiled = await asyncio.gather(encoding, compiling)
+                self._start(encoded, compiled)
         except Exception as error:
-            self._fail(request.request_id, error)
+            self._under_way.fail(request.request_id, error)
         finally:
             self._encoding.pop(request.request_id, None)
 
@@ -152,18 +171,28 @@ class TokenizerProcess:
         max_tokens = self._limits.max_tokens(len(token_ids), request.sampling.max_tokens)
         packed = pack_ids(token_ids)
         prompt = self._prompt_info(request, text, token_ids, packed)
-        return _Encoded(request, prompt, token_ids, packed, max_tokens)
+        return _Encoded(request, prompt, text, token_ids, packed, max_tokens)
 
-    def _start(self, encoded: _Encoded) -> None:
+    def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
         """Hand the n answers of a request to the scheduler."""
+        constraint = None
+        if compiled is not None:
+            constraint = self._structured.constraint(compiled, encoded.request, encoded.text)
         request, token_ids = encoded.request, encoded.token_ids
         continues_prompt = (
             not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_final_message
         )
         params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
         for index, sampling in enumerate(params):
-            seq_id = next(self._new_seq_id) & 0x7FFFFFFF
-            self._answers[seq_id] = Answer(
+            sequence = SequenceRequest(
+                seq_id=self._under_way.new_seq_id(),
+                token_ids=encoded.packed_ids,
+                sampling=sampling,
+                cache_salt=request.cache_salt,
+                deadline=request.deadline,
+                constraint=constraint,
+            )
+            answer = Answer(
                 request,
                 index,
                 self._vocabulary,
@@ -172,16 +201,11 @@ class TokenizerProcess:
                 self._info.eos_token_ids,
                 continues_prompt,
             )
-            self._seq_ids_of[request.request_id].add(seq_id)
-            self._to_scheduler.send(
-                SequenceRequest(
-                    seq_id=seq_id,
-                    token_ids=encoded.packed_ids,
-                    sampling=sampling,
-                    cache_salt=request.cache_salt,
-                    deadline=request.deadline,
-                )
-            )
+            checked = None
+            if compiled is not None:
+                answer.unenforced = compiled.unenforced
+                checked = self._structured.checked(sequence, compiled)
+            self._under_way.begin(sequence, answer, checked)
 
     def _prompt_info(
         self, request: GenerateRequest, text: str | None, token_ids: list[int], packed: PackedIds
@@ -193,40 +217,42 @@ class TokenizerProcess:
         return PromptInfo(num_tokens=len(token_ids), text=text, token_ids=packed)
 
     def _abort(self, request_id: str) -> None:
-        seq_ids = self._seq_ids_of.pop(request_id, None)
-        if seq_ids is None:
-            return
         if encoding := self._encoding.pop(request_id, None):
             encoding.cancel()
-            self._to_api.send(_failed(request_id, _ABORTED))
-        self._release(seq_ids)
-        answers = [self._answers.pop(seq_id) for seq_id in sorted(seq_ids)]
-        try:
-            for answer in answers:
-                answer.abort()
-            self._send_chunks([answer.take_chunk() for answer in answers])
-        except Exception as error:
-            self._to_api.send(_failed(request_id, error))
-
-    def _release(self, seq_ids: set[int], *, complete: bool = False) -> None:
-        if seq_ids:
-            self._to_scheduler.send(ReleaseSequences(pack_ids(sorted(seq_ids)), complete))
+            self._under_way.fail(request_id, _ABORTED)
+        else:
+            self._under_way.abort(request_id)
 
     # ------------------------------------------------------------ calls
 
     def _call(self, call_id: int, size: int, work: Callable[[], dict[str, Any]]) -> None:
-        task = asyncio.get_running_loop().create_task(self._reply(call_id, size, work))
-        self._calls.add(task)  # the loop itself keeps only a weak reference
-        task.add_done_callback(self._calls.discard)
+        """Do the work of a call in its turn. All calls are one owner: requests go first."""
+        self._spawn(self._reply(call_id, self._turns.run(_CALLS, size, work)))
 
-    async def _reply(self, call_id: int, size: int, work: Callable[[], dict[str, Any]]) -> None:
-        """Do the work of a call in its turn and answer it. All calls are one owner: requests go first."""
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reply(self, call_id: int, work: Awaitable[dict[str, Any]]) -> None:
         try:
-            value = await self._turns.run(_CALLS, size, work)
+            value = await work
         except Exception as error:
-            self._to_api.send(CallReply(call_id=call_id, error=_failed("", error)))
+            self._to_api.send(CallReply(call_id=call_id, error=failure("", error)))
         else:
             self._to_api.send(CallReply(call_id=call_id, value=value))
+
+    async def _compile_ahead(self, call: CompileCall) -> dict[str, Any]:
+        begin = time.perf_counter()
+        compiled = await self._structured.compile(call.structured)
+        return {
+            "backend": compiled.grammar.backend,
+            "checks": [
+                {"pointer": check.pointer, "keywords": check.keywords} for check in compiled.checks
+            ],
+            "unenforced": msgspec.to_builtins(compiled.unenforced),
+            "compile_s": time.perf_counter() - begin,
+        }
 
     def _tokenize(self, prompt: Prompt, size: int) -> dict[str, Any]:
         self._limits.check_call(size, is_text=True)
@@ -248,84 +274,28 @@ class TokenizerProcess:
             message = await self._from_scheduler.receive()
             match message:
                 case TokenBatch():
-                    self._absorb(message)
+                    self._under_way.absorb(message)
                     for refused in message.refused:
-                        self._refuse(refused)
+                        self._under_way.refuse(refused)
                 case SequenceRefused():
-                    self._refuse(message)
+                    self._under_way.refuse(message)
                 case CallReply():
-                    self._to_api.send(message)
+                    self._to_api.send(self._with_own_stats(message))
                 case EngineInfo():
                     log.warning("Ignored a second EngineInfo.")
 
-    def _absorb(self, batch: TokenBatch) -> None:
-        """Turn a step's tokens into text and tell the api. Ids of dropped sequences are ignored."""
-        chunks: list[AnswerChunk | None] = []
-        stopped: set[int] = set()
-        for seq_id, news in news_by_sequence(batch).items():
-            answer = self._answers.get(seq_id)
-            if answer is None:
-                continue
-            try:
-                answer.absorb(news)
-                chunks.append(answer.take_chunk())
-            except Exception as error:
-                self._fail(answer.request.request_id, error)
-                continue
-            if answer.finished:
-                self._forget(seq_id, answer)
-                if news.finished is None:
-                    stopped.add(seq_id)
-        self._release(stopped, complete=True)
-        self._send_chunks(chunks)
-
-    def _forget(self, seq_id: int, answer: Answer) -> None:
-        del self._answers[seq_id]
-        siblings = self._seq_ids_of[answer.request.request_id]
-        siblings.discard(seq_id)
-        if not siblings:
-            del self._seq_ids_of[answer.request.request_id]
-
-    def _refuse(self, refused: SequenceRefused) -> None:
-        answer = self._answers.get(refused.seq_id)
-        if answer is None:
-            return
-        error = RequestError(
-            refused.message, status=refused.status, retry_after_s=refused.retry_after_s
-        )
-        self._fail(answer.request.request_id, error)
-
-    # ------------------------------------------------------------ to the api
-
-    def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
-        if told := [chunk for chunk in chunks if chunk is not None]:
-            self._to_api.send(AnswerBatch(told))
-
-    def _fail(self, request_id: str, error: Exception) -> None:
-        """Drop a request, all its answers, and say why."""
-        seq_ids = self._seq_ids_of.pop(request_id, set())
-        for seq_id in seq_ids:
-            self._answers.pop(seq_id, None)
-        self._release(seq_ids)
-        self._to_api.send(_failed(request_id, error))
+    def _with_own_stats(self, reply: CallReply) -> CallReply:
+        if reply.call_id not in self._stats_calls:
+            return reply
+        self._stats_calls.discard(reply.call_id)
+        if reply.error is not None:
+            return reply
+        value = {**reply.value, "structured": msgspec.to_builtins(self._structured.stats())}
+        return msgspec.structs.replace(reply, value=value)
 
 
 _CALLS = ""
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")
-
-
-def _failed(request_id: str, error: Exception) -> RequestFailed:
-    if not isinstance(error, RequestError):
-        log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
-        error = RequestError("The server failed at this request; its log says more.", status=500)
-    return RequestFailed(
-        request_id=request_id,
-        message=error.message,
-        status=error.status,
-        param=error.param,
-        code=error.code,
-        retry_after_s=error.retry_after_s,
-    )
 
 
 def run_tokenizer(config: ServerConfig, channels: Channels) -> None:

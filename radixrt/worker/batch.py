@@ -38,6 +38,26 @@ class StepInputs:
     sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
     sampling_positions: torch.Tensor  # [rows] int64, where the sampled tokens will stand
     prompt_spans: list[PromptSpan]
+    jumps: "Jumps"
+
+
+@dataclass(frozen=True, slots=True)
+class Jumps:
+    """Slots whose next tokens a grammar has forced: several are computed at once."""
+
+    slots: list[int]
+    token_ids: list[TokenIds]
+    """Inputs of this step."""
+    complete: list[bool]
+    """All forced tokens are computed: the slot samples again."""
+
+    @property
+    def beyond(self) -> list[int]:
+        """How many tokens each slot is advanced by beyond the one of a plain decode step."""
+        return [len(tokens) - 1 for tokens in self.token_ids]
+
+
+NO_JUMPS = Jumps([], [], [])
 
 
 class PersistentBatch:
@@ -57,12 +77,15 @@ class PersistentBatch:
         self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=device)
         """Sampled last, input of the next decode step."""
         self._prompts: dict[int, Admit] = {}
+        self._forced: dict[int, TokenIds] = {}
+        """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
 
     # ------------------------------------------------------------ what a plan changes
 
     def release(self, slot: int) -> None:
         self.is_decoding[slot] = False
         self._prompts.pop(slot, None)
+        self._forced.pop(slot, None)
 
     def admit(self, admit: Admit) -> None:
         slot = admit.slot
@@ -86,35 +109,64 @@ class PersistentBatch:
 
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
+        jumps = self._take_jumps()
         decoding = np.flatnonzero(self.is_decoding)
+        if jumps.slots:
+            decoding = np.setdiff1d(decoding, jumps.slots, assume_unique=True)
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
-        chunk_lengths = np.array([chunk.num_tokens for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
-        slots = np.concatenate((decoding, chunk_slots))
-        lengths = np.concatenate((np.ones(len(decoding), dtype=np.int64), chunk_lengths))
+        chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
+        many_lengths = np.array([*map(len, jumps.token_ids), *chunk_lengths], dtype=np.int64)
+        slots = np.concatenate((decoding, np.array(jumps.slots, dtype=np.int64), chunk_slots))
+        lengths = np.concatenate((np.ones(len(decoding), dtype=np.int64), many_lengths))
         starts = self.computed[slots]
         ends = starts + lengths
         self.computed[slots] = ends
         qo_indptr = np.concatenate(([0], np.cumsum(lengths)))
         positions = np.arange(qo_indptr[-1]) + np.repeat(starts - qo_indptr[:-1], lengths)
         samples = np.concatenate(
-            (np.ones(len(decoding), dtype=bool), self._finish_prompts(chunk_slots))
+            (
+                np.ones(len(decoding), dtype=bool),
+                np.array(jumps.complete, dtype=bool),
+                self._finish_prompts(chunk_slots),
+            )
         )
         prompt_tokens = [unpack_ids(self._prompts[c.slot].token_ids)[c.start : c.start + c.num_tokens]
                          for c in plan.prefill]  # fmt: skip
         return StepInputs(
-            token_ids=self._token_ids(decoding, prompt_tokens),
+            token_ids=self._token_ids(decoding, [*jumps.token_ids, *prompt_tokens]),
             positions=self._to_device(positions),
             attention=self._attention(slots, lengths, ends, qo_indptr, positions),
             sampling_slots=slots[samples],
             sampling_rows=self._to_device(qo_indptr[1:][samples] - 1),
             sampling_positions=self._to_device(ends[samples]),
-            prompt_spans=self._prompt_spans(plan, qo_indptr[len(decoding) : -1]),
+            prompt_spans=self._prompt_spans(plan, qo_indptr[len(decoding) + len(jumps.slots) : -1]),
+            jumps=jumps,
         )
 
     def record(self, slots: NDArray[np.int64], tokens: torch.Tensor) -> None:
         """Keep the sampled tokens, [rows] on the device, as the next inputs."""
         self.last_tokens[self._to_device(slots)] = tokens
+
+    def force(self, slot: int, token_ids: TokenIds) -> None:
+        """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
+        self._forced[slot] = token_ids
+
+    def _take_jumps(self) -> Jumps:
+        """Forced tokens as far as the pages of their slots reach. One position stays free: the scheduler may
+        have planned the step after this one already, counting on one token a step."""
+        if not self._forced:
+            return NO_JUMPS
+        slots, inputs, complete = list(self._forced), [], []
+        for slot in slots:
+            tokens = self._forced.pop(slot)
+            room = int(self.num_pages[slot] * self.page_size - self.computed[slot])
+            taken = max(1, min(len(tokens), room - 1))
+            inputs.append(tokens[:taken])
+            complete.append(taken == len(tokens))
+            if taken < len(tokens):
+                self._forced[slot] = tokens[taken:]
+        return Jumps(slots, inputs, complete)
 
     def _finish_prompts(self, chunk_slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which chunks reach the end of their prompt; those slots decode from the next step on."""
@@ -126,13 +178,11 @@ class PersistentBatch:
         self.is_decoding[chunk_slots] = complete
         return complete
 
-    def _token_ids(
-        self, decoding: NDArray[np.int64], prompt_tokens: list[TokenIds]
-    ) -> torch.Tensor:
+    def _token_ids(self, decoding: NDArray[np.int64], known_tokens: list[TokenIds]) -> torch.Tensor:
         sampled = self.last_tokens[self._to_device(decoding)]
-        if not prompt_tokens:
+        if not known_tokens:
             return sampled
-        return torch.cat((sampled, self._to_device(np.concatenate(prompt_tokens).astype(np.int64))))
+        return torch.cat((sampled, self._to_device(np.concatenate(known_tokens).astype(np.int64))))
 
     def _attention(
         self,

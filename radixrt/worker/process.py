@@ -5,6 +5,7 @@ import gc
 import logging
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,11 +17,12 @@ from radixrt.errors import ConfigError
 from radixrt.ipc import Channels, Inbox, Outbox
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_slots
-from radixrt.messages import EngineInfo, ToWorker
+from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan, ToWorker
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.worker.batch import PersistentBatch
+from radixrt.worker.grammars import GrammarShop, GrammarState
 from radixrt.worker.kv_pool import KVPool, bytes_per_token, pool_pages
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling_state import SamplingState
@@ -41,7 +43,10 @@ class WorkerProcess:
         self._answers = rank == 0
         device = pick_device(config.device, rank)
         tp = join_ranks(channels.run_dir, rank, config.tp, device)
-        self._runner, info = build_runner(config, device, tp)
+        from_threads = Outbox(channels.address("worker", "scheduler"))
+        self._runner, info = build_runner(
+            config, device, tp, channels.tokenizer_file, from_threads.send
+        )
         if self._answers:
             self._outbox.send(info)
 
@@ -49,8 +54,11 @@ class WorkerProcess:
         """Forever."""
         while True:
             begin = time.perf_counter()
-            plan = self._inbox.receive()
-            result = self._runner.step(plan, time.perf_counter() - begin)
+            message = self._inbox.receive()
+            if not isinstance(message, StepPlan):
+                self._runner.grammars.shop.order(message)
+                continue
+            result = self._runner.step(message, time.perf_counter() - begin)
             if self._answers:
                 self._outbox.send(result)
 
@@ -93,9 +101,20 @@ def join_ranks(run_dir: Path, rank: int, size: int, device: torch.device) -> Ten
 
 
 def build_runner(
-    config: ServerConfig, device: torch.device, tp: TensorParallel
+    config: ServerConfig,
+    device: torch.device,
+    tp: TensorParallel,
+    tokenizer_file: Path,
+    report_grammar: Callable[[GrammarLoaded], None],
 ) -> tuple[ModelRunner, EngineInfo]:
     """Load the model and lay out its memory.
+
+    Args:
+        config: of the server.
+        device: of this rank.
+        tp: this rank among the others.
+        tokenizer_file: a tokenizer.json, read when the first grammar is loaded.
+        report_grammar: told of every grammar that is ready, from other threads.
 
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold the KV pool.
@@ -146,6 +165,12 @@ def build_runner(
             model.vocab_size,
             eos_token_ids=eos_token_ids,
             device=device,
+        ),
+        GrammarState(
+            GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar),
+            model.vocab_size,
+            eos_token_ids=eos_token_ids,
+            jump_forward=not config.disable_jump_forward,
         ),
     )
     return runner, EngineInfo(

@@ -245,6 +245,13 @@ class SamplingState:
         one = torch.ones((), dtype=torch.int32, device=self.device)
         self.counts.in_output.index_put_(place, one, accumulate=True)
 
+    def count(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Count tokens of a slot that were not sampled, where penalties will ask for them."""
+        row = int(self._settings[slot]["counts_row"])
+        if row >= 0:
+            for token in token_ids:
+                self.counts.in_output[row, token] += 1
+
     def _biases_of(self, sampling: SamplingParams, num_prompt: int) -> list[tuple[int, float, int]]:
         forever = np.iinfo(np.int64).max
         biases = [

@@ -121,13 +121,6 @@ def test_bad_messages_are_explained(server: RunningServer, messages: object, wor
 @pytest.mark.parametrize(
     "fields",
     [
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {}}},
-        {"tool_choice": "required"},
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-        {"guided_json": {}},
-        {"guided_regex": "a"},
-        {"structured_outputs": {"choice": ["a"]}},
         {"functions": [{"name": "f"}]},
         {"chat_template": "{{ 1 }}"},
         {"allowed_token_ids": [5]},

@@ -47,7 +47,8 @@ def test_a_tool_call_is_taken_from_a_stream(server: RunningServer) -> None:
     choices = [chunk.choices[0] for chunk in stream]
     assert "".join(c.delta.content for c in choices) == "Well. "
     calls = [call for c in choices for call in c.delta.tool_calls or []]
-    assert [(c.index, c.function.name) for c in calls] == [(0, "weather")]
+    assert [(c.index, c.function.name) for c in calls if c.id] == [(0, "weather")]
+    assert "".join(c.function.arguments for c in calls) == '{"city": "Paris"}'
     assert choices[-1].finish_reason == "tool_calls"
 
 

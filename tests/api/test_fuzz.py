@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from radixrt.api.grammar import CompileRequest
 from radixrt.api.native import NativeRequest, NativeSampling
 from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest
 from radixrt.api.text import Detokenize, TokenizeText
@@ -70,6 +71,7 @@ REQUESTS = {
     "/generate": bodies(
         NativeRequest, {"text": st.just("hi") | values, "sampling_params": native_sampling | values}
     ),
+    "/v1/grammar/compile": bodies(CompileRequest, {}),
     "/tokenize": bodies(TokenizeText, {"prompt": values})
     | st.fixed_dictionaries({"messages": messages}),
     "/detokenize": bodies(Detokenize, {"tokens": values | token_ids}),

@@ -96,7 +96,7 @@ def test_sampling_params_have_sglangs_names(server: RunningServer) -> None:
         ({"input_ids": []}, "empty"),
         ({"input_ids": [[1], 2]}, "input_ids"),
         ({"text": "a", "sampling_params": {"temperature": "x"}}, "temperature"),
-        ({"text": "a", "sampling_params": {"json_schema": "{}"}}, "json_schema"),
+        ({"text": "a", "sampling_params": {"json_schema": "{"}}, "json_schema"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "1 entries for 2 prompts"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "different"),
         ({"text": ["a", "b"], "return_logprob": [True]}, "1 entries for 2 prompts"),

@@ -162,7 +162,7 @@ def test_answers_are_validated_with_formats_and_nothing_is_fetched(
     async def body(pool: CompilePool) -> None:
         assert await pool.validate(schema, '{"a": 1, "day": "2024-02-29"}') == []
         (wrong,) = await pool.validate(schema, '{"a": "x"}')
-        assert "/a" in wrong and "integer" in wrong
+        assert wrong.path == ("a",) and "integer" in wrong.message
         assert await pool.validate(schema, '{"day": "2023-02-29"}')
         assert await pool.validate(schema, '{"a": 1')
         assert await pool.validate({}, "NaN")

@@ -1,5 +1,6 @@
 """The real scheduler and the real worker in one process, without sockets between them."""
 
+import queue
 from collections import defaultdict, deque
 from pathlib import Path
 
@@ -7,7 +8,16 @@ import torch
 
 from radixrt.config import ServerConfig
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages import LogprobRow, SequenceRequest, StepPlan, pack_ids, unpack_ids
+from radixrt.messages import (
+    Constraint,
+    GrammarLoaded,
+    LoadGrammar,
+    LogprobRow,
+    SequenceRequest,
+    StepPlan,
+    pack_ids,
+    unpack_ids,
+)
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.process import scheduler_limits
@@ -23,8 +33,15 @@ class InProcessEngine:
     def __init__(self, model_dir: Path, **settings: object) -> None:
         torch.set_num_threads(1)
         defaults = {"max_total_tokens": 4096, "max_running_requests": 16, "log_level": "warning"}
+        self.loaded: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
         config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
-        self.runner, self.info = build_runner(config, torch.device("cpu"), TensorParallel())
+        self.runner, self.info = build_runner(
+            config,
+            torch.device("cpu"),
+            TensorParallel(),
+            model_dir / "tokenizer.json",
+            self.loaded.put,
+        )
         self.scheduler = Scheduler(scheduler_limits(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
@@ -37,22 +54,49 @@ class InProcessEngine:
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
         salt: str = "",
+        constraints: list[Constraint | None] | None = None,
     ) -> list[list[int]]:
         """Answer prompts that arrive together."""
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        answers: dict[int, list[int]] = {}
+        requests = [
+            SequenceRequest(
+                seq_id=self._next_id + index,
+                token_ids=pack_ids(prompt),
+                sampling=params,
+                cache_salt=salt,
+                constraint=constraint,
+            )
+            for index, (prompt, params, constraint) in enumerate(
+                zip(prompts, each, constraints or [None] * len(prompts), strict=True)
+            )
+        ]
+        self._next_id += len(requests)
+        return self._run(requests)
+
+    def generate_from(
+        self, prompt: list[int], begun: list[int], sampling: SamplingParams, constraint: Constraint
+    ) -> list[int]:
+        """Go on with an answer; returns what is new."""
+        request = SequenceRequest(
+            seq_id=self._next_id,
+            token_ids=pack_ids(prompt + begun),
+            sampling=sampling,
+            num_output=len(begun),
+            constraint=constraint,
+        )
+        self._next_id += 1
+        return self._run([request])[0]
+
+    def _run(self, requests: list[SequenceRequest]) -> list[list[int]]:
+        answers: dict[int, list[int]] = {request.seq_id: [] for request in requests}
         cached: dict[int, int] = {}
         logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
         prompt_logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
-        for prompt, params in zip(prompts, each, strict=True):
-            seq_id, self._next_id = self._next_id, self._next_id + 1
-            answers[seq_id] = []
-            request = SequenceRequest(
-                seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params, cache_salt=salt
-            )
+        for request in requests:
             assert self.scheduler.add(request) is None
         sent: deque[StepPlan] = deque()
         while True:
+            self._load_grammars()
             while len(sent) < 2 and (plan := self.scheduler.plan()) is not None:
                 sent.append(plan)
             if not sent:
@@ -68,7 +112,14 @@ class InProcessEngine:
                 logprobs[row.owner].append(row)
             for row in batch.prompt_logprobs:
                 prompt_logprobs[row.owner].append(row)
+        assert not self.scheduler.grammars.num_waiting
         self.cached = [cached[seq_id] for seq_id in answers]
         self.logprobs = [logprobs[seq_id] for seq_id in answers]
         self.prompt_logprobs = [prompt_logprobs[seq_id] for seq_id in answers]
         return list(answers.values())
+
+    def _load_grammars(self) -> None:
+        for order in self.scheduler.take_grammar_orders():
+            self.runner.grammars.shop.order(order)
+            if isinstance(order, LoadGrammar):
+                assert self.scheduler.grammar_loaded(self.loaded.get()) == []

@@ -5,7 +5,19 @@ from collections import deque
 import msgspec
 import numpy as np
 
-from radixrt.messages import NO_TOKEN, SequenceRequest, StepPlan, TokenBatch, pack_ids, unpack_ids
+from radixrt.constrained.grammar import Grammar
+from radixrt.messages import (
+    NO_TOKEN,
+    Constraint,
+    DropGrammar,
+    GrammarLoaded,
+    LoadGrammar,
+    SequenceRequest,
+    StepPlan,
+    TokenBatch,
+    pack_ids,
+    unpack_ids,
+)
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
@@ -41,14 +53,30 @@ class EngineModel:
         self.answers: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
         self.finished: dict[int, str] = {}
+        self.loading: deque[int] = deque()
+        """Grammars that the worker has been told to load and has not reported."""
+        self.loaded: set[int] = set()
 
     def add(
-        self, prompt: list[int], max_tokens: int = 4, salt: str = "", **sampling: object
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        salt: str = "",
+        *,
+        grammar: bytes | None = None,
+        num_output: int = 0,
+        **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
         params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
+        constraint = None if grammar is None else Constraint(grammar=Grammar("llguidance", grammar))
         request = SequenceRequest(
-            seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params, cache_salt=salt
+            seq_id=seq_id,
+            token_ids=pack_ids(prompt),
+            sampling=params,
+            cache_salt=salt,
+            num_output=num_output,
+            constraint=constraint,
         )
         assert self.scheduler.add(request) is None
         self.requests[seq_id] = request
@@ -59,9 +87,33 @@ class EngineModel:
         self.scheduler.release(np.array([seq_id], dtype=np.int32))
         self.finished.setdefault(seq_id, "released")
 
+    def load_grammar(self, error: str | None = None) -> None:
+        """The worker reports the grammar it was told of first."""
+        self._take_orders()
+        if not self.loading:
+            return
+        grammar_id = self.loading.popleft()
+        if error is None:
+            self.loaded.add(grammar_id)
+        for refused in self.scheduler.grammar_loaded(
+            GrammarLoaded(grammar_id=grammar_id, error=error)
+        ):
+            self.finished[refused.seq_id] = "refused"
+
+    def _take_orders(self) -> None:
+        for order in self.scheduler.take_grammar_orders():
+            match order:
+                case LoadGrammar():
+                    self.loading.append(order.grammar_id)
+                case DropGrammar():
+                    self.loaded.discard(order.grammar_id)
+
     def plan(self) -> StepPlan | None:
+        self._take_orders()
         plan = self.scheduler.plan()
         if plan is not None:
+            for admit in plan.admit:
+                assert admit.grammar is None or admit.grammar.grammar_id in self.loaded
             self.sent.append(plan)
             self.plans.append(plan)
         return plan
@@ -94,7 +146,10 @@ class EngineModel:
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {EOS})
         prompt = unpack_ids(request.token_ids).tolist()
         assert sampling.max_tokens is not None
-        return expected_answer(prompt, sampling.max_tokens, stops, sampling.min_tokens)
+        num_output = request.num_output
+        # A grammar decides where an answer may end; it knows no least length.
+        min_tokens = 0 if request.constraint is not None else sampling.min_tokens - num_output
+        return expected_answer(prompt, sampling.max_tokens - num_output, stops, min_tokens)
 
     def run(self, max_steps: int = 100_000, steps_in_flight: int = 2) -> None:
         """Until everything has finished."""
@@ -103,7 +158,10 @@ class EngineModel:
                 pass
             check_invariants(self.scheduler)
             if not self.sent:
-                break
+                if not self.loading:
+                    break
+                self.load_grammar()
+                continue
             self.absorb()
             check_invariants(self.scheduler)
         assert set(self.finished) == set(self.requests), "somebody never finished"

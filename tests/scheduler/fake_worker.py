@@ -36,12 +36,19 @@ def expected_answer(
     return answer
 
 
+def num_forced(prefix_digest: int) -> int:
+    """How many tokens a grammar forces after the one just sampled: often none, sometimes many."""
+    return (prefix_digest // 5) % 13 if prefix_digest % 5 < 2 else 0
+
+
 @dataclass
 class _Slot:
     tokens: list[int]
     num_known: int
     computed: int
     pages: list[int]
+    constrained: bool
+    """Forces the tokens that the model would have chosen anyway, so the expected answer is the same."""
 
 
 class FakeWorker:
@@ -57,18 +64,21 @@ class FakeWorker:
         for slot in plan.release:
             del self.slots[slot]
         decoding = [slot for slot, state in self.slots.items() if state.computed >= state.num_known]
+        self.jumps: dict[int, int] = {}
         for admit in plan.admit:
             assert admit.slot not in self.slots, "admitted into a slot that is taken"
             tokens = unpack_ids(admit.token_ids).tolist()
             pages = unpack_ids(admit.pages).tolist()
-            self.slots[admit.slot] = _Slot(tokens, len(tokens), admit.num_cached, pages)
+            self.slots[admit.slot] = _Slot(
+                tokens, len(tokens), admit.num_cached, pages, admit.grammar is not None
+            )
         for table in plan.block_tables:
             self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
         for slot, page in zip(
             unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages), strict=True
         ):
             self.slots[int(slot)].pages.append(int(page))
-        rows = [(slot, self.slots[slot].computed, 1) for slot in decoding]
+        rows = [(slot, self.slots[slot].computed, self._advance(slot)) for slot in decoding]
         for chunk in plan.prefill:
             state = self.slots[chunk.slot]
             assert (
@@ -77,6 +87,15 @@ class FakeWorker:
             rows.append((chunk.slot, chunk.start, chunk.num_tokens))
         assert rows, "an empty step"
         return self._compute(plan.step_id, rows)
+
+    def _advance(self, slot: int) -> int:
+        """Tokens that a decode step computes: those forced go along, but for one position kept free."""
+        state = self.slots[slot]
+        room = len(state.pages) * self.page_size - state.computed
+        count = max(1, min(len(state.tokens) - state.computed, room - 1))
+        if count > 1:
+            self.jumps[slot] = count - 1
+        return count
 
     def _compute(self, step_id: int, rows: list[tuple[int, int, int]]) -> StepResult:
         for (
@@ -99,12 +118,21 @@ class FakeWorker:
                 assert self.memory[self._place(state, position)] == value, (
                     f"wrong KV at position {position}"
                 )
-            if state.computed >= state.num_known:
-                state.tokens.append(next_token(value))
-                slots.append(slot)
-                tokens.append(state.tokens[-1])
+            if state.computed == len(state.tokens):
+                new = [next_token(value)]
+                for _ in range(num_forced(value) if state.constrained else 0):
+                    value = digest(value, new[-1])
+                    new.append(next_token(value))
+                state.tokens += new
+                slots += [slot] * len(new)
+                tokens += new
         return StepResult(
-            step_id=step_id, slots=pack_ids(slots), token_ids=pack_ids(tokens), step_s=0.01
+            step_id=step_id,
+            slots=pack_ids(slots),
+            token_ids=pack_ids(tokens),
+            jump_slots=pack_ids(list(self.jumps)),
+            jump_tokens=pack_ids(list(self.jumps.values())),
+            step_s=0.01,
         )
 
     def _place(self, state: _Slot, position: int) -> tuple[int, int]:

@@ -54,11 +54,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 3),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
+        grammar=st.sampled_from([None, None, b"json", b"regex"]),
+        num_output=st.integers(0, 5),
     )
     def arrive(
         self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object
     ) -> None:
         options["min_tokens"] = min(options["min_tokens"], max_tokens)  # type: ignore[type-var]
+        options["num_output"] = min(options["num_output"], len(tail) - 1, max_tokens - 1)  # type: ignore[type-var]
         self.engine.add(stem[:cut] + tail, max_tokens, **options)  # type: ignore[arg-type]
 
     @precondition(lambda self: self.engine.requests)
@@ -80,6 +83,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def absorb_logits_that_are_not_finite(self) -> None:
         self.engine.absorb(fail_first=True)
+
+    @rule(error=st.sampled_from([None, None, "too complex"]))
+    def grammar_is_loaded(self, error: str | None) -> None:
+        self.engine.load_grammar(error)
 
     @rule()
     def flush(self) -> None:

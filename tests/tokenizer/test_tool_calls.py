@@ -3,9 +3,11 @@
 import itertools
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages import ToolCall
 from radixrt.tokenizer.tool_calls import ToolCallParser
 
@@ -50,3 +52,70 @@ def test_json_that_could_not_be_passed_on_stays_content() -> None:
     for arguments in ('{"a": "\\ud83d"}', '{"a": 1e999}', '{"a": NaN}', "[" * 1500):
         text = '<tool_call>{"name": "f", "arguments": ' + arguments + "}</tool_call>"
         assert parse([text]) == (text, [])
+
+
+TRICKY = {
+    "text": '</tool_call> <tool_call> {"name": "no"} \\ " }',
+    "deep": {"list": [1, {"a": "]"}]},
+}
+NAMES = ["weather", 'we"ird', "Málaga"]
+
+
+def written(name: str, arguments: object, form: str) -> str:
+    """A call as the constraint lets it be written."""
+    return FORMATS[form].begin(name) + json.dumps(arguments) + FORMATS[form].end
+
+
+def join(pieces: list[ToolCall]) -> list[ToolCall]:
+    calls: dict[int, ToolCall] = {}
+    for piece in pieces:
+        if piece.index in calls:
+            assert not piece.name and piece.arguments
+            known = calls[piece.index]
+            piece = ToolCall(piece.index, known.name, known.arguments + piece.arguments)
+        calls[piece.index] = piece
+    return list(calls.values())
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("in_pieces", [False, True])
+@given(cuts=st.lists(st.integers(0, 600)), free=st.booleans())
+def test_what_a_constraint_lets_through_is_read_as_it_was_meant(
+    form: str, in_pieces: bool, cuts: list[int], free: bool
+) -> None:
+    separator = FORMATS[form].separator
+    calls = separator.join(written(name, TRICKY, form) for name in NAMES)
+    text = f"I will call. {calls}" if free else calls
+    borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    parser = ToolCallParser(FORMATS[form], in_pieces=in_pieces, calls_alone=not free)
+    parts = [*(parser.push(text[a:b]) for a, b in itertools.pairwise(borders)), parser.flush()]
+    assert "".join(content for content, _ in parts) == ("I will call. " if free else "")
+    known = join([call for _, calls in parts for call in calls])
+    assert [(c.index, c.name) for c in known] == list(enumerate(NAMES))
+    assert [json.loads(c.arguments) for c in known] == [TRICKY] * 3
+
+
+def test_pieces_come_as_soon_as_they_are_certain() -> None:
+    parser = ToolCallParser(in_pieces=True)
+    _, none = parser.push('<tool_call>\n{"name": "f", "arg')
+    _, first = parser.push('uments": {"a"')
+    _, more = parser.push(": [1, ")
+    _, last = parser.push("2]}}\n</tool")
+    assert (none, first) == ([], [ToolCall(0, "f", '{"a"')])
+    assert (more, last) == ([ToolCall(0, "", ": [1, ")], [ToolCall(0, "", "2]}")])
+    assert parser.push("_call>") == ("", [])
+
+
+def test_an_answer_of_json_that_mentions_a_call_makes_none() -> None:
+    text = json.dumps({"a": written("f", {}, "hermes")})
+    parser = ToolCallParser(calls_alone=True)
+    parts = [*(parser.push(character) for character in text), parser.flush()]
+    assert "".join(content for content, _ in parts) == text
+    assert not any(calls for _, calls in parts)
+
+
+def test_a_call_cut_off_gives_out_what_it_has() -> None:
+    parser = ToolCallParser(in_pieces=True)
+    _, calls = parser.push('<tool_call>\n{"name": "f", "arguments": {"a')
+    assert calls == [ToolCall(0, "f", '{"a')]
+    assert parser.flush() == ("", [])

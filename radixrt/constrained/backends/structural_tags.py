@@ -27,6 +27,7 @@ from radixrt.constrained.spec import (
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 MAX_TAGS = 4096
+_JSON_BEGINS = tuple('{["-0123456789tfn \t\r\n')
 
 _TEXT = """
 ANY: /(?s:.*)/
@@ -58,7 +59,7 @@ def check_triggers(spec: StructuralTag) -> None:
     most = spec.max_tags
     if spec.min_tags < 0 or (most is not None and most < max(spec.min_tags, 1)):
         raise CannotCompile(f"From {spec.min_tags} to {most} tags are no number of tags.")
-    begins = sorted({tag.begin for tag in spec.tags})
+    begins = sorted({tag.begin for tag in spec.tags if not _is_told_from_others(tag, spec)})
     for begin, following in itertools.pairwise(begins):
         if following.startswith(begin):
             raise CannotCompile(
@@ -74,6 +75,14 @@ def check_triggers(spec: StructuralTag) -> None:
             raise CannotCompile(
                 f"The tag that begins with {tag.begin!r} must begin with one trigger, and does with {count}."
             )
+
+
+def _is_told_from_others(tag: Tag, spec: StructuralTag) -> bool:
+    """JSON without a beginning of its own, in the place of tags that begin as no JSON does."""
+    if tag.begin or spec.free_text or not isinstance(tag.content, JsonSchema | AnyJson):
+        return False
+    others = [one.begin for one in spec.tags if one is not tag]
+    return all(begin and not begin.startswith(_JSON_BEGINS) for begin in others)
 
 
 class _TagGrammar:

@@ -104,7 +104,7 @@ class SchemaValidator:
 
     def __init__(self, schema: Any) -> None:
         """``schema`` is valid 2020-12 and self-contained; remote references are never fetched."""
-        self._validator = _Validator(
+        self.validator = _Validator(
             parse_exact(json.dumps(schema)), format_checker=FORMATS, registry=SPECIFICATIONS
         )
 
@@ -114,4 +114,4 @@ class SchemaValidator:
         Raises:
             ValueError: the text is not JSON.
         """
-        return next(self._validator.iter_errors(parse_exact(text)), None)
+        return next(self.validator.iter_errors(parse_exact(text)), None)

@@ -1,0 +1,36 @@
+"""``/v1/grammar/compile``: can an answer be held to this, by what, and how long does it take to get ready?"""
+
+from fastapi import APIRouter, Request, Response
+
+from radixrt.api.body import read_json, to_struct
+from radixrt.api.events import json_response, while_connected
+from radixrt.api.protocol import ConstraintFields, refuse_unsupported
+from radixrt.api.state import ServerState, constraint_errors_name
+from radixrt.api.structured import asked_constraint, constraint_field
+from radixrt.errors import RequestError
+
+
+class CompileRequest(ConstraintFields, kw_only=True):
+    model: str | None = None
+
+
+def grammar_routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/grammar/compile")
+    async def compile_grammar(request: Request) -> Response:
+        body = await read_json(request)
+        refuse_unsupported(body)
+        fields = to_struct(body, CompileRequest)
+        state.check_model(fields.model)
+        structured = asked_constraint(fields, state.config)
+        if structured is None:
+            raise RequestError(
+                "Give a constraint to compile, such as response_format, regex or ebnf."
+            )
+        with constraint_errors_name(constraint_field(fields)):
+            reply = await while_connected(request, state.client.compile(structured))
+        seconds = reply.pop("compile_s")
+        return json_response({**reply, "seconds": seconds})
+
+    return router

@@ -1,0 +1,233 @@
+"""What do grammars cost, and what do forced tokens save? ``radixrt bench constrained``.
+
+Two tables, by turns in one run. The first compares constrained with free answers of the same length: what
+masks cost beside the model. The second answers the same requests with and without jump-forward: the
+answers are the same, the time is not.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from radixrt.background_engine import BackgroundEngine
+from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
+from radixrt.bench.tokenizer import train_tokenizer
+from radixrt.config import ServerConfig
+from radixrt.constrained.spec import JsonSchema, Spec
+from radixrt.launch import prepare
+from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.sampling_params import SamplingParams
+
+PROMPT_TOKENS = 64
+
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "role": {"enum": ["engineer", "analyst", "manager"]},
+        "scores": {"type": "array", "items": {"type": "number"}, "maxItems": 4},
+        "active": {"type": "boolean"},
+    },
+    "required": ["name", "age", "role", "scores", "active"],
+    "additionalProperties": False,
+}
+ENDLESS = {"type": "array", "items": _PERSON, "minItems": 200}
+"""No answer of a measurement comes to its end: all have the same length, free or not."""
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "invoice_number": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{6}$"},
+        "customer_reference": {"type": "string", "pattern": "^[0-9]{8}$"},
+        "payment_status": {"enum": ["paid", "outstanding", "overdue"]},
+        "billing_country_code": {"enum": ["DE", "FR", "IT", "US"]},
+        "total_amount_in_cents": {"type": "integer", "minimum": 0, "maximum": 999999},
+        "requires_manual_review": {"type": "boolean"},
+    },
+    "required": [
+        "invoice_number", "customer_reference", "payment_status", "billing_country_code",
+        "total_amount_in_cents", "requires_manual_review",
+    ],
+    "additionalProperties": False,
+}  # fmt: skip
+"""What people extract: long names, short values."""
+
+
+@dataclass(frozen=True)
+class MaskCost:
+    """Constrained against free answers of the same length; medians of the rounds."""
+
+    concurrency: int
+    free_tokens_per_s: float
+    constrained_tokens_per_s: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class JumpGain:
+    """The same JSON answers with and without jump-forward; medians of the rounds."""
+
+    concurrency: int
+    stepping_s: float
+    jumping_s: float
+    speedup: float
+    tokens_per_answer: float
+    forced_percent: float
+    same_answers: bool
+
+
+class _Load:
+    """One engine, and batches of requests for it."""
+
+    def __init__(self, engine: BackgroundEngine) -> None:
+        self._engine = engine
+        self._ids = itertools.count()
+
+    def answer(
+        self, count: int, spec: Spec | None, sampling: SamplingParams
+    ) -> tuple[float, list[bytes]]:
+        """Seconds for ``count`` answers begun at the same time, and their tokens."""
+        begin = time.perf_counter()
+        answers = self._engine.run(self._gather(count, spec, sampling))
+        return time.perf_counter() - begin, answers
+
+    async def _gather(self, count: int, spec: Spec | None, sampling: SamplingParams) -> list[bytes]:
+        return await asyncio.gather(*(self._one(i, spec, sampling) for i in range(count)))
+
+    async def _one(self, index: int, spec: Spec | None, sampling: SamplingParams) -> bytes:
+        prompt = [(7 * position + index) % 256 for position in range(PROMPT_TOKENS)]
+        request = GenerateRequest(
+            request_id=f"bench-{next(self._ids)}",
+            prompt=TokenPrompt(pack_ids(prompt)),
+            sampling=sampling,
+            structured=spec,
+        )
+        tokens = [chunk.token_ids async for chunk in self._engine.client.generate(request)]
+        return b"".join(tokens)
+
+    def forced_tokens(self) -> int:
+        return self._engine.run(self._engine.client.stats()).forced_tokens
+
+
+@contextmanager
+def _loaded(config: ServerConfig) -> Iterator[_Load]:
+    engine = BackgroundEngine(config)
+    try:
+        yield _Load(engine)
+    finally:
+        engine.close()
+
+
+def measure_masks(load: _Load, concurrency: int, output_tokens: int, rounds: int) -> MaskCost:
+    """Free and constrained answers by turns."""
+    # Log-probabilities are asked for to keep forced tokens from being jumped over: here every token counts.
+    held = SamplingParams(temperature=0.0, max_tokens=output_tokens, logprobs=0)
+    spec = JsonSchema(schema=json.dumps(ENDLESS))
+    free = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, logprobs=0)
+    load.answer(concurrency, spec, held)
+    load.answer(concurrency, None, free)
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        times[0].append(load.answer(concurrency, None, free)[0])
+        times[1].append(load.answer(concurrency, spec, held)[0])
+    rates = [concurrency * output_tokens / statistics.median(seconds) for seconds in times]
+    return MaskCost(concurrency, rates[0], rates[1], rates[1] / rates[0])
+
+
+def measure_jumps(stepping: _Load, jumping: _Load, concurrency: int, rounds: int) -> JumpGain:
+    """The same requests to two engines by turns."""
+    spec = JsonSchema(schema=json.dumps(RECORD))
+    sampling = SamplingParams(temperature=0.0, max_tokens=400)
+    for load in (stepping, jumping):
+        load.answer(concurrency, spec, sampling)
+    forced_before = jumping.forced_tokens()
+    slow, fast, same, num_tokens = [], [], True, 0
+    for _ in range(rounds):
+        seconds, expected = stepping.answer(concurrency, spec, sampling)
+        slow.append(seconds)
+        seconds, answers = jumping.answer(concurrency, spec, sampling)
+        fast.append(seconds)
+        same = same and answers == expected
+        num_tokens += sum(map(len, answers)) // 4
+    forced = jumping.forced_tokens() - forced_before
+    return JumpGain(
+        concurrency=concurrency,
+        stepping_s=statistics.median(slow),
+        jumping_s=statistics.median(fast),
+        speedup=statistics.median(slow) / statistics.median(fast),
+        tokens_per_answer=num_tokens / concurrency / rounds,
+        forced_percent=100 * forced / num_tokens,
+        same_answers=same,
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; see :func:`radixrt.bench.arguments.add_constrained_arguments`."""
+    console = Console(stderr=arguments.json == "-")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"model_path": arguments.model_path}
+        if arguments.model_path is None:
+            settings = {
+                "model_path": str(_untrained(Path(folder), arguments)),
+                "load_format": "dummy",
+            }
+        settings |= {"max_running_requests": max(arguments.concurrency), "context_length": 1024}
+        config = ServerConfig(**settings, grammar_whitespace="compact", log_level="warning")
+        with _loaded(prepare(config)) as jumping:
+            masks = [
+                measure_masks(jumping, count, arguments.output_tokens, arguments.rounds)
+                for count in arguments.concurrency
+            ]
+            console.print(
+                _table("Constrained against free answers, forced tokens sampled too", masks)
+            )
+            without = ServerConfig(
+                **settings,
+                grammar_whitespace="compact",
+                log_level="warning",
+                disable_jump_forward=True,
+            )
+            with _loaded(prepare(without)) as stepping:
+                jumps = [
+                    measure_jumps(stepping, jumping, count, arguments.rounds)
+                    for count in arguments.concurrency
+                ]
+        console.print(_table("JSON answers with and without jump-forward", jumps))
+    report = {"masks": [asdict(row) for row in masks], "jumps": [asdict(row) for row in jumps]}
+    if arguments.json == "-":
+        print(json.dumps(report, indent=2))
+    elif arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=2))
+    return 0
+
+
+def _untrained(folder: Path, arguments: argparse.Namespace) -> Path:
+    return write_dummy_checkpoint(
+        folder,
+        hidden_size=arguments.hidden_size,
+        num_layers=arguments.num_layers,
+        vocab_size=arguments.vocab_size,
+        tokenizer=train_tokenizer(arguments.vocab_size),
+    )
+
+
+def _table(title: str, rows: list[MaskCost] | list[JumpGain]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in asdict(rows[0]):
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        values = asdict(row).values()
+        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in values))
+    return table

@@ -1,0 +1,330 @@
+"""How far does an answer hold, and where does it go on when a part of it does not?
+
+The tokenizer process keeps one of these for each answer whose schema the grammar does not cover. It knows no
+model, no validator and no socket: tokens come in, values to be validated go out, verdicts come in, and what
+comes out of them is either text that may be told or a point to go back to.
+"""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+from radixrt.constrained.exclusions import Exclusions, TokensAlong
+from radixrt.constrained.grammar import SpanCheck
+from radixrt.constrained.parting import FailedSpan, Parting, part_where_it_matters
+from radixrt.constrained.span_error import SpanError
+from radixrt.constrained.spans import Mark, SpanTracker
+
+MAX_ATTEMPTS = 16
+"""Failures of one value without getting any further in it."""
+MAX_RETRIES = 64
+"""Failures in a whole answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DueCheck:
+    """A value to be validated: against ``check.schema``, by whoever has the time."""
+
+    id: int
+    check: SpanCheck
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewind:
+    """Go on from an earlier point."""
+
+    num_output_kept: int
+    """Tokens that stay, of those that were pushed."""
+    excluded: list[list[int]]
+    """What must not come after them, for :class:`radixrt.messages.Constraint`. A worker ignores what would forbid
+    every token that the grammar allows."""
+    retries: int
+    """Of the answer, this one included. Sampling should draw anew: a seed that depends on it."""
+
+
+class AttemptsExhausted(Exception):
+    """A value was wrong too often, or there is nothing left that could come in its place."""
+
+    def __init__(self, check: SpanCheck, errors: list[SpanError]) -> None:
+        self.pointer = check.pointer
+        self.keywords = check.keywords
+        self.errors = errors
+        reason = f": {errors[0].message}" if errors else ""
+        super().__init__(
+            f"The model did not find a value that satisfies {', '.join(check.keywords)} at "
+            f"{check.pointer or 'the root'} of the schema{reason}. Say in the prompt what is wanted there, "
+            "raise the temperature, or loosen the schema."
+        )
+
+
+@dataclasses.dataclass
+class _Span:
+    """A complete value."""
+
+    check: SpanCheck
+    start: int  # in characters of the answer
+    end: int
+    first_token: int  # that holds its first character
+    is_pinned: bool  # that token stays
+    num_tokens: int  # of the answer when its end was known: for a number, that of what follows it
+
+    @property
+    def point_of_return(self) -> int:
+        """Tokens of the answer that stay in any case."""
+        return self.first_token + self.is_pinned
+
+
+@dataclasses.dataclass
+class _Struggle:
+    """The failures of the value that begins at one point."""
+
+    attempts: int = 0
+    furthest: int = 0  # characters of the value that were right
+    full: frozenset[object] = frozenset()  # what it looked like when it could not go on
+
+
+class CheckedAnswer:
+    """One answer, its values that are open, waiting for a verdict, and passed.
+
+    Example::
+
+        answer.push(token_ids, texts)
+        for due in answer.due():
+            errors = validate_span(due.check.schema, due.text)
+            if not errors:
+                answer.passed(due.id)
+            elif (rewind := answer.failed(due.id, errors)) is not None:
+                ...  # generate anew after rewind.num_output_kept tokens
+
+    Verdicts may come in any order and late; generation goes on meanwhile. Verdicts on what a rewind has
+    dropped are ignored.
+    """
+
+    def __init__(
+        self,
+        checks: tuple[SpanCheck, ...],
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+        max_retries: int = MAX_RETRIES,
+        tokens_along: TokensAlong | None = None,
+        part: Callable[[FailedSpan], Parting | None] = part_where_it_matters,
+    ) -> None:
+        """``tokens_along``: see :class:`radixrt.constrained.token_texts.TokenTexts`. Without it only the tokens
+        that came are excluded, and the model may spell the same text in others."""
+        self.retries = 0
+        self._max_attempts, self._max_retries = max_attempts, max_retries
+        self._part = part
+        self._tracker = SpanTracker(checks)
+        self._tokens: list[int] = []
+        self._texts: list[str] = []
+        self._starts: list[int] = []  # of each token's text, in characters
+        self._marks: list[Mark] = []  # the tracker before each token
+        self._ends: list[
+            bool
+        ] = []  # whether a checked value that began before it ends in each token
+        self._new: list[DueCheck] = []
+        self._unverified: dict[int, _Span] = {}
+        self._passed: list[_Span] = []  # that may be opened again by a rewind
+        self._passed_from = 0  # at most the least first_token of those
+        self._ids = itertools.count()
+        self._struggles: dict[tuple[int, str], _Struggle] = {}  # by point of return and check
+        self._exclusions = Exclusions(tokens_along)
+        self._finished = False
+
+    # ------------------------------------------------------------ the answer grows
+
+    def push(self, token_ids: Sequence[int], texts: Sequence[str]) -> None:
+        """Take new tokens and the text that each added: "" while a character is incomplete.
+
+        An end token is pushed like any other, with "".
+
+        Raises:
+            ValueError: the text is not JSON.
+        """
+        for token_id, text in zip(token_ids, texts, strict=True):
+            self._marks.append(self._tracker.mark())
+            self._starts.append(self._tracker.offset)
+            self._tokens.append(token_id)
+            self._texts.append(text)
+            self._ends.append(False)
+            for check, start, end in self._tracker.push(text):
+                self._completed(check, start, end)
+
+    def finish(self, *, cut_off: bool = False) -> None:
+        """No more tokens come. Verdicts are still awaited, and a failure makes the answer go on.
+
+        Args:
+            cut_off: the answer ended for another reason than being complete: its length, an abort. Values that
+                are open stay as they are, and may be told: such an answer promises nothing, and says so by its
+                finish_reason.
+
+        Raises:
+            ValueError: the answer is not cut off, and yet incomplete.
+        """
+        if not cut_off:
+            for check, start, end in self._tracker.finish():
+                self._completed(check, start, end)
+        self._finished = True
+
+    def due(self) -> list[DueCheck]:
+        """Values to be validated that no earlier call has told."""
+        new, self._new = self._new, []
+        return [due for due in new if due.id in self._unverified]
+
+    # ------------------------------------------------------------ verdicts
+
+    def passed(self, span_id: int) -> None:
+        """A value is valid."""
+        span = self._unverified.pop(span_id, None)
+        if span is not None:
+            self._passed_from = min(
+                span.first_token, self._passed_from if self._passed else span.first_token
+            )
+            self._passed.append(span)
+
+    def failed(self, span_id: int, errors: list[SpanError]) -> Rewind | None:
+        """A value is not valid: go back.
+
+        Returns:
+            Where to go on, or None if a rewind has dropped this value before.
+
+        Raises:
+            AttemptsExhausted: the request has to end, with this error.
+        """
+        span = self._unverified.get(span_id)
+        if span is None:
+            return None
+        failed = self._failed_span(span, errors)
+        parting = self._part(failed)
+        if parting is None or failed.attempt > self._max_attempts:
+            raise AttemptsExhausted(span.check, errors)
+        if self.retries >= self._max_retries:
+            raise AttemptsExhausted(span.check, errors)
+        self.retries += 1
+        kept = span.first_token + parting.depths[0]
+        self._exclusions.add(self._tokens, span.first_token, failed, parting)
+        self._go_back(kept)
+        return Rewind(kept, self._exclusions.after(self._tokens), self.retries)
+
+    # ------------------------------------------------------------ what may be told
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the answer so far."""
+        return len(self._tokens)
+
+    @property
+    def text(self) -> str:
+        """The whole answer so far, confirmed or not."""
+        return "".join(self._texts)
+
+    @property
+    def num_confirmed_tokens(self) -> int:
+        """Tokens that no verdict can take back any more: they may be told to the client."""
+        bounds = [span.point_of_return for span in self._unverified.values()]
+        if not self._finished:
+            open_since = self._tracker.open_since
+            if open_since is None:
+                bounds.append(self._num_tokens_with_known_text())
+            else:
+                first = self._first_token(open_since)
+                bounds.append(first + self._is_pinned(first, open_since))
+        return self._before_what_may_open_again(min(bounds, default=len(self._tokens)))
+
+    @property
+    def num_confirmed_characters(self) -> int:
+        """Of the text that those tokens added."""
+        confirmed = self.num_confirmed_tokens
+        return self._starts[confirmed] if confirmed < len(self._starts) else self._tracker.offset
+
+    @property
+    def is_settled(self) -> bool:
+        """The answer is finished and every verdict is in: it may be told as complete."""
+        return self._finished and not self._unverified
+
+    # ------------------------------------------------------------ inside
+
+    def _completed(self, check: SpanCheck, start: int, end: int) -> None:
+        first = self._first_token(start)
+        span = _Span(
+            check, start, end, first, self._is_pinned(first, start), num_tokens=len(self._tokens)
+        )
+        self._ends[-1] |= first < len(self._tokens) - 1
+        span_id = next(self._ids)
+        self._unverified[span_id] = span
+        begin = self._starts[first]
+        text = "".join(self._texts[first:])[start - begin : end - begin]
+        self._new.append(DueCheck(span_id, check, text))
+
+    def _first_token(self, offset: int) -> int:
+        """The token that holds a character of the text: the last token boundary at or before it.
+
+        Tokens without text just before it may hold its first bytes, and belong to it.
+        """
+        token = bisect.bisect_right(self._starts, offset) - 1
+        return bisect.bisect_left(self._starts, self._starts[token])
+
+    def _before_what_may_open_again(self, bound: int) -> int:
+        """``bound``, or less: a value that passed but reaches beyond it is looked at again after a rewind to there.
+
+        It may end in the very token in which the next value begins, or hold one that has no verdict yet.
+        """
+        if not self._passed or bound <= self._passed_from:
+            return bound
+        for span in sorted(self._passed, key=lambda span: -span.first_token):
+            if span.first_token < bound < span.num_tokens:
+                bound = span.first_token
+        self._passed = [span for span in self._passed if span.num_tokens > bound]
+        self._passed_from = min((span.first_token for span in self._passed), default=0)
+        return bound
+
+    def _is_pinned(self, token: int, start: int) -> bool:
+        """Whether a value has to keep the token in which it begins.
+
+        Such a token also ends a checked value, as ``},{"`` does, and to take it back would open that value again: none
+        of them could be told before the last one. So it stays, if nothing of the later value is decided in it.
+        """
+        begun = self._texts[token][start - self._starts[token] :]
+        return self._ends[token] and not begun.strip('[{" \t\r\n')
+
+    def _num_tokens_with_known_text(self) -> int:
+        """All but those at the end whose text has yet to come."""
+        count = len(self._texts)
+        while count and not self._texts[count - 1]:
+            count -= 1
+        return count
+
+    def _failed_span(self, span: _Span, errors: list[SpanError]) -> FailedSpan:
+        first, last = span.first_token, span.num_tokens
+        begin = self._starts[first]
+        tokens = self._tokens[first:last]
+        self._exclusions.forget_before(self.num_confirmed_tokens, self._tokens)
+        dead_ends = self._exclusions.conclude(self._tokens[:last])
+        failed = FailedSpan(
+            text="".join(self._texts[first:last])[: span.end - begin],
+            value_start=span.start - begin,
+            token_ids=tokens,
+            token_starts=[start - begin for start in self._starts[first:last]],
+            spent=frozenset(at - first for at in dead_ends) | ({0} if span.is_pinned else set()),
+            errors=errors,
+        )
+        struggle = self._struggles.setdefault((first, span.check.pointer), _Struggle())
+        progress = failed.sound_characters
+        if progress is not None and progress > struggle.furthest:
+            struggle.furthest, struggle.attempts = progress, 0
+        struggle.attempts += 1
+        if failed.is_full:
+            struggle.full |= {failed.fullness}
+        return dataclasses.replace(failed, attempt=struggle.attempts, full=struggle.full)
+
+    def _go_back(self, kept: int) -> None:
+        """Drop all tokens but the first ``kept``, and what was known of them."""
+        self._tracker.reset(self._marks[kept])
+        for known in (self._tokens, self._texts, self._starts, self._marks, self._ends):
+            del known[kept:]
+        self._unverified = {k: v for k, v in self._unverified.items() if v.num_tokens <= kept}
+        self._passed = [span for span in self._passed if span.num_tokens <= kept]
+        self._struggles = {k: v for k, v in self._struggles.items() if k[0] <= kept}
+        self._finished = False

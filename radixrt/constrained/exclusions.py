@@ -1,0 +1,175 @@
+"""Which tokens must not come again after a point of return?
+
+A trie of the paths that failed. A path is forbidden *early*: the text ``red`` failed, so every token that
+begins to spell it (``r``, ``re``, ``red``) is forbidden, and the model leaves it at the first decision. That is
+too much where ``rose`` is the only other value. A worker ignores what would forbid every token; when a
+forbidden token comes nevertheless, this concludes, from the back to the front:
+
+- if some of what was forbidden there only begins a failed text, it is forbidden one token later from now on;
+- if all of it was the end of failed texts, the token before leads nowhere: it is forbidden, once and for all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from radixrt.constrained.parting import FailedSpan, Parting
+
+TokensAlong = Callable[[str], Sequence[tuple[int, int]]]
+"""See :meth:`radixrt.constrained.token_texts.TokenTexts.along`."""
+MOST_SPELLINGS = 64
+"""Of one text; there are more only of long runs of characters that were forbidden too early."""
+LONGEST_PATH = 128
+"""Longer ones are not told to the worker: what they forbid would be found wrong again."""
+
+
+class _Node:
+    """A token after those on the way to it."""
+
+    __slots__ = ("after", "forbidden", "later", "rest")
+
+    def __init__(self) -> None:
+        self.after: dict[int, _Node] = {}
+        self.forbidden = False
+        self.later = False
+        """Not to be forbidden itself, since only later tokens tell."""
+        self.rest = ""
+        """Of the failed text, behind this token."""
+
+    def child(self, token: int) -> "_Node":
+        return self.after.setdefault(token, _Node())
+
+    def forbid(self, rest: str) -> None:
+        self.rest = rest if not self.forbidden else min(rest, self.rest, key=len)
+        self.forbidden = True
+
+
+class Exclusions:
+    """The failed paths of one answer, from the earliest point of return on."""
+
+    def __init__(self, tokens_along: TokensAlong | None) -> None:
+        self._tokens_along = tokens_along
+        self._root = _Node()
+        self._base = -1  # output tokens before the root; -1: there is nothing yet
+
+    def add(self, tokens: list[int], first: int, failed: FailedSpan, parting: Parting) -> None:
+        """Forbid the failed path at each depth of ``parting``, however it is spelled in tokens.
+
+        Args:
+            tokens: of the answer, with the failed value.
+            first: how many of them stand before the failed value.
+        """
+        self._reach_back_to(first + parting.depths[0], tokens)
+        start = first + parting.depths[0]
+        for depth in parting.depths:
+            node = self._walk(tokens[self._base : first + depth])
+            rest = failed.text[failed.token_starts[depth] : parting.end]
+            lead = parting.lead if first + depth == start else 0
+            length = self._token_length(failed, depth)
+            if length > lead or lead == 0 or self._tokens_along is None:
+                self._forbid(node, failed.token_ids[depth], rest[length:])
+            self._forbid_text(node, rest, lead)
+        for text in parting.others:
+            self._forbid_text(self._walk(tokens[self._base : start]), text, parting.lead)
+
+    def conclude(self, tokens: list[int]) -> frozenset[int]:
+        """Learn from forbidden tokens that came nevertheless.
+
+        Returns:
+            Positions in ``tokens`` at which nothing else can come.
+        """
+        if self._base < 0:
+            return frozenset()
+        way = [self._root]
+        for token in tokens[self._base :]:
+            if token not in way[-1].after:
+                break
+            way.append(way[-1].after[token])
+        dead = set()
+        for index in [index for index in range(len(way) - 1, 0, -1) if way[index].forbidden]:
+            siblings = [node for node in way[index - 1].after.values() if node.forbidden]
+            too_early = [node for node in siblings if node.rest]
+            for node in too_early:
+                node.forbidden, node.later = False, True
+                self._forbid_text(node, node.rest, 0)
+            if not too_early:
+                dead.add(self._base + index - 1)
+                if index > 1:
+                    way[index - 1].forbidden, way[index - 1].rest = True, ""
+        return frozenset(dead)
+
+    def after(self, tokens: list[int]) -> list[list[int]]:
+        """The forbidden paths behind ``tokens``, from there on."""
+        node = self._find(tokens[self._base :]) if 0 <= self._base <= len(tokens) else None
+        paths: list[list[int]] = []
+        todo: list[tuple[list[int], _Node]] = [([], node)] if node else []
+        while todo:
+            path, node = todo.pop()
+            if path and node.forbidden:
+                paths.append(path)
+            if len(path) < LONGEST_PATH:
+                todo += [([*path, token], child) for token, child in node.after.items()]
+        return paths
+
+    def forget_before(self, confirmed: int, tokens: list[int]) -> None:
+        """No point of return will be before the first ``confirmed`` tokens."""
+        if 0 <= self._base < confirmed:
+            self._root = self._find(tokens[self._base : confirmed]) or _Node()
+            self._base = confirmed
+
+    # ------------------------------------------------------------ the trie
+
+    def _reach_back_to(self, start: int, tokens: list[int]) -> None:
+        """Tokens from ``start`` on may change: write them into the trie if it begins behind."""
+        if self._base < 0:
+            self._base = start
+        while self._base > start:
+            self._base -= 1
+            root = _Node()
+            root.after[tokens[self._base]] = self._root
+            self._root = root
+
+    def _find(self, path: Sequence[int]) -> _Node | None:
+        node: _Node | None = self._root
+        for token in path:
+            node = node.after.get(token) if node else None
+        return node
+
+    def _walk(self, path: Sequence[int]) -> _Node:
+        node = self._root
+        for token in path:
+            node = node.child(token)
+        return node
+
+    # ------------------------------------------------------------ spelling
+
+    def _forbid(self, node: _Node, token: int, rest: str) -> None:
+        child = node.child(token)
+        if child.later and rest:
+            self._forbid_text(child, rest, 0)
+        else:
+            child.forbid(rest)
+
+    def _forbid_text(self, node: _Node, text: str, lead: int) -> None:
+        """Forbid the tokens along ``text`` that reach beyond its first ``lead`` characters."""
+        for child, rest in self._spellings(node, text, lead):
+            child.forbid(rest)
+
+    def _spellings(self, node: _Node, text: str, lead: int) -> Iterator[tuple[_Node, str]]:
+        if self._tokens_along is None:
+            return
+        todo = [(node, 0)]
+        for _ in range(MOST_SPELLINGS):
+            if not todo:
+                return
+            node, at = todo.pop()
+            for token, length in self._tokens_along(text[at:]):
+                child, rest = node.child(token), text[at + length :]
+                if rest and (at + length <= lead or child.later):
+                    todo.append((child, at + length))
+                else:
+                    yield child, rest
+
+    @staticmethod
+    def _token_length(failed: FailedSpan, depth: int) -> int:
+        """Characters of the text of one token."""
+        ends = [*failed.token_starts[depth + 1 :], len(failed.text)]
+        return ends[0] - failed.token_starts[depth]

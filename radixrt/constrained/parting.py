@@ -1,0 +1,233 @@
+"""Where does the next attempt part from the one that failed?
+
+To forbid only the last token of a failed value explores uselessly (``[1,1]`` becomes ``[1,1,1]``), to forbid the
+first throws away what was right. The errors tell more. *Candidates* are places in the failed text, the likeliest
+culprit first; at the chosen place every token that would continue along the failed text is forbidden, and so
+at the few decisions behind it, for the case that the grammar leaves no other token there (a worker ignores
+what would forbid everything). Attempt n takes candidate number 0, 1, 0, 2, 0, 1, 0, 3, …: half of the attempts
+go to the likeliest place, and no place is left out for ever (the ruler sequence; Luby, Sinclair and Zuckerman,
+"Optimal speedup of Las Vegas algorithms", 1993, on why). Measured against simpler policies in
+docs/checked_spans.md.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from radixrt.constrained.span_error import Path, SpanError
+from radixrt.constrained.value_positions import ValuePosition, locate
+
+WINDOW = 8
+"""Decisions from a place on at which the failed path is forbidden."""
+
+_LACKING = frozenset(
+    {
+        *("contains", "minContains", "required", "minItems", "minProperties"),
+        *("dependentRequired", "dependencies"),
+    }
+)
+"""Something is missing: the value ended too soon."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FailedSpan:
+    """A value that is not valid, as tokens from its point of return on."""
+
+    text: str
+    """From the point of return to the end of the value."""
+    value_start: int
+    """Where the value begins in it: a token may hold the end of what is before."""
+    token_ids: list[int]
+    """Up to the one that completed the value: of a number, that is the one behind it."""
+    token_starts: list[int]
+    """Where each token's text begins in ``text``; ascending."""
+    spent: frozenset[int]
+    """Indices of tokens in whose place nothing else can come any more."""
+    errors: list[SpanError]
+    full: frozenset[object] = frozenset()
+    """What earlier values from here on looked like (:attr:`fullness`) when their end could not be put off."""
+    attempt: int = 1
+    """Counts the failures of values that began here, from 1."""
+
+    @cached_property
+    def position(self) -> ValuePosition:
+        return locate(self.text, self.value_start)
+
+    @property
+    def sound_characters(self) -> int | None:
+        """How much of the value is right, up to the likeliest culprit; None if something is missing instead."""
+        if any(error.keyword in _LACKING for error in self.errors):
+            return None
+        places = [self.position.find(_blamed(error)) for error in self.errors]
+        return min((place.start for place in places), default=0)
+
+    @property
+    def fullness(self) -> object:
+        """Two values that are equal in this can probably be continued in the same ways: arrays of one length, objects with
+        the same last property (properties come in a fixed order)."""
+        parts = self.position.parts
+        return (self.position.kind, parts[-1].step) if parts else None
+
+    @property
+    def is_full(self) -> bool:
+        """The value had to end where it did."""
+        end = self.depth_of(self.position.end - 1)
+        return self.position.is_container and (end in self.spent or self.fullness in self.full)
+
+    def depth_of(self, offset: int) -> int:
+        """Which token holds a character of ``text``, or its first bytes."""
+        depth = max(bisect.bisect_right(self.token_starts, offset) - 1, 0)
+        return bisect.bisect_left(self.token_starts, self.token_starts[depth])
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """What to forbid, and so where to go back to: the first of the depths."""
+
+    depths: list[int]
+    """Indices of tokens that must not come again after those before them; ascending, never empty."""
+    end: int
+    """Where in the failed text what is known to be wrong ends: at a culprit's end or that of the text."""
+    lead: int = 0
+    """Characters with which the text of the first of them begins that are no part of the culprit, such as a comma."""
+    others: tuple[str, ...] = ()
+    """Other texts from there on, lead included, that would be wrong as well."""
+
+
+def part_where_it_matters(failed: FailedSpan) -> Parting | None:
+    """The policy: candidates by what the errors say, chosen by the ruler sequence.
+
+    Returns:
+        None if nothing else can come anywhere in the value.
+    """
+    windows = list(_windows(failed))
+    if not windows:
+        return None
+    chosen, start, end = windows[min(ruler(failed.attempt), len(windows) - 1)]
+    lead = max(start - failed.token_starts[chosen[0]], 0)
+    unsuited = {
+        failed.position.find(path).end for error in failed.errors for path in error.unsuited
+    }
+    wrong_until = end if end in unsuited else failed.position.end
+    return Parting(chosen, wrong_until, lead, _equally_unsuited(failed, start, lead))
+
+
+def ruler(attempt: int) -> int:
+    """0, 1, 0, 2, 0, 1, 0, 3, … for attempts 1, 2, 3, …: how often two divides the number."""
+    return (attempt & -attempt).bit_length() - 1
+
+
+def _windows(failed: FailedSpan) -> Iterator[tuple[list[int], int, int]]:
+    """The decisions of each candidate that are left to make, with its range of text; each place once."""
+    seen = set()
+    for start, end in _candidates(failed):
+        first, last = failed.depth_of(start), failed.depth_of(max(end - 1, start))
+        window = [
+            depth
+            for depth in range(first, min(last + 1, first + WINDOW))
+            if depth not in failed.spent
+        ]
+        place = window and (window[0], max(start, failed.token_starts[window[0]]))
+        if place and place not in seen:
+            seen.add(place)
+            yield window, start, end
+
+
+def _candidates(failed: FailedSpan) -> Iterator[tuple[int, int]]:
+    """Ranges of ``failed.text`` in which to part from it, the most promising first."""
+    whole = failed.position
+    for error in failed.errors:
+        value = whole.find(error.path)
+        if error.keyword in _LACKING and not (value is whole and failed.is_full):
+            yield value.end - 1, value.end
+    for error in failed.errors:
+        yield from _by_culprits(whole, error)
+    for error in failed.errors:
+        yield from _by_structure(whole.find(error.path))
+    yield whole.start, whole.end
+    # The last resort: every single decision, the latest first. The delimiter of a number is one.
+    for start in reversed(failed.token_starts):
+        yield start, start + 1
+
+
+def _by_culprits(whole: ValuePosition, error: SpanError) -> Iterator[tuple[int, int]]:
+    """Other values for the unsuited parts; other properties for the superfluous ones, or none any more."""
+    value = whole.find(error.path)
+    superfluous = _in_reverse(whole.find(path) for path in error.superfluous)
+    unsuited = _in_reverse(whole.find(path) for path in error.unsuited)
+    for part in unsuited:
+        yield from _content(part)
+    for part in superfluous:
+        another, none = (part.step_start, part.end), (_end_before(value, part), part.start)
+        yield from (none, another) if part is value.parts[-1] else (another, none)
+    if value.kind == "[" and error.keyword not in _LACKING:
+        yield from ((_end_before(value, part), part.start) for part in unsuited)
+    if error.keyword in _LACKING and value.parts:
+        yield from _content(value.parts[-1])
+
+
+def _end_before(value: ValuePosition, part: ValuePosition) -> int:
+    """Where a container could have been closed instead of going on to one of its parts."""
+    return max((p.end for p in value.parts if p.end <= part.start), default=value.start + 1)
+
+
+def _by_structure(value: ValuePosition) -> Iterator[tuple[int, int]]:
+    """Without knowing more: its scalars from the last to the first, then its names, its end, its beginning."""
+    leaves = _in_reverse(value.leaves())
+    for leaf in _thinned(leaves):
+        yield from _content(leaf)
+    yield value.end - 1, value.end
+    for part in _thinned(_in_reverse(value.parts)):
+        yield part.step_start, part.end
+    if not value.is_container:
+        middle = (value.content_start + value.end) // 2
+        yield middle, value.end
+    yield value.start, value.end
+
+
+def _content(value: ValuePosition) -> Iterator[tuple[int, int]]:
+    """From the first character of its first scalar that is not forced."""
+    leaf = next(value.leaves())
+    yield leaf.content_start, value.end
+
+
+def _equally_unsuited(failed: FailedSpan, start: int, lead: int) -> tuple[str, ...]:
+    """Items that are known to be wrong in place of the one at ``start``, written out.
+
+    Where an item repeats one before it, all items before it; where none is what the array has to contain, all.
+    """
+    for error in failed.errors:
+        array = failed.position.find(error.path)
+        item = next((p for p in array.parts if start in (p.start, p.content_start)), None)
+        if array.kind != "[" or item is None:
+            continue
+        if error.keyword == "uniqueItems":
+            wrong = [part for part in array.parts if part.end <= item.start]
+        elif error.keyword == "contains":
+            wrong = [failed.position.find(path) for path in error.unsuited] or array.parts
+        else:
+            continue
+        skip, before = start - item.start, failed.text[start - lead : start]
+        texts = (before + failed.text[part.start + skip : part.end] for part in wrong)
+        return tuple(dict.fromkeys(texts))
+    return ()
+
+
+def _blamed(error: SpanError) -> Path:
+    """The likeliest culprit."""
+    return (*error.unsuited, *error.superfluous, error.path)[0]
+
+
+def _in_reverse(values: Iterable[ValuePosition]) -> list[ValuePosition]:
+    return sorted(values, key=lambda value: value.start, reverse=True)
+
+
+def _thinned(values: list[ValuePosition]) -> list[ValuePosition]:
+    """The first four, then at doubling distances: a long list must not use up all attempts."""
+    picked, distance, at = values[:4], 2, 5
+    while at < len(values):
+        picked.append(values[at])
+        at += distance
+        distance *= 2
+    return picked

@@ -1,0 +1,243 @@
+"""What does a user mean by a schema, a regex, choices or a grammar? One place for the server and for ``LLM``.
+
+Only form is judged here; whether a constraint can be held to is for the compiler to say.
+"""
+
+import json
+import re
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict, get_args
+
+from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Lark, Regex, Spec
+from radixrt.errors import RequestError
+from radixrt.nesting import check_depth
+from radixrt.sampling_params import SamplingParams
+
+MAX_SCHEMA_DEPTH = 256
+"""Lists and objects within one another; the deepest of 5,747 schemas of real software has 63."""
+_NO_TYPES = (int, float, bytes, list, tuple, types.FunctionType, types.MethodType)
+_EBNF_RULE = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)
+
+
+def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
+    """
+    Args:
+        schema: a dict, a bool, JSON text, or a Python type: a pydantic model, a dataclass, a ``TypedDict``, an
+            ``Enum``, ``list[int]``, ...
+        param: what the user calls it.
+        strict: False allows what can't be enforced.
+
+    Raises:
+        RequestError: it is no JSON schema.
+    """
+    if isinstance(schema, str):
+        schema = parse_json(schema, param)
+    elif not isinstance(schema, dict | bool):
+        schema = _schema_of_type(schema, param)
+    if not isinstance(schema, dict | bool):
+        raise RequestError(
+            f"{param} must be a JSON schema: an object or a boolean, not {_json_type(schema)}.",
+            param=param,
+        )
+    return JsonSchema(schema=json_text(schema, param), strict=strict)
+
+
+def any_json(object_only: bool = True) -> AnyJson:
+    return AnyJson(object_only=object_only)
+
+
+def regex(pattern: Any, param: str) -> Regex:
+    """Raises:
+    RequestError: it is no text, or an empty one.
+    """
+    return Regex(pattern=_text(pattern, param))
+
+
+def choice(options: Any, param: str) -> Choice:
+    """Raises:
+    RequestError: it is no list of texts, or an empty one.
+    """
+    if isinstance(options, str | bytes) or not isinstance(options, Sequence):
+        raise RequestError(f"{param} must be a list of strings to choose from.", param=param)
+    if not options:
+        raise RequestError(f"{param} is an empty list; give at least one string.", param=param)
+    for index, option in enumerate(options):
+        where = f"{param}[{index}]"
+        if not isinstance(option, str):
+            raise RequestError(f"{where} must be a string, not {_json_type(option)}.", param=where)
+        _check_unicode(option, where)
+    return Choice(options=tuple(dict.fromkeys(options)))
+
+
+def grammar(text: Any, param: str) -> Ebnf | Lark:
+    """EBNF if a line of it begins with ``name ::=``, else Lark.
+
+    Raises:
+        RequestError: it is no text, or an empty one.
+    """
+    text = _text(text, param)
+    return Ebnf(grammar=text) if _EBNF_RULE.search(text) else Lark(grammar=text)
+
+
+def ebnf(text: Any, param: str) -> Ebnf:
+    """Raises:
+    RequestError: it is no text, or an empty one.
+    """
+    return Ebnf(grammar=_text(text, param))
+
+
+def only_one(asked: Sequence[tuple[str, Spec]]) -> Spec | None:
+    """The constraint of a request.
+
+    Args:
+        asked: what each field asks for, with the field's name.
+
+    Raises:
+        RequestError: there are several.
+    """
+    if not asked:
+        return None
+    if len(asked) > 1:
+        names = " and ".join(name for name, _ in asked)
+        raise RequestError(
+            f"{names} exclude each other: an answer is held to one constraint. Leave all but one out.",
+            param=asked[1][0],
+        )
+    return asked[0][1]
+
+
+class ConstraintKeywords(TypedDict, total=False):
+    """How a Python program asks for a constraint: one of these, and ``strict`` with a schema."""
+
+    schema: Any
+    """As :func:`json_schema` takes it."""
+    regex: str
+    choices: Sequence[str]
+    grammar: str
+    """EBNF or Lark, as :func:`grammar` tells them apart."""
+    structured: Spec
+    """A constraint of any kind."""
+    strict: bool
+
+
+def from_keywords(keywords: ConstraintKeywords) -> Spec | None:
+    """Raises:
+    RequestError: there are several constraints, or one is not well formed.
+    """
+    unknown = sorted(keywords.keys() - ConstraintKeywords.__annotations__.keys())
+    if unknown:
+        raise RequestError(
+            f"There is no keyword {', '.join(unknown)}; an answer can be held to a schema, a regex, choices, a "
+            "grammar, or a constraint given as structured."
+        )
+    readers: dict[str, Callable[[Any, str], Spec]] = {
+        "regex": regex, "choices": choice, "grammar": grammar, "structured": _spec,
+    }  # fmt: skip
+    asked: list[tuple[str, Spec]] = []
+    if (schema := keywords.get("schema")) is not None:
+        asked.append(("schema", json_schema(schema, "schema", keywords.get("strict", True))))
+    elif "strict" in keywords:
+        raise RequestError("strict goes with a schema.", param="strict")
+    for name, read in readers.items():
+        if (value := keywords.get(name)) is not None:
+            asked.append((name, read(value, name)))
+    return only_one(asked)
+
+
+def check_sampling(spec: Spec | None, sampling: SamplingParams) -> None:
+    """Raises:
+    RequestError: the sampling settings and the constraint exclude each other.
+    """
+    if spec is not None and sampling.ignore_eos:
+        raise RequestError(
+            "ignore_eos and structured output exclude each other: a constrained answer ends where its grammar "
+            "does. Leave ignore_eos out.",
+            param="ignore_eos",
+        )
+
+
+def parse_json(text: str, param: str) -> Any:
+    """Raises:
+    RequestError: it is not JSON (NaN is not), or is nested too deeply.
+    """
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except ValueError as error:
+        raise RequestError(f"{param} is not valid JSON: {error}.", param=param) from error
+    except RecursionError as error:
+        raise RequestError(f"{param} is nested too deeply.", param=param) from error
+
+
+def json_text(value: Any, param: str) -> str:
+    """The JSON text of a value; its keys keep their order.
+
+    Raises:
+        RequestError: it is no JSON, or is nested too deeply.
+    """
+    check_depth(value, param, MAX_SCHEMA_DEPTH)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{param} can't be written as JSON: {error}.", param=param) from error
+    _check_unicode(text, param)
+    return text
+
+
+def _schema_of_type(python_type: Any, param: str) -> Any:
+    import pydantic  # here, since only Python programs give types
+
+    if python_type is None or isinstance(python_type, _NO_TYPES):
+        raise RequestError(
+            f"{param} must be a JSON schema: an object or a boolean, not {_json_type(python_type)}.",
+            param=param,
+        )
+    try:
+        return pydantic.TypeAdapter(python_type).json_schema()
+    except pydantic.errors.PydanticUserError as error:
+        reason = str(error).partition("\n")[0]
+        raise RequestError(
+            f"{param} must be a JSON schema, or a type that pydantic can describe: {reason}",
+            param=param,
+        ) from error
+
+
+def _spec(value: Any, param: str) -> Spec:
+    if not isinstance(value, get_args(get_args(Spec)[0])):
+        raise RequestError(
+            f"{param} must be one of radixrt.constrained.spec's constraints, such as Regex(pattern=...).",
+            param=param,
+        )
+    spec: Spec = value
+    return spec
+
+
+def _text(value: Any, param: str) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{param} must be a string, not {_json_type(value)}.", param=param)
+    if not value:
+        raise RequestError(f"{param} is empty; give it a value or leave it out.", param=param)
+    _check_unicode(value, param)
+    return value
+
+
+def _check_unicode(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{param} holds a lone surrogate (half of a UTF-16 pair), which is not a character.",
+            param=param,
+        ) from error
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
+    names |= {list: "a list", tuple: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,68 @@
+"""Which tokens must not come because they would lead again where an answer has failed before?
+
+An answer that a check found invalid is taken back and goes on from an earlier point with the failed path
+excluded. Forbidding the last token of that path would do nothing where the grammar leaves no other, so
+each path is cut back to the last point where something else is possible.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixrt.constrained.matcher import BitmaskRow, Matcher
+
+LONGEST_SEARCH = 64
+"""Tokens before the end of a path among which another way is looked for; each costs one mask."""
+
+Path = tuple[int, ...]
+
+
+class Exclusions:
+    """What must not come next, as a sequence goes on from the point where the paths begin."""
+
+    def __init__(self, matcher: Matcher, paths: Sequence[Sequence[int]], num_words: int) -> None:
+        """
+        Args:
+            matcher: at the point where the paths begin; forked, not changed.
+            paths: token sequences, each allowed by the matcher.
+            num_words: of a row of the bitmask.
+        """
+        self._banned: dict[Path, set[int]] = {}
+        self._longest = 0
+        self._since: list[int] = []
+        for path in paths:
+            self._ban(matcher.fork(), tuple(path), num_words)
+
+    def _ban(self, matcher: Matcher, path: Path, num_words: int) -> None:
+        first = max(0, len(path) - LONGEST_SEARCH)
+        if matcher.advance(path[:first]) < first:
+            return
+        rows = np.empty((len(path) - first, num_words), dtype=np.int32)
+        for row, token in zip(rows, path[first:], strict=True):
+            matcher.fill_mask(row)
+            matcher.advance([token])
+        for end in range(len(path), first, -1):
+            before, token = path[: end - 1], path[end - 1]
+            others = rows[end - 1 - first]
+            forbid(others, {token, *self._banned.get(before, ())})
+            if others.any():
+                self._banned.setdefault(before, set()).add(token)
+                self._longest = max(self._longest, end)
+                return
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """These tokens have come."""
+        if len(self._since) < self._longest:
+            self._since += token_ids
+
+    def forbid(self, row: BitmaskRow) -> None:
+        """Take what must not come now out of a row of the bitmask."""
+        if len(self._since) < self._longest:
+            forbid(row, self._banned.get(tuple(self._since), ()))
+
+
+def forbid(row: BitmaskRow, token_ids: Sequence[int] | set[int]) -> None:
+    """Take tokens out of a row of the bitmask."""
+    words = row.view(np.uint32)
+    for token in token_ids:
+        words[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << (token % 32)))

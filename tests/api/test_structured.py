@@ -1,0 +1,443 @@
+"""Every field that can hold a constraint, the tools and the thought, through HTTP."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from radixrt.api.formats import Usage
+from radixrt.api.protocol import ChatCompletionRequest, ConstraintFields
+from radixrt.api.structured import asked_constraint, constraint_field, structured_extras
+from radixrt.api.tools import tool_constraint
+from radixrt.config import ServerConfig
+from radixrt.constrained.grammar import Unenforced
+from radixrt.constrained.spec import (
+    AnyJson,
+    Choice,
+    Ebnf,
+    JsonSchema,
+    Lark,
+    Regex,
+    Spec,
+    StructuralTag,
+    Tag,
+)
+from radixrt.constrained.tool_calls import FORMATS
+from radixrt.errors import RequestError
+from radixrt.messages import AnswerChunk, PromptInfo
+from tests.api.conftest import RunningServer, StartServer
+
+HELLO = [{"role": "user", "content": "hi"}]
+CHAT = {"messages": HELLO}
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
+SPEC = JsonSchema(schema=json.dumps(SCHEMA))
+GBNF = 'root ::= "a"'
+STRUCTURAL = {
+    "structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}],
+    "triggers": ["<a"],
+}
+STRUCTURAL_SPEC = StructuralTag(
+    tags=(Tag(begin="<a>", content=SPEC, end="</a>"),), triggers=("<a",)
+)
+CONFIG = ServerConfig()
+
+
+def openai_form(schema: Any = SCHEMA, **fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}}  # fmt: skip
+
+
+def asked(fields: dict[str, Any], config: ServerConfig = CONFIG) -> Spec | None:
+    return asked_constraint(msgspec.convert(fields, ConstraintFields), config)
+
+
+def post(server: RunningServer, path: str, body: object) -> tuple[int, dict[str, Any]]:
+    with server.http as http:
+        response = http.post(path, json=body)
+    return response.status_code, response.json().get("error", {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, AnyJson()),
+        (openai_form(), SPEC),
+        (openai_form(strict=True), SPEC),
+        (openai_form(strict=None), SPEC),
+        (openai_form(strict=False), JsonSchema(schema=SPEC.schema, strict=False)),
+        ({"response_format": {"type": "structural_tag", **STRUCTURAL}}, STRUCTURAL_SPEC),
+        ({"guided_json": SCHEMA}, SPEC),
+        ({"guided_json": json.dumps(SCHEMA)}, SPEC),
+        ({"guided_regex": "a+"}, Regex(pattern="a+")),
+        ({"guided_choice": ["b", "a"]}, Choice(options=("b", "a"))),
+        ({"guided_grammar": GBNF}, Ebnf(grammar=GBNF)),
+        ({"guided_grammar": 'start: "a"'}, Lark(grammar='start: "a"')),
+        ({"structured_outputs": {"json": SCHEMA}}, SPEC),
+        ({"structured_outputs": {"regex": "a+", "disable_fallback": True}}, Regex(pattern="a+")),
+        ({"structured_outputs": {"choice": ["a"]}}, Choice(options=("a",))),
+        ({"structured_outputs": {"grammar": GBNF}}, Ebnf(grammar=GBNF)),
+        ({"structured_outputs": {"json_object": True}}, AnyJson()),
+        ({"structured_outputs": {"json_object": False}}, None),
+        ({"structured_outputs": {"structural_tag": json.dumps(STRUCTURAL)}}, STRUCTURAL_SPEC),
+        ({"json_schema": json.dumps(SCHEMA)}, SPEC),
+        ({"regex": "a+"}, Regex(pattern="a+")),
+        ({"ebnf": GBNF}, Ebnf(grammar=GBNF)),
+        ({"structural_tag": json.dumps(STRUCTURAL)}, STRUCTURAL_SPEC),
+        ({"regex": "a", "guided_decoding_backend": "auto"}, Regex(pattern="a")),
+    ],
+)
+def test_every_field_becomes_its_constraint(fields: dict[str, Any], spec: Spec | None) -> None:
+    assert asked(fields) == spec
+
+
+BAD = [
+    ({"response_format": {}}, "response_format.type", "must be text"),
+    ({"response_format": {"type": 5}}, "response_format.type", "must be text"),
+    ({"response_format": "json"}, "response_format", "object"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "'schema'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "object"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "missing",
+    ),
+    (openai_form(strict="no"), "response_format.json_schema.strict", "boolean"),
+    (openai_form(schema=5), "response_format.json_schema.schema", "integer"),
+    (openai_form(stritc=True), "response_format.json_schema", "'stritc'"),
+    ({"guided_json": 5}, "guided_json", "object"),
+    ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+    ({"guided_regex": ["a"]}, "guided_regex", "string"),
+    ({"guided_regex": ""}, "guided_regex", "empty"),
+    ({"guided_choice": []}, "guided_choice", "empty"),
+    ({"guided_choice": ["a", 5]}, "guided_choice[1]", "string"),
+    ({"regex": "a", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "auto"),
+    (
+        {"json_schema": {}, "guided_whitespace_pattern": " *"},
+        "guided_whitespace_pattern",
+        "flexible",
+    ),
+    ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "exclude"),
+    ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "'jsn'"),
+    (
+        {"structured_outputs": {"json_object": "yes"}},
+        "structured_outputs.json_object",
+        "boolean",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+        "additionalProperties",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+        "compact",
+    ),
+    ({"regex": "a", "ebnf": GBNF}, "ebnf", "regex and ebnf exclude"),
+    (openai_form() | {"guided_json": SCHEMA}, "guided_json", "exclude"),
+    ({"regex": "a", "ignore_eos": True}, "ignore_eos", "exclude"),
+    ({"structural_tag": {}}, "structural_tag", "format"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), BAD)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_is_not_clear_is_refused_by_name(
+    server: RunningServer, path: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    body = (CHAT if "chat" in path else {"prompt": "hi"}) | fields
+    status, error = post(server, path, body)
+    assert (status, error["param"]) == (400, param)
+    assert words in error["message"]
+
+
+def test_what_asks_for_what_happens_anyway_is_fine() -> None:
+    compact = ServerConfig(grammar_whitespace="compact", grammar_backend="llguidance")
+    options = {"disable_any_whitespace": True, "whitespace_pattern": ""}
+    assert asked({"structured_outputs": {"json": SCHEMA, **options}}, compact) == SPEC
+    same = {"guided_decoding_backend": "guidance", "guided_whitespace_pattern": ""}
+    assert asked({"guided_json": SCHEMA, **same}, compact) == SPEC
+
+
+@pytest.mark.parametrize("depth", [300, 480, 2000])
+def test_deep_schemas_bring_nothing_down(server: RunningServer, depth: int) -> None:
+    schema = '{"not":' * depth + "{}" + "}" * depth
+    with server.http as http:
+        for field in (f'"guided_json": {schema}', f'"json_schema": {json.dumps(schema)}'):
+            content = f'{{"prompt": "hi", {field}}}'
+            response = http.post("/v1/completions", content=content)
+            assert response.status_code == 400, response.text
+    server.answer_with("Hello")
+    assert post(server, "/v1/completions", {"prompt": "hi"})[0] == 200
+
+
+def test_a_grammar_error_names_the_field_that_was_sent(server: RunningServer) -> None:
+    for path, body, param in [
+        ("/v1/completions", {"prompt": "hi", "regex": "("}, "regex"),
+        ("/v1/completions", {"prompt": "hi", "regex": "(", "stream": True}, "regex"),
+        ("/v1/chat/completions", CHAT | {"guided_grammar": "start: nope"}, "guided_grammar"),
+        ("/generate", {"text": "hi", "sampling_params": {"regex": "("}}, "sampling_params"),
+        ("/v1/grammar/compile", {"structured_outputs": {"regex": "("}}, "structured_outputs"),
+    ]:
+        status, error = post(server, path, body)
+        assert (status, error["param"]) == (400, param)
+
+
+def test_the_scheduler_gets_the_constraint(server: RunningServer) -> None:
+    server.answer_with("yes")
+    body = {"prompt": ["a", "b"], "n": 2, "guided_choice": ["yes", "no"]}
+    assert post(server, "/v1/completions", body)[0] == 200
+    constraints = [request.constraint for request in server.scheduler.requests]
+    assert len(constraints) == 4 and constraints[0] is not None
+    assert all(c == constraints[0] for c in constraints)
+
+
+# ---------------------------------------------------------------- native
+
+
+def test_native_constraints_stand_in_sampling_params(server: RunningServer) -> None:
+    server.answer_with("yes")
+    ask = {"text": ["a", "b"], "sampling_params": [{"regex": "yes|no"}, {}]}
+    with server.http as http:
+        assert http.post("/generate", json=ask).status_code == 200
+    held = [request.constraint is not None for request in server.scheduler.requests]
+    assert sorted(held) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"regex": "a"}, "regex"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"sampling_params": {"guided_json": {}}}, "sampling_params.guided_json"),
+        ({"sampling_params": {"regex": 5}}, "sampling_params.regex"),
+        ({"sampling_params": {"regex": "a", "ebnf": GBNF}}, "sampling_params.ebnf"),
+        ({"sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
+        ({"sampling_params": {"regex": "a", "ignore_eos": True}}, "sampling_params.ignore_eos"),
+        (
+            {"sampling_params": {"regex": "a", "max_new_tokens": 0}, "return_logprob": True},
+            "sampling_params.max_new_tokens",
+        ),
+    ],
+)
+def test_native_constraints_that_are_not_clear(
+    server: RunningServer, body: dict[str, Any], param: str
+) -> None:
+    status, error = post(server, "/generate", {"text": "hi", **body})
+    assert (status, error["param"]) == (400, param)
+
+
+# ---------------------------------------------------------------- compile
+
+
+def test_a_grammar_can_be_compiled_ahead(server: RunningServer) -> None:
+    with server.http as http:
+        for fields in ({"regex": "[0-9]{4}"}, openai_form(), {"guided_choice": ["a"]}):
+            response = http.post("/v1/grammar/compile", json=fields)
+            assert response.status_code == 200, response.text
+            reply = response.json()
+            assert set(reply) == {"backend", "checks", "unenforced", "seconds"}
+            assert reply["backend"] in ("llguidance", "xgrammar", "fsm")
+    assert server.scheduler.requests == []
+
+
+@pytest.mark.parametrize("body", [{}, {"response_format": {"type": "text"}}, {"prompt": "a"}])
+def test_there_must_be_something_to_compile(server: RunningServer, body: dict[str, Any]) -> None:
+    status, error = post(server, "/v1/grammar/compile", body)
+    assert status == 400 and "Give a constraint" in error["message"]
+
+
+# ---------------------------------------------------------------- tools
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+TIME = {"type": "function", "function": {"name": "time", "strict": True}}
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+def held_by_tools(other: Spec | None = None, form: str = "hermes", **fields: Any) -> Any:
+    body = {"messages": HELLO, "tools": [WEATHER, TIME], **fields}
+    return tool_constraint(msgspec.convert(body, ChatCompletionRequest), FORMATS[form], other)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names", "free_text", "least", "most"),
+    [
+        ({}, ["weather", "time"], True, 0, None),
+        ({"tool_choice": "auto"}, ["weather", "time"], True, 0, None),
+        ({"parallel_tool_calls": False}, ["weather", "time"], True, 0, 1),
+        ({"tool_choice": "required"}, ["weather", "time"], False, 1, None),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            ["weather", "time"], False, 1, 1,
+        ),
+        ({"tool_choice": NAMED}, ["time"], False, 1, 1),
+        ({"tool_choice": NAMED, "parallel_tool_calls": True}, ["time"], False, 1, None),
+    ],
+)  # fmt: skip
+def test_tool_choice(
+    fields: dict[str, Any], names: list[str], free_text: bool, least: int, most: int | None
+) -> None:
+    spec = held_by_tools(**fields)
+    assert [json.loads(tag.begin.split("name")[1][3:].split(",")[0]) for tag in spec.tags] == names
+    assert (spec.free_text, spec.min_tags, spec.max_tags) == (free_text, least, most)
+
+
+def test_only_strict_tools_must_be_enforced_in_full() -> None:
+    contents = [tag.content for tag in held_by_tools().tags]
+    assert [content.strict for content in contents] == [False, True]
+
+
+def test_without_calls_the_other_constraint_stays() -> None:
+    assert held_by_tools(SPEC, tool_choice="none") == SPEC
+    assert held_by_tools(SPEC, tools=[]) == SPEC
+    assert held_by_tools(None, tools=None) is None
+    assert held_by_tools(SPEC, tool_choice="required") == held_by_tools(tool_choice="required")
+
+
+def test_either_a_call_or_json() -> None:
+    spec = held_by_tools(SPEC)
+    assert spec.tags[-1] == Tag(begin="", content=SPEC, end="")
+    assert (spec.free_text, spec.min_tags, spec.max_tags) == (False, 1, 1)
+    for other, form, fields in [
+        (Regex(pattern="a"), "hermes", {}),
+        (SPEC, "llama3_json", {}),
+        (SPEC, "hermes", {"parallel_tool_calls": True}),
+    ]:
+        with pytest.raises(RequestError):
+            held_by_tools(other, form, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (
+            {"tools": [{"function": {"name": "f", "strict": "yes"}}]},
+            "tools[0].function.strict",
+        ),
+        (
+            {"tools": [{"function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": None, "tool_choice": "required"}, "tools"),
+        ({"tools": None, "tool_choice": NAMED}, "tools"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": 5}, "tool_choice"),
+    ],
+)
+def test_tools_that_are_not_clear_are_refused(
+    server: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    body = CHAT | {"tools": [WEATHER, TIME]} | fields
+    status, error = post(server, "/v1/chat/completions", body)
+    assert (status, error["param"]) == (400, param)
+
+
+def test_streamed_calls_come_in_pieces(server: RunningServer) -> None:
+    calls = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+    calls += '\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    server.answer_with(calls)
+    create = server.openai.chat.completions.create
+    stream = create(
+        model="tiny", messages=HELLO, tools=[WEATHER, TIME], max_tokens=300, stream=True
+    )
+    choices = [chunk.choices[0] for chunk in stream]
+    deltas = [call for choice in choices for call in choice.delta.tool_calls or []]
+    for index, name, arguments in [(0, "time", "{}"), (1, "weather", '{"city": "Paris"}')]:
+        pieces = [delta for delta in deltas if delta.index == index]
+        assert [piece.function.name for piece in pieces if piece.function.name] == [name]
+        assert [bool(piece.id) for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+        assert "".join(piece.function.arguments for piece in pieces) == arguments
+    assert len(deltas) > 3
+    assert not "".join(choice.delta.content for choice in choices)
+    assert choices[-1].finish_reason == "tool_calls"
+
+
+# ---------------------------------------------------------------- the thought
+
+
+@pytest.fixture(scope="module")
+def thinking(start_server: StartServer) -> RunningServer:
+    return start_server(reasoning_parser="qwen3")
+
+
+THOUGHT = "<think>\nLet me see.\n</think>\n\n"
+
+
+def test_the_thought_comes_apart_from_the_content(thinking: RunningServer) -> None:
+    thinking.answer_with(THOUGHT + "Yes.")
+    create = thinking.openai.chat.completions.create
+    message = create(model="tiny", messages=HELLO, max_tokens=200).choices[0].message
+    assert (message.reasoning_content, message.content) == ("Let me see.", "Yes.")
+    stream = create(model="tiny", messages=HELLO, max_tokens=200, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == "Let me see."
+    assert "".join(d.content or "" for d in deltas) == "Yes."
+
+
+def test_the_thought_can_be_left_out_or_in(thinking: RunningServer) -> None:
+    thinking.answer_with(THOUGHT + "Yes.")
+    create = thinking.openai.chat.completions.create
+
+    def message(**fields: bool) -> Any:
+        return create(model="tiny", messages=HELLO, max_tokens=200, extra_body=fields).choices[0].message  # fmt: skip
+
+    without = message(include_reasoning=False)
+    assert without.content == "Yes." and not hasattr(without, "reasoning_content")
+    assert message(separate_reasoning=False).content == THOUGHT + "Yes."
+    status, error = post(
+        thinking, "/v1/chat/completions", CHAT | {"separate_reasoning": False, "regex": "a"}
+    )
+    assert (status, error["param"]) == (400, "separate_reasoning")
+
+
+def test_a_constraint_begins_after_the_thought(thinking: RunningServer) -> None:
+    thinking.scheduler.requests.clear()
+    thinking.answer_with("<think>Hm, </think>yes")
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 200}
+    constrained = thinking.openai.chat.completions.create(**body, extra_body={"regex": "yes|no"})
+    constraint = thinking.scheduler.requests[-1].constraint
+    closing = thinking.vocabulary.encode("</think>", add_special_tokens=False)
+    assert constraint is not None
+    assert list(memoryview(constraint.begin_after).cast("i")) == closing
+    message = constrained.choices[0].message
+    assert (message.reasoning_content, message.content) == ("Hm,", "yes")
+
+
+# ---------------------------------------------------------------- responses
+
+
+def test_what_was_not_enforced_is_reported_with_the_last_chunk() -> None:
+    lost = Unenforced(keyword="not", pointer="/not", reason="why")
+    chunk = AnswerChunk(
+        request_id="a", index=0, text="", token_ids=b"", finish_reason="stop", unenforced=(lost,)
+    )
+    report = {"keyword": "not", "pointer": "/not", "reason": "why"}
+    expected = {"structured_output": {"unenforced": [report], "violation": None}}
+    assert structured_extras(chunk) == expected
+    assert structured_extras(msgspec.structs.replace(chunk, finish_reason=None)) == {}
+    assert structured_extras(msgspec.structs.replace(chunk, unenforced=())) == {}
+
+
+def test_retries_are_in_the_usage() -> None:
+    usage = Usage()
+    chunk = AnswerChunk(
+        request_id="a", index=0, text="", token_ids=b"", prompt=PromptInfo(num_tokens=3)
+    )
+    usage.add(0, chunk)
+    assert "structured_output_retries" not in usage.as_json()
+    for index, retries in ((0, 1), (0, 2), (1, 3)):
+        usage.add(0, msgspec.structs.replace(chunk, index=index, retries=retries))
+    assert usage.as_json()["structured_output_retries"] == 5
+
+
+def test_the_field_of_a_constraint() -> None:
+    fields = ChatCompletionRequest(messages=[], response_format={"type": "text"}, tools=[WEATHER])
+    assert constraint_field(fields) == "tools"

@@ -1,0 +1,179 @@
+"""Constrained answers through the real scheduler and worker: masks, forced tokens, retraction, exclusions."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.messages import Constraint, pack_ids
+from radixrt.sampling_params import SamplingParams
+from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
+from tests.engine.in_process import InProcessEngine
+from tests.engine.test_against_transformers import make_prompts
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["first-class citizen", "second-hand clothes"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 999},
+    },
+    "required": ["name", "kind", "count"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(checkpoint: Callable[[str], Path]) -> Path:
+    return make_tokenizer(checkpoint("llama"))
+
+
+@pytest.fixture(scope="module")
+def facts(model_dir: Path) -> TokenizerFacts:
+    return TokenizerFacts.load(
+        model_dir / "tokenizer.json", vocab_size=VOCAB_SIZE, eos_token_ids=(END_OF_TURN,)
+    )
+
+
+@pytest.fixture(scope="module")
+def schema_grammar(facts: TokenizerFacts) -> Grammar:
+    return llguidance.compile_json_schema(json.dumps(SCHEMA), facts, "compact")
+
+
+def params(seed: int | None = None, **changes: object) -> SamplingParams:
+    settings: dict = {"temperature": 0.0 if seed is None else 1.5, "seed": seed, "max_tokens": 200}
+    return SamplingParams(**{**settings, **changes})
+
+
+def text_of(facts: TokenizerFacts, answer: list[int]) -> str:
+    assert answer[-1] == END_OF_TURN, "the answer did not come to its end"
+    return b"".join(facts.tokens[token] for token in answer[:-1]).decode()
+
+
+def answers(
+    engine: InProcessEngine, grammar: Grammar, count: int = 8, **changes: object
+) -> list[list[int]]:
+    prompts = [make_prompts()[i % len(make_prompts())] for i in range(count)]
+    each = [params(None if i % 4 == 0 else i, **changes) for i in range(count)]
+    constraints = [Constraint(grammar=grammar) for _ in range(count)]
+    return engine.generate(prompts, each, constraints=constraints)
+
+
+def test_every_answer_satisfies_its_schema(
+    model_dir: Path, facts: TokenizerFacts, schema_grammar: Grammar
+) -> None:
+    texts = [text_of(facts, a) for a in answers(InProcessEngine(model_dir), schema_grammar)]
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_jumping_over_forced_tokens_changes_no_answer(
+    model_dir: Path, schema_grammar: Grammar, page_size: int
+) -> None:
+    jumping = InProcessEngine(model_dir, page_size=page_size)
+    stepping = InProcessEngine(model_dir, page_size=page_size, disable_jump_forward=True)
+    assert answers(jumping, schema_grammar) == answers(stepping, schema_grammar)
+    assert jumping.scheduler.counters.forced_tokens > 50
+    assert stepping.scheduler.counters.forced_tokens == 0
+    assert jumping.scheduler.counters.steps < 0.8 * stepping.scheduler.counters.steps
+
+
+def test_penalties_count_the_tokens_jumped_over(model_dir: Path, schema_grammar: Grammar) -> None:
+    penalties = {"frequency_penalty": 1.0, "repetition_penalty": 1.3}
+    jumping = answers(InProcessEngine(model_dir), schema_grammar, **penalties)
+    stepping = InProcessEngine(model_dir, disable_jump_forward=True)
+    assert jumping == answers(stepping, schema_grammar, **penalties)
+
+
+def test_a_retracted_answer_goes_on_where_its_grammar_was(
+    model_dir: Path, schema_grammar: Grammar
+) -> None:
+    quiet = answers(InProcessEngine(model_dir, page_size=4), schema_grammar, max_tokens=60)
+    crowded = InProcessEngine(model_dir, page_size=4, max_total_tokens=132)
+    assert answers(crowded, schema_grammar, max_tokens=60) == quiet
+    assert crowded.scheduler.counters.retractions > 0
+
+
+def test_constrained_and_free_answers_share_a_batch(
+    model_dir: Path, facts: TokenizerFacts, schema_grammar: Grammar
+) -> None:
+    free = params(max_tokens=20, ignore_eos=True)
+    prompts = make_prompts()[:4]
+    alone = InProcessEngine(model_dir).generate(prompts, free)
+    mixed = InProcessEngine(model_dir).generate(
+        [*prompts, prompts[0]],
+        [free] * 4 + [params()],
+        constraints=[None] * 4 + [Constraint(grammar=schema_grammar)],
+    )
+    assert mixed[:4] == alone
+    jsonschema.validate(json.loads(text_of(facts, mixed[4])), SCHEMA)
+
+
+def test_logprobs_come_one_a_token(model_dir: Path, schema_grammar: Grammar) -> None:
+    engine = InProcessEngine(model_dir)
+    (answer,) = answers(engine, schema_grammar, 1, logprobs=2)
+    assert len(engine.logprobs[0]) == len(answer)
+
+
+def test_an_answer_that_was_begun_goes_on_in_its_grammar(
+    model_dir: Path, schema_grammar: Grammar
+) -> None:
+    engine = InProcessEngine(model_dir)
+    (whole,) = answers(engine, schema_grammar, 1)
+    prompt = make_prompts()[0]
+    for kept in (0, 1, 7, len(whole) - 2):
+        rest = engine.generate_from(
+            prompt, whole[:kept], params(), Constraint(grammar=schema_grammar)
+        )
+        assert whole[:kept] + rest == whole
+
+
+def test_an_excluded_path_is_not_taken_again(model_dir: Path, facts: TokenizerFacts) -> None:
+    grammar = llguidance.compile_regex("(red|green|blue|black)", facts)
+    engine = InProcessEngine(model_dir)
+    prompt, seen = make_prompts()[0], []
+    for _ in range(4):
+        constraint = Constraint(grammar=grammar, excluded=[pack_ids(path) for path in seen])
+        (answer,) = engine.generate([prompt], params(), constraints=[constraint])
+        assert answer[:-1] not in seen
+        assert text_of(facts, answer) in ("red", "green", "blue", "black")
+        seen.append(answer[:-1])
+
+
+def test_the_grammar_begins_after_the_thought(model_dir: Path, facts: TokenizerFacts) -> None:
+    grammar = llguidance.compile_regex("[a-c]{3}", facts)
+    engine = InProcessEngine(model_dir)
+    (free,) = engine.generate([make_prompts()[0]], params(max_tokens=12, ignore_eos=True))
+    close = free[5:7]
+    assert free.index(close[0]) == 5 and END_OF_TURN not in free[:7]
+    constraint = Constraint(grammar=grammar, begin_after=pack_ids(close))
+    (answer,) = engine.generate([make_prompts()[0]], params(), constraints=[constraint])
+    assert answer[:7] == free[:7]
+    assert re.fullmatch("[a-c]{3}", text_of(facts, answer[7:]))
+
+
+def test_a_thought_can_not_end_the_answer(model_dir: Path, facts: TokenizerFacts) -> None:
+    grammar = llguidance.compile_regex("[a-c]{3}", facts)
+    never = Constraint(grammar=grammar, begin_after=pack_ids([1, 1, 1, 1]))
+    biased = params(max_tokens=30, logit_bias={END_OF_TURN: 100.0})
+    (answer,) = InProcessEngine(model_dir).generate(
+        [make_prompts()[0]], biased, constraints=[never]
+    )
+    assert len(answer) == 30 and END_OF_TURN not in answer
+
+
+def test_bias_and_min_tokens_do_not_break_the_grammar(
+    model_dir: Path, facts: TokenizerFacts
+) -> None:
+    grammar = llguidance.compile_regex("yes|no", facts)
+    for changes in ({"logit_bias": {5: 100.0}}, {"min_tokens": 50}, {"top_k": 1}, {"top_p": 0.01}):
+        for answer in answers(InProcessEngine(model_dir), grammar, 4, **changes):
+            assert text_of(facts, answer) in ("yes", "no")

@@ -1,0 +1,172 @@
+"""What of an answer with checks is told, when, and how it goes on after a wrong value."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from radixrt.config import ServerConfig
+from radixrt.constrained.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.constrained.grammar import Grammar, SpanCheck
+from radixrt.constrained.span_error import SpanError
+from radixrt.constrained.validation import validate_span
+from radixrt.messages import (
+    Constraint,
+    SequenceFinished,
+    SequenceRequest,
+    pack_ids,
+    unpack_ids,
+)
+from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.answers import SequenceNews
+from radixrt.tokenizer.checked_sequence import FINAL_CHECK, CheckedSequence
+from radixrt.tokenizer.structured import token_texts
+from radixrt.tokenizer.vocabulary import Vocabulary
+from tests.tiny_tokenizers import save_byte_level
+
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+CHECK = SpanCheck(path=("a",), schema=UNIQUE, pointer="/properties/a", keywords=("uniqueItems",))
+PROMPT = [5, 6, 7]
+END_TOKEN = 1
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_byte_level(folder)
+    return Vocabulary.load(ServerConfig(model_path=str(folder)))
+
+
+@pytest.fixture
+def make(vocabulary: Vocabulary) -> Callable[..., CheckedSequence]:
+    texts = token_texts(vocabulary)
+
+    def make(
+        checks: tuple[SpanCheck, ...] = (CHECK,),
+        begin_after: tuple[int, ...] = (),
+        **settings: object,
+    ) -> CheckedSequence:
+        constraint = Constraint(
+            grammar=Grammar("llguidance", b""), begin_after=pack_ids(begin_after)
+        )
+        request = SequenceRequest(
+            seq_id=1,
+            token_ids=pack_ids(PROMPT),
+            sampling=SamplingParams(max_tokens=100, seed=3),
+            constraint=constraint,
+        )
+        options: dict = {"max_attempts": 4, **settings}
+        return CheckedSequence(request, checks, vocabulary, texts, **options)
+
+    return make
+
+
+def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
+    """A token a character, so that every boundary is one."""
+    return [t for c in text for t in vocabulary.encode(c, add_special_tokens=False)]
+
+
+def told_text(vocabulary: Vocabulary, news: SequenceNews | None) -> str:
+    return "" if news is None else vocabulary.decode(news.token_ids, skip_special_tokens=True)
+
+
+def ended(reason: str = "stop") -> SequenceFinished:
+    return SequenceFinished(1, reason, END_TOKEN if reason == "stop" else None, 1.0)  # type: ignore[arg-type]
+
+
+def verdict_of(due: DueCheck) -> list[SpanError]:
+    return validate_span(due.check.schema, due.text)
+
+
+def test_what_is_before_a_checked_value_is_told_and_the_value_waits(
+    make: Callable[..., CheckedSequence], vocabulary: Vocabulary
+) -> None:
+    checked = make()
+    checked.absorb(SequenceNews(tokens_of(vocabulary, '{"b": 1, "a": [1, 2')))
+    assert told_text(vocabulary, checked.take_news()) == '{"b": 1, "a": '
+    assert checked.due() == [] and checked.take_news() is None
+    checked.absorb(SequenceNews(tokens_of(vocabulary, "]")))
+    (due,) = checked.due()
+    assert json.loads(due.text) == [1, 2] and checked.take_news() is None
+    assert checked.verdict(due, verdict_of(due), seq_id=2) is None
+    assert told_text(vocabulary, checked.take_news()) == "[1, 2]"
+
+
+def test_a_wrong_value_goes_on_as_a_new_sequence(
+    make: Callable[..., CheckedSequence], vocabulary: Vocabulary
+) -> None:
+    checked = make()
+    before, wrong = tokens_of(vocabulary, '{"a": '), tokens_of(vocabulary, "[4, 4]")
+    checked.absorb(
+        SequenceNews([*before, *wrong, *tokens_of(vocabulary, "}"), END_TOKEN], finished=ended())
+    )
+    told = told_text(vocabulary, checked.take_news())
+    (due,) = checked.due()
+    again = checked.verdict(due, verdict_of(due), seq_id=2)
+    assert again is not None and again.seq_id == checked.seq_id == 2
+    kept = unpack_ids(again.token_ids).tolist()
+    assert kept[:3] == PROMPT and kept[3:] == [*before, *wrong][: again.num_output]
+    assert len(before) <= again.num_output < len(before) + len(wrong)
+    assert again.sampling.max_tokens == 100 and again.sampling.seed != 3
+    assert again.constraint is not None and again.constraint.excluded
+    rest = [*before, *tokens_of(vocabulary, "[4, 5]}")][again.num_output :]
+    checked.absorb(SequenceNews([*rest, END_TOKEN], finished=ended()))
+    (due,) = checked.due()
+    assert checked.verdict(due, verdict_of(due), seq_id=3) is None
+    news = checked.take_news()
+    assert news is not None and news.finished is not None
+    assert told + told_text(vocabulary, news) == '{"a": [4, 5]}'
+    assert checked.retries == 1
+
+
+def test_attempts_are_bounded(make: Callable[..., CheckedSequence], vocabulary: Vocabulary) -> None:
+    checked = make()
+    checked.absorb(SequenceNews(tokens_of(vocabulary, '{"a": [4, 4]')))
+    with pytest.raises(AttemptsExhausted, match="uniqueItems at /properties/a"):
+        for attempt in range(100):
+            (due,) = checked.due()
+            again = checked.verdict(due, verdict_of(due), seq_id=attempt)
+            assert again is not None
+            whole = tokens_of(vocabulary, '{"a": [4, 4]')
+            checked.absorb(SequenceNews(whole[again.num_output :]))
+
+
+def test_the_thought_is_told_at_once_and_stays(
+    make: Callable[..., CheckedSequence], vocabulary: Vocabulary
+) -> None:
+    close = tokens_of(vocabulary, "</t>")
+    checked = make(begin_after=tuple(close))
+    thought = [*tokens_of(vocabulary, 'so "a": [1,1] '), *close]
+    checked.absorb(SequenceNews(thought))
+    news = checked.take_news()
+    assert news is not None and news.token_ids == thought
+    checked.absorb(SequenceNews(tokens_of(vocabulary, '{"a": [1, 1]')))
+    (due,) = checked.due()
+    again = checked.verdict(due, verdict_of(due), seq_id=2)
+    assert again is not None and again.num_output > len(thought)
+    assert unpack_ids(again.token_ids).tolist()[3 : 3 + len(thought)] == thought
+
+
+def test_a_value_that_is_cut_off_is_told(
+    make: Callable[..., CheckedSequence], vocabulary: Vocabulary
+) -> None:
+    checked = make()
+    checked.absorb(SequenceNews(tokens_of(vocabulary, '{"a": [4, 4'), finished=ended("length")))
+    news = checked.take_news()
+    assert news is not None and news.finished is not None and checked.due() == []
+    assert told_text(vocabulary, news) == '{"a": [4, 4'
+
+
+def test_the_end_waits_for_the_validation_of_the_whole(
+    make: Callable[..., CheckedSequence], vocabulary: Vocabulary
+) -> None:
+    checked = make(checks=(), final_schema={"required": ["b"]})
+    checked.absorb(SequenceNews([*tokens_of(vocabulary, '{"a": 1}'), END_TOKEN], finished=ended()))
+    news = checked.take_news()
+    assert news is not None and news.finished is None
+    (due,) = checked.due()
+    assert due.id == FINAL_CHECK and due.text == '{"a": 1}'
+    assert checked.verdict(due, verdict_of(due), seq_id=2) is None
+    news = checked.take_news()
+    assert news is not None and news.finished is not None
+    assert checked.violation == "'b' is a required property"

@@ -1,0 +1,79 @@
+"""The thought before an answer, however its text is cut into pieces."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixrt.tokenizer.reasoning import FORMATS, ReasoningParser
+
+QWEN, DEEPSEEK = FORMATS["qwen3"], FORMATS["deepseek-r1"]
+ANSWER = "<think>\nTwo < three.\n\nSo </thin no.\n</think>\n\nYes. </think> too"
+CUTS = st.lists(st.integers(0, 200))
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    return [text[a:b] for a, b in itertools.pairwise(borders)]
+
+
+def parse(parser: ReasoningParser, pieces: list[str]) -> tuple[str, str]:
+    parts = [*(parser.push(piece) for piece in pieces), parser.flush()]
+    return "".join(thought for thought, _ in parts), "".join(content for _, content in parts)
+
+
+@pytest.mark.parametrize("written", [QWEN, DEEPSEEK])
+@given(cuts=CUTS)
+def test_the_thought_is_split_off_however_it_comes(written, cuts: list[int]) -> None:
+    parsed = parse(ReasoningParser(written), pieces_of(ANSWER, cuts))
+    assert parsed == ("Two < three.\n\nSo </thin no.", "Yes. </think> too")
+
+
+@given(cuts=CUTS)
+def test_an_answer_without_a_thought_stays_as_it_is(cuts: list[int]) -> None:
+    text = "\n <thin ice> is </think> all "
+    assert parse(ReasoningParser(QWEN), pieces_of(text, cuts)) == ("", text)
+
+
+@given(cuts=CUTS)
+def test_a_thought_that_is_never_closed_is_no_content(cuts: list[int]) -> None:
+    text = "<think>I wonder </thi"
+    for written in (QWEN, DEEPSEEK):
+        assert parse(ReasoningParser(written), pieces_of(text, cuts)) == ("I wonder </thi", "")
+
+
+def test_a_prompt_may_have_opened_the_thought_or_closed_it() -> None:
+    text = "Hm.</think>Yes"
+    for written in (QWEN, DEEPSEEK):
+        opened = ReasoningParser(written, "<|im_start|>assistant\n<think>\n")
+        assert parse(opened, [text]) == ("Hm.", "Yes")
+        closed = ReasoningParser(written, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        assert parse(closed, [text]) == ("", text)
+
+
+def test_deepseek_s_answer_begins_inside_a_thought() -> None:
+    assert parse(ReasoningParser(DEEPSEEK), ["Hm.</think>\n\nYes"]) == ("Hm.", "Yes")
+    assert parse(ReasoningParser(QWEN), ["Hm.</think>\n\nYes"]) == ("", "Hm.</think>\n\nYes")
+
+
+@given(cuts=CUTS)
+def test_held_content_begins_where_its_grammar_does(cuts: list[int]) -> None:
+    """The thought writes its closing tag in other tokens first: the grammar has not begun."""
+    thought, content = "<think>a </think> b </think>", "\n\n{}"
+    parser = ReasoningParser(QWEN, held=True)
+    parts, seen = [], 0
+    for piece in pieces_of(thought + content, cuts):
+        seen += len(piece)
+        if seen >= len(thought):
+            parser.thought_length = len(thought)
+        parts.append(parser.push(piece))
+    parts.append(parser.flush())
+    assert "".join(t for t, _ in parts) == "a </think> b"
+    assert "".join(c for _, c in parts) == content
+
+
+def test_held_content_that_never_began_is_a_thought() -> None:
+    for text in ("<think>a</think>", "no tag at all", "  <th"):
+        thought, content = parse(ReasoningParser(QWEN, held=True), [text])
+        assert content == "" and thought
