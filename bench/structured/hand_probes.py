@@ -126,7 +126,7 @@ def _references() -> Iterator[Probe]:
 
 def _values() -> Iterator[Probe]:
     kinds: dict[str, list[Any]] = {
-        "string": ["a", "é", "a/b", "😀", ""], "string:escaped": ['a"b', "a\\b", "a\nb", "\t"], "string:control": ["\x01", "a\x1fb", "\x7f"],
+        "string": ["a", "é", "a/b", "😀", ""], "string:escaped": ['a"b', "a\\b", "a\nb", "\t"], "string:control": ["\x01", "a\x1fb", "\x7f", "a\x00b"],
         "number": [1, -3, 0, 1000], "number:fraction": [1.5, -0.25], "number:tiny": [1e-20, 0.1234567890123], "number:huge": [2**60 + 1, 10**25],
         "boolean": [True, False], "null": [None], "empty": [[], {}], "array": [[1, "a"], [[1], {"a": 2}]],
         "object": [{"a": 1}, {"a": 1, "b": [1, {"c": None}]}], "object:escaped": [{'a"': 1}, {"b\n": 2}],
@@ -145,6 +145,7 @@ def _values() -> Iterator[Probe]:
         '"\x01"',
         '"a',
         "1.50",
+        '"ab"',
         '"\\u0061"',
         str(2**60),
         str(2**60 + 2),
@@ -222,6 +223,13 @@ def _names() -> Iterator[Probe]:
         yield Probe("properties/name:escaped", properties, texts)
         yield Probe("properties/name:escaped", {**properties, "additionalProperties": False}, texts)
         yield Probe("required/name:escaped", {"type": "object", "required": [name]}, texts)
+    for name in ("a\x00b", "\x01", "\x1f"):
+        bare = name.replace("\x00", "").replace("\x01", "").replace("\x1f", "")
+        texts = texts_of([{}, {name: 1}, {name: "x"}, {bare: 1}, {bare: "x"}])
+        properties = {"type": "object", "properties": {name: {"type": "integer"}}}
+        yield Probe("properties/name:control", properties, texts)
+        yield Probe("properties/name:control", {**properties, "additionalProperties": False}, texts)
+        yield Probe("required/name:control", {"type": "object", "required": [name]}, texts)
     for name in ("é", "😀", "a/b", "a~b", "", "$ref", "x.y", "a b", "\x7f"):
         texts = texts_of([{}, {name: 1}, {name: "x"}, {"q": 1}, {name: 1, "z": 1}])
         yield Probe(
@@ -237,7 +245,8 @@ _SUBJECTS = (
 )  # fmt: skip
 PATTERNS: dict[str, tuple[str, ...]] = {
     "literal": ("a", "^a$", "", "^abc$", "\\.", "^\\^$", "\\\\", "\\/", '"', "\\[", "\\$", "x\\-c", "^\\{$"),
-    "character-beyond-ascii": ("é", "^😀$", "\\u00e9", "^[à-ÿ]$", "\\u{1F600}"), "character-control": ("\\n", "^\\t$", "a\\n", "[\\n]", "\n", "^\\x0b$"),
+    "character-beyond-ascii": ("é", "^😀$", "\\u00e9", "^[à-ÿ]$", "\\u{1F600}"), "character-control": ("\\n", "^\\t$", "a\\n", "[\\n]", "\n", "^[\\x00-\\x1f]b$", "^[\\n]$"),
+    "character-unwritable": ("^\\x0b$", "^a\\x01b$", "a\\0b", "^a[\\x01]b$"),
     "dot": ("^.$", "a.b", "^.{2}$", "^.*$", ".+"), "class": ("^[ab]$", "[a-c]", "^[A-Z_]+$", "^[\\]\\[]$", "[.]", "^[&~-]+$", "[\\^a]"),
     "negated-class": ("^[^a]$", "^[^ab]+$", "^[^a-z]*$", "[^\\n]"), "empty-class": ("[]", "[^]"),
     "escape-d": ("^\\d$", "\\d+", "^[\\da]+$", "^[^\\d]$"), "escape-D": ("^\\D$", "^[\\D]+$", "^[^\\D]$"), "escape-w": ("^\\w$", "^[\\w-]+$", "^[^\\w]$"), "escape-W": ("^\\W$", "^[\\W]$", "^[^\\W]$"),

@@ -171,6 +171,7 @@ def _count(
         record.format_only_accepted += 1
     elif test.get("unverified"):
         record.unverified_accepted += 1
+        record.wrong.append(f"invalid by an unverified label, accepted: {text[:300]}")
     else:
         record.invalid_accepted += 1
         record.wrong.append(f"invalid ({', '.join(test.get('kw', ()))}), accepted: {text[:300]}")

@@ -140,6 +140,7 @@ def test_formats_that_json_schema_does_not_define_are_annotations() -> None:
         ("json-pointer", "/a~0b", "/a~b"),
         ("uri-reference", "../a?b#c", "a b"),
         ("regex", "a+", "("),
+        ("regex", "(?:a)[b]", "(?P<n>a)"),
     ],
 )
 def test_formats_that_json_schema_defines_are_asserted(name: str, valid: str, invalid: str) -> None:
@@ -159,6 +160,21 @@ def test_options_of_a_library_inside_a_schema_are_refused() -> None:
 def test_the_digits_of_other_scripts_are_no_digits() -> None:
     made = plan({"type": "string", "pattern": "^\\d$"})
     assert is_allowed(made, '"3"') and not is_allowed(made, '"٣"')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["a\0b", "x"]},
+        {"enum": [["a\0b"], "x"]},
+        {"type": "string", "pattern": "^(?:a\\x00b|x)$"},
+        {"type": "string", "pattern": "^a\\x01b$|x"},
+    ],
+)
+def test_control_characters_are_not_left_out_of_values(schema: Any) -> None:
+    made = plan(schema)
+    assert is_allowed(made, '"x"')
+    assert not is_allowed(made, '"ab"') and not is_allowed(made, '["ab"]')
 
 
 # ---------------------------------------------------------------- any schema, any value

@@ -30,8 +30,10 @@ Faults = dict[Place, tuple[str, ...]]
 MOST_CHECKS = 100
 """A schema with more (definitions used in many places multiply) is checked as a whole."""
 
-_CHECKED_BY_JSONSCHEMA = frozenset({"regex"})
-"""Formats without a pattern that ``jsonschema`` knows without further packages."""
+_READ_ALIKE = (
+    r"\A(?:[^\\(]|\\[bBdDwWsStnrfv0-9^$\\.*+?()\[\]{}|/\-]|\((?!\?)|\(\?(?:[:=!]|<[=!]))*\Z"
+)
+"""Regular expressions without what Python reads and ECMA-262 does not; whether they are well-formed, jsonschema says."""
 
 
 def place_checks(schema: Any, normalised: Any, faults: Faults) -> tuple[SpanCheck, ...]:
@@ -230,7 +232,9 @@ def _assert_format(node: Node, origin: str) -> None:
         if name in LENGTHS:
             asserted["maxLength"] = LENGTHS[name]
         node["allOf"] = [*node.get("allOf", ()), asserted]
-    elif name not in _CHECKED_BY_JSONSCHEMA:
+    elif name == "regex":
+        node["allOf"] = [*node.get("allOf", ()), {"pattern": _READ_ALIKE}]
+    else:
         raise CannotEnforce(
             "format", f"{origin}/format", f"nothing here knows what {name!r} allows; leave it out."
         )

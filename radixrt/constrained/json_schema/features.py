@@ -164,8 +164,10 @@ def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feat
         variant = number_variant(value)
         if variant:
             yield Feature(f"{type_name}/{keyword}:{variant}", (keyword,))
-    elif keyword in ("properties", "required") and any(not _plain(name) for name in value):
-        yield Feature(f"{keyword}/name:escaped", (keyword,))
+    elif keyword in ("properties", "required"):
+        kinds = {_kind_of_text(name).partition(":")[2] for name in value}
+        for kind in sorted(kinds - {""}):
+            yield Feature(f"{keyword}/name:{kind}", (keyword,))
 
 
 def number_variant(value: float) -> str:
@@ -210,8 +212,21 @@ def _of_logic(node: dict[str, Any], recursive: bool) -> Iterator[Feature]:
 
 def _of_values(keyword: str, node: dict[str, Any]) -> Iterator[Feature]:
     values = node["enum"] if keyword == "enum" else [node["const"]]
-    for kind in sorted({_kind(value) for value in values}):
+    for kind in sorted({kind for value in values for kind in _kinds(value)}):
         yield Feature(f"value/{kind}", (keyword,))
+
+
+def _kinds(value: Any) -> Iterator[str]:
+    """Of the value and of all in it."""
+    yield _kind(value)
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _kinds(item)
+
+
+def is_writable(value: Any) -> bool:
+    """False if there are control characters in it that JSON writes only as ``\\u`` escapes."""
+    return not any(kind.endswith(":control") for kind in _kinds(value))
 
 
 def _kind(value: Any) -> str:
@@ -230,7 +245,8 @@ def _kind(value: Any) -> str:
         case list():
             return "array"
         case dict():
-            return "object" if all(map(_plain, value)) else "object:escaped"
+            kinds = {_kind_of_text(name).partition(":")[2] for name in value} - {""}
+            return f"object:{min(kinds)}" if kinds else "object"
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 

@@ -284,6 +284,8 @@ class ObjectForm:
                 for size in sizes
                 for chosen in itertools.combinations(optional, size)
             ]
+        if room < 0:
+            return []
         if math.comb(len(optional), room) > MAX_SUBSETS:
             return None
         return [

@@ -81,8 +81,7 @@ def _features_of(alternatives: Alternatives, at_edge: bool) -> Iterator[str]:
 def _features_of_node(node: Node, first: bool, last: bool) -> Iterator[str]:
     match node:
         case Literal(character):
-            if not " " <= character <= "~":
-                yield "character-control" if character < " " else "character-beyond-ascii"
+            yield from _features_of_character(ord(character))
         case AnyCharacter():
             yield "dot"
         case CharacterClass(negated, items):
@@ -121,6 +120,8 @@ def _features_of_class(negated: bool, items: tuple[Escape | tuple[int, int], ...
     yield "negated-class" if negated else "class"
     if not items:
         yield "empty-class"
+    if len(items) == 1 and isinstance(items[0], tuple) and items[0][0] == items[0][1]:
+        yield from _features_of_character(items[0][0])
     for item in items:
         if isinstance(item, Escape):
             yield "property" if item.name[0] in "pP" else f"escape-{item.name}"
@@ -128,6 +129,13 @@ def _features_of_class(negated: bool, items: tuple[Escape | tuple[int, int], ...
             yield "character-control"
         elif item[1] > 0x7E:
             yield "character-beyond-ascii"
+
+
+def _features_of_character(code: int) -> Iterator[str]:
+    if code < 0x20:
+        yield "character-control" if chr(code) in "\b\t\n\f\r" else "character-unwritable"
+    elif code > 0x7E:
+        yield "character-beyond-ascii"
 
 
 # ---------------------------------------------------------------- writing

@@ -8,7 +8,7 @@ from typing import Any
 
 from radixrt.constrained.capabilities import Capabilities, Verdict
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
-from radixrt.constrained.json_schema.features import ENFORCEABLE, UNREAD, types_of
+from radixrt.constrained.json_schema.features import ENFORCEABLE, UNREAD, is_writable, types_of
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 from radixrt.constrained.json_schema.keywords import ORIGIN
 from radixrt.constrained.json_schema.patterns import portable
@@ -35,9 +35,20 @@ def prepared(schema: Any, backend: str, table: Capabilities) -> Any:
             node[keyword] = prepared(value, backend, table)
         else:
             node[keyword] = value
+    if not _keep_writable_values(node, backend, table):
+        return False
     _write_patterns(node)
     _write_format(node, backend, table)
     return node
+
+
+def _keep_writable_values(node: dict[str, Any], backend: str, table: Capabilities) -> bool:
+    """Take out values that the backend can't write anywhere, and gets wrong; False if none is left."""
+    if table.verdict(backend, "value/string:control").enforced:
+        return True
+    if "enum" in node:
+        node["enum"] = [value for value in node["enum"] if is_writable(value)]
+    return bool(node.get("enum", True)) and is_writable(node.get("const"))
 
 
 def _write_patterns(node: dict[str, Any]) -> None:

@@ -3,9 +3,11 @@
 import re
 from typing import Any
 
-from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.keywords import MAP_WORDS, ORIGIN
 from radixrt.constrained.json_schema.node import Node
 
+_PLAIN_VALUES = ("enum", "const", "required", "dependentRequired", "type", ORIGIN)
+"""Keywords whose values are no schemas, whatever they look like."""
 INLINE_SIZE = 6
 """A schema that several others hold is written once, under ``$defs``, if it has more words than this."""
 
@@ -93,18 +95,23 @@ class _Writer:
         return {ORIGIN: node.origin, **words}
 
     def _value(self, word: str, value: Any) -> Any:
-        if isinstance(value, Node):
-            return self._node(value)
-        if word in ("enum", "const", "required"):
+        """What stands under a keyword: values as they are, schemas written."""
+        if word in _PLAIN_VALUES:
             return value
-        if isinstance(value, dict):
-            written = {key: self._value("", item) for key, item in value.items()}
-            if word in ("properties", "patternProperties") or ORIGIN in written:
-                return written
-            return {ORIGIN: "", **written}
+        if word in (*MAP_WORDS, "$defs") and isinstance(value, dict):
+            return {name: self._schema(item) for name, item in value.items()}
         if isinstance(value, list):
-            return [self._value("", item) for item in value]
-        return value
+            return [self._schema(item) for item in value]
+        return self._schema(value)
+
+    def _schema(self, schema: Any) -> Any:
+        """A schema that is a node or a dictionary; anything else as it is."""
+        if isinstance(schema, Node):
+            return self._node(schema)
+        if not isinstance(schema, dict):
+            return schema
+        words = {word: self._value(word, value) for word, value in schema.items()}
+        return words if ORIGIN in words else {ORIGIN: "", **words}
 
     def _new_name(self, origin: str) -> str:
         last = origin.rsplit("/", 1)[-1] if origin else "root"
