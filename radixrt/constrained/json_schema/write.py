@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import ORIGIN
-from radixrt.constrained.json_schema.node import Node
+from radixrt.constrained.json_schema.node import Node, Written
 
 INLINE_SIZE = 6
 """A schema that several others hold is written once, under ``$defs``, if it has more words than this."""
@@ -95,13 +95,14 @@ class _Writer:
     def _value(self, word: str, value: Any) -> Any:
         if isinstance(value, Node):
             return self._node(value)
+        if isinstance(value, Written):
+            return dict(value)
         if word in ("enum", "const", "required"):
             return value
+        if word in ("properties", "patternProperties"):
+            return {name: self._value("", item) for name, item in value.items()}
         if isinstance(value, dict):
-            written = {key: self._value("", item) for key, item in value.items()}
-            if word in ("properties", "patternProperties") or ORIGIN in written:
-                return written
-            return {ORIGIN: "", **written}
+            return {ORIGIN: "", **{key: self._value(key, item) for key, item in value.items()}}
         if isinstance(value, list):
             return [self._value("", item) for item in value]
         return value
