@@ -120,7 +120,7 @@ class Document:
 
     def at(self, pointer: str) -> Any:
         """What stands at a pointer that :meth:`resolve` returned."""
-        value = self.root
+        value: Any = self.root
         for step in _steps(pointer):
             value = value[int(step)] if isinstance(value, list) else value[step]
         return value

@@ -92,18 +92,26 @@ class Flattener:
             for word, value in raw.items()
             if (word in TYPE_OF or word in ANY_TYPE) and not word.startswith("dependent")
         }
-        if simple:  # before what it opens: its own properties come first
+        # Properties keep the order in which the user wrote them, also those of an allOf that comes first.
+        words = list(raw)
+        turn = words.index("properties") if "properties" in raw else 0
+        for word in words[:turn]:
+            self._add_word(flat, raw, word, path)
+        if simple:
             flat.simple.append({ORIGIN: raw.get(ORIGIN, ""), **simple})
-        for word, value in raw.items():
-            if word in IN_PLACE:
-                self._add_in_place(flat, raw, word, path)
-            elif word == "dependentRequired":
-                for name, needed in value.items():
-                    if needed:
-                        flat.choices.append(_dependent(raw, name, {"required": needed}))
-            elif word == "dependentSchemas":
-                for name, schema in value.items():
-                    flat.choices.append(_dependent(raw, name, schema))
+        for word in words[turn:]:
+            self._add_word(flat, raw, word, path)
+
+    def _add_word(self, flat: Flat, raw: Raw, word: str, path: tuple[str, ...]) -> None:
+        if word in IN_PLACE:
+            self._add_in_place(flat, raw, word, path)
+        elif word == "dependentRequired":
+            for name, needed in raw[word].items():
+                if needed:
+                    flat.choices.append(_dependent(raw, name, {"required": needed}))
+        elif word == "dependentSchemas":
+            for name, schema in raw[word].items():
+                flat.choices.append(_dependent(raw, name, schema))
 
     def _add_in_place(self, flat: Flat, raw: Raw, word: str, path: tuple[str, ...]) -> None:
         value = raw[word]
@@ -133,8 +141,9 @@ class Flattener:
             negated = self.negate(value)
             then, otherwise = raw.get("then", True), raw.get("else", True)
             if negated is None:
-                kept = {key: raw[key] for key in ("if", "then", "else") if key in raw}
-                flat.opaque.append({ORIGIN: raw.get(ORIGIN, ""), **kept})
+                flat.opaque.append(
+                    {key: raw[key] for key in (ORIGIN, "if", "then", "else") if key in raw}
+                )
             elif otherwise is True:
                 flat.choices.append([negated, _both(raw, value, then)])
             elif then is True:
@@ -174,7 +183,7 @@ class Flattener:
                     }
                 )
         if opaque:
-            flat.opaque.append(raw)
+            flat.opaque.append({ORIGIN: raw.get(ORIGIN, ""), "allOf": [raw]})
         return rest
 
     def _seen_properties(self, raw: Schema, depth: int) -> tuple[list[str], list[str], bool] | None:
@@ -382,6 +391,9 @@ def _with_origin(raw: Schema, parent: Raw) -> Schema:
 
 def values_of(simple: list[Raw]) -> list[Any] | None:
     """The values of the shortest ``enum`` or ``const``; None without one."""
-    lists = [raw["enum"] for raw in simple if "enum" in raw]
+    lists: list[list[Any]] = [raw["enum"] for raw in simple if "enum" in raw]
     lists += [[raw["const"]] for raw in simple if "const" in raw]
-    return distinct(min(lists, key=len)) if lists else None
+    if not lists:
+        return None
+    shortest = min(lists, key=len)
+    return distinct(shortest)

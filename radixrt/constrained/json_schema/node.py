@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Node:
     """One normalised schema, shared by all that hold it.
 
@@ -31,3 +31,7 @@ class Node:
             nodes: list[Node] = self.schema["anyOf"]
             return nodes
         return [self]
+
+
+class Written(dict[str, Any]):
+    """A schema in plain words that stays as it is."""

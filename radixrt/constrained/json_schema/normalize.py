@@ -25,13 +25,13 @@ from radixrt.constrained.json_schema.errors import SchemaError
 from radixrt.constrained.json_schema.exclusive import Alternatives
 from radixrt.constrained.json_schema.flatten import Flat, Flattener, Raw, values_of
 from radixrt.constrained.json_schema.keywords import ANY_TYPE, OF_TYPE, ORIGIN, TYPES, Schema
-from radixrt.constrained.json_schema.node import Node
+from radixrt.constrained.json_schema.node import Node, Written
 from radixrt.constrained.json_schema.objects import ObjectForm
 from radixrt.constrained.json_schema.progress import check_progress
 from radixrt.constrained.json_schema.scalars import literal_forms, number_forms, string_forms
 from radixrt.constrained.json_schema.translate import Translator
 from radixrt.constrained.json_schema.validity import Judge, RawWriter
-from radixrt.constrained.json_schema.values import type_of
+from radixrt.constrained.json_schema.values import type_of, value_key
 from radixrt.constrained.json_schema.write import strip_origins, write
 
 __all__ = ["normalize", "strip_origins"]
@@ -164,7 +164,7 @@ class Normalizer:
     def _of_values(self, origin: str, flat: Flat) -> dict[str, Any] | bool:
         values = values_of(flat.simple)
         assert values is not None
-        rest = [_without_values(raw, len(values)) for raw in flat.simple]
+        rest = [_without_values(raw, values) for raw in flat.simple]
         types = flat.types()
         values = [value for value in values if _has_type(value, types)]
         formats = {raw["format"]: raw for raw in rest if "format" in raw and len(raw) > 1}
@@ -243,7 +243,7 @@ class Normalizer:
         if words.keys() == {"anyOf"}:
             return {"anyOf": [self.node([branch]) for branch in words["anyOf"]]}
         # Words that see what their neighbours have evaluated must keep their neighbours.
-        return {"allOf": [self.raw_writer.write(raw)]}
+        return {"allOf": [Written(self.raw_writer.write(part)) for part in words["allOf"]]}
 
 
 def union(origin: str, nodes: list[Node]) -> dict[str, Any] | bool:
@@ -254,8 +254,9 @@ def union(origin: str, nodes: list[Node]) -> dict[str, Any] | bool:
     distinct: list[Node] = []
     seen: set[str] = set()
     for part in parts:
-        text = repr(part.schema)
-        if part.schema is None or text not in seen:
+        # Nodes inside are told apart by identity: equal conjunctions share one.
+        text = repr(part if part.schema is None else part.schema)
+        if text not in seen:
             seen.add(text)
             distinct.append(part)
     if not distinct:
@@ -277,8 +278,15 @@ def _has_type(value: Any, types: set[str]) -> bool:
     return kind in types
 
 
-def _without_values(raw: Raw, count: int) -> Raw:
+def _without_values(raw: Raw, values: list[Any]) -> Raw:
     """The schema without the list of values that are looked at one by one anyway."""
-    if len(raw.get("enum", ())) == count or (count == 1 and "const" in raw):
-        return {word: value for word, value in raw.items() if word not in ("enum", "const")}
-    return raw
+    rest = dict(raw)
+    if "enum" in raw and _same_values(raw["enum"], values):
+        del rest["enum"]
+    if "const" in raw and _same_values([raw["const"]], values):
+        del rest["const"]
+    return rest
+
+
+def _same_values(some: list[Any], values: list[Any]) -> bool:
+    return {value_key(value) for value in some} == {value_key(value) for value in values}

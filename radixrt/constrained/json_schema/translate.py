@@ -29,6 +29,8 @@ class Translator:
     """Reads subschemas of a document, in 2020-12's words and without annotations.
 
     ``$ref`` becomes the pointer of its target, ``#/definitions/a`` for example, wherever that stands.
+
+    One thing is lost: draft 4 tells 1.0 from 1, so that 1.0 is no integer, and 2020-12 has no word for that.
     """
 
     def __init__(self, document: Document) -> None:

@@ -100,7 +100,8 @@ def _has_inner_format(plain: list[Any], defs: dict[str, Any]) -> bool:
 
 
 def _words_in(value: Any) -> list[str]:
-    found, left = [], [value]
+    found: list[str] = []
+    left = [value]
     while left:
         item = left.pop()
         if isinstance(item, dict):

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import MAP_WORDS, ORIGIN
-from radixrt.constrained.json_schema.node import Node
+from radixrt.constrained.json_schema.node import Node, Written
 
 _PLAIN_VALUES = ("enum", "const", "required", "dependentRequired", "type", ORIGIN)
 """Keywords whose values are no schemas, whatever they look like."""
@@ -108,6 +108,8 @@ class _Writer:
         """A schema that is a node or a dictionary; anything else as it is."""
         if isinstance(schema, Node):
             return self._node(schema)
+        if isinstance(schema, Written):
+            return dict(schema)
         if not isinstance(schema, dict):
             return schema
         words = {word: self._value(word, value) for word, value in schema.items()}
