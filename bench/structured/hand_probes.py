@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.structured.probes import ALL_TEXTS, NUMBERS, OBJECTS, SAMPLES, Probe, texts_of
+from radixrt.constrained.json_schema.auditing.patterns import pattern_features, portable
 from radixrt.constrained.json_schema.formats import format_pattern
-from radixrt.constrained.json_schema.patterns import pattern_features, portable
 
 
 def probes() -> Iterator[Probe]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from radixrt.constrained.json_schema.compiling import llguidance_grammar
+from radixrt.constrained.json_schema.auditing.compiling import llguidance_grammar
 
 Acceptor = Callable[[bytes], bool]
 """Whether a text is accepted from beginning to end."""

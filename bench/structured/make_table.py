@@ -1,6 +1,6 @@
 """What do the installed libraries do with each feature? ``python -m bench.structured.make_table [--check] [--why FEATURE]``.
 
-Writes ``radixrt/constrained/capabilities.json``. Nothing in it is random and nothing is timed.
+Writes ``radixrt/constrained/json_schema/auditing/capabilities.json``. Nothing in it is random and nothing is timed.
 """
 
 import argparse
@@ -13,14 +13,14 @@ from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
-import radixrt.constrained
 from bench.structured.libraries import COMPILERS, Acceptor, versions
 from bench.structured.probes import Probe, all_probes
-from radixrt.constrained.capabilities import Verdict
+from radixrt.constrained.json_schema import auditing
+from radixrt.constrained.json_schema.auditing.capabilities import Verdict
 from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
 
 _PRECISE = Context(prec=1000)
-TABLE = Path(radixrt.constrained.__file__).parent / "capabilities.json"
+TABLE = Path(auditing.__file__).parent / "capabilities.json"
 
 
 @dataclass

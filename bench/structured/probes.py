@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixrt.constrained.json_schema.features import node_features
+from radixrt.constrained.json_schema.auditing.features import node_features
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Grammar, SpanCheck
-from radixrt.constrained.json_schema.audit import plan_json_schema
+from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher

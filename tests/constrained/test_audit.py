@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from bench.structured.libraries import compile_llguidance, compile_xgrammar
 from radixrt.bench.structured_engines import values_at
 from radixrt.constrained.errors import CannotEnforce
-from radixrt.constrained.json_schema.audit import JsonPlan, plan_json_schema
+from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
 from radixrt.constrained.json_schema.validation import SchemaValidator
 
 LINKED = {

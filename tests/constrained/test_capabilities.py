@@ -6,9 +6,9 @@ import pytest
 
 from bench.structured.hand_probes import FORMATS, PATTERNS
 from bench.structured.make_table import TABLE, measure, table, table_text
-from radixrt.constrained.capabilities import Verdict, capabilities
+from radixrt.constrained.json_schema.auditing.capabilities import Verdict, capabilities
+from radixrt.constrained.json_schema.auditing.patterns import pattern_features
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
-from radixrt.constrained.json_schema.patterns import pattern_features
 
 
 def test_the_table_is_what_the_installed_libraries_do() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from radixrt.constrained.json_schema import ORIGIN, SchemaError, normalize, strip_origins
+from radixrt.constrained.json_schema.errors import SchemaError
+from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.normal.normalize import normalize, strip_origins
 
 VALUES: list[Any] = [
     None, True, False, 0, 1, 2, 3, 5, 10, -1, 0.5, 1.5, "", "a", "b", "ab", "abc", "c", "x-1",

@@ -6,7 +6,8 @@ import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.constrained.json_schema import SchemaError, normalize, strip_origins
+from radixrt.constrained.json_schema.errors import SchemaError
+from radixrt.constrained.json_schema.normal.normalize import normalize, strip_origins
 
 NAMES = st.sampled_from(["a", "b", "ab"])
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 0.5, 1.0, 3])

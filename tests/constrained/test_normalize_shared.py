@@ -9,7 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from radixrt.constrained.json_schema import SchemaError, normalize, strip_origins
+from radixrt.constrained.json_schema.errors import SchemaError
+from radixrt.constrained.json_schema.normal.normalize import normalize, strip_origins
 
 PLACES = [parent / "shared" / "data" / "jsonschema" for parent in Path(__file__).resolve().parents]
 DATA = next((place for place in PLACES if place.exists()), PLACES[3])

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from radixrt.constrained.json_schema.auditing.patterns import portable
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax, parse
-from radixrt.constrained.json_schema.patterns import portable
 from radixrt.constrained.json_schema.python_regex import python_pattern
 
 # (pattern, strings that match by ECMA-262, strings that do not)

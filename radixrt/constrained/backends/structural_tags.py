@@ -12,7 +12,7 @@ from typing import Any
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Grammar, Unenforced
-from radixrt.constrained.json_schema.audit import plan_json_schema
+from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.spec import (
     AnyJson,

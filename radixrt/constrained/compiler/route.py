@@ -93,7 +93,7 @@ def _compile(spec: Spec, facts: TokenizerFacts, options: CompileOptions) -> Comp
 
 
 def _json_schema(spec: JsonSchema, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
-    from radixrt.constrained.json_schema.audit import plan_json_schema
+    from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 
     wanted = "auto" if options.backend == "fsm" else options.backend
     plan = plan_json_schema(spec.schema, strict=spec.strict, backend=wanted)

@@ -1,7 +1,1 @@
-"""A user's JSON schema in the few, plain forms that backends can be measured on."""
-
-from radixrt.constrained.json_schema.errors import SchemaError
-from radixrt.constrained.json_schema.keywords import ORIGIN
-from radixrt.constrained.json_schema.normalize import normalize, strip_origins
-
-__all__ = ["ORIGIN", "SchemaError", "normalize", "strip_origins"]
+"""JSON schemas: rewritten into few plain forms (normal), then audited against what backends were measured to do (auditing)."""

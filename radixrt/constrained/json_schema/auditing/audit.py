@@ -7,18 +7,21 @@ normalised schema ──▶ prepared for a backend ──▶ faults ──▶ su
 import dataclasses
 from typing import Any, Literal
 
-from radixrt.constrained.capabilities import Capabilities, JsonBackend, capabilities
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
-from radixrt.constrained.json_schema.blame import blamed
-from radixrt.constrained.json_schema.checks import Faults, place_checks, self_contained
-from radixrt.constrained.json_schema.compiling import compile_error
-from radixrt.constrained.json_schema.features import UNREAD, node_features
-from radixrt.constrained.json_schema.keywords import ORIGIN
-from radixrt.constrained.json_schema.normal_form import normal_form
-from radixrt.constrained.json_schema.prepare import prepared
-from radixrt.constrained.json_schema.relax import fewest_to_drop, without
-from radixrt.constrained.json_schema.walk import (
+from radixrt.constrained.json_schema.auditing.blame import blamed
+from radixrt.constrained.json_schema.auditing.capabilities import (
+    Capabilities,
+    JsonBackend,
+    capabilities,
+)
+from radixrt.constrained.json_schema.auditing.checks import Faults, place_checks, self_contained
+from radixrt.constrained.json_schema.auditing.compiling import compile_error
+from radixrt.constrained.json_schema.auditing.features import UNREAD, node_features
+from radixrt.constrained.json_schema.auditing.normal_form import normal_form
+from radixrt.constrained.json_schema.auditing.prepare import prepared
+from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop, without
+from radixrt.constrained.json_schema.auditing.walk import (
     Place,
     at,
     children,
@@ -27,6 +30,7 @@ from radixrt.constrained.json_schema.walk import (
     recursive_targets,
     reference_target,
 )
+from radixrt.constrained.json_schema.keywords import ORIGIN
 
 BACKENDS: tuple[JsonBackend, ...] = ("llguidance", "xgrammar")
 _MOST_ROUNDS = 30

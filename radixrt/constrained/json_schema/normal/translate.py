@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from radixrt.constrained.json_schema.document import LENIENT, Document, join
 from radixrt.constrained.json_schema.keywords import (
     LIST_WORDS,
     MAP_WORDS,
@@ -11,6 +10,7 @@ from radixrt.constrained.json_schema.keywords import (
     TYPE_OF,
     Schema,
 )
+from radixrt.constrained.json_schema.normal.document import LENIENT, Document, join
 
 _KEPT = {*TYPE_OF, "type", "enum", "const"}
 _SINCE_DRAFT6 = {"const", "contains", "propertyNames"}

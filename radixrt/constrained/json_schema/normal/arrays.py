@@ -3,14 +3,14 @@
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from radixrt.constrained.json_schema.flatten import Raw
 from radixrt.constrained.json_schema.keywords import NOT_IN, ORIGIN, Schema
-from radixrt.constrained.json_schema.node import Node
-from radixrt.constrained.json_schema.scalars import denied_values
-from radixrt.constrained.json_schema.values import value_key
+from radixrt.constrained.json_schema.normal.flatten import Raw
+from radixrt.constrained.json_schema.normal.node import Node
+from radixrt.constrained.json_schema.normal.scalars import denied_values
+from radixrt.constrained.json_schema.normal.values import value_key
 
 if TYPE_CHECKING:
-    from radixrt.constrained.json_schema.normalize import Normalizer
+    from radixrt.constrained.json_schema.normal.normalize import Normalizer
 
 MAX_SEQUENCES = 130
 """Arrays of distinct items that are written out one by one."""

@@ -10,7 +10,7 @@ from radixrt.constrained.json_schema.keywords import (
     SCHEMA_WORDS,
     Schema,
 )
-from radixrt.constrained.json_schema.translate import Translator
+from radixrt.constrained.json_schema.normal.translate import Translator
 
 _SAME_VALUE = {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"}
 

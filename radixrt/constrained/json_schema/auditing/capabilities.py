@@ -52,6 +52,10 @@ class Capabilities:
 @functools.cache
 def capabilities() -> Capabilities:
     """The table that the project ships."""
-    text = resources.files("radixrt.constrained").joinpath("capabilities.json").read_text("utf-8")
+    text = (
+        resources.files("radixrt.constrained.json_schema.auditing")
+        .joinpath("capabilities.json")
+        .read_text("utf-8")
+    )
     table = json.loads(text)
     return Capabilities(table["versions"], table["features"])

@@ -3,10 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-from radixrt.constrained.json_schema.compiling import compile_error
-from radixrt.constrained.json_schema.features import constraints
-from radixrt.constrained.json_schema.relax import fewest_to_drop
-from radixrt.constrained.json_schema.walk import Place, at, children, reachable, reference_target
+from radixrt.constrained.json_schema.auditing.compiling import compile_error
+from radixrt.constrained.json_schema.auditing.features import constraints
+from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop
+from radixrt.constrained.json_schema.auditing.walk import (
+    Place,
+    at,
+    children,
+    reachable,
+    reference_target,
+)
 
 MOST_COMPILES = 400
 """Parts that are compiled to find a culprit; a schema with more is refused as a whole."""

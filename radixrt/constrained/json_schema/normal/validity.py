@@ -5,8 +5,8 @@ from typing import Any
 import jsonschema
 
 from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER, ORIGIN, Schema
-from radixrt.constrained.json_schema.translate import Translator
-from radixrt.constrained.json_schema.values import is_plain, matches
+from radixrt.constrained.json_schema.normal.translate import Translator
+from radixrt.constrained.json_schema.normal.values import is_plain, matches
 
 
 class RawWriter:

@@ -1,11 +1,11 @@
 """Is it certain, at little cost, that no value satisfies a conjunction of schemas?"""
 
-from radixrt.constrained.json_schema.arrays import item_conjuncts
-from radixrt.constrained.json_schema.flatten import Flat, Flattener, Raw, values_of
 from radixrt.constrained.json_schema.keywords import Schema
-from radixrt.constrained.json_schema.objects import required_names, shapes_of
-from radixrt.constrained.json_schema.scalars import literal_forms, number_forms, string_forms
-from radixrt.constrained.json_schema.validity import Judge
+from radixrt.constrained.json_schema.normal.arrays import item_conjuncts
+from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw, values_of
+from radixrt.constrained.json_schema.normal.objects import required_names, shapes_of
+from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
+from radixrt.constrained.json_schema.normal.validity import Judge
 
 MAX_LEVELS = 5
 """How far below the value itself a contradiction is looked for."""

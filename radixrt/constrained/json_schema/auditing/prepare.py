@@ -6,12 +6,17 @@ portably, and formats that a backend does not enforce exactly become patterns th
 
 from typing import Any
 
-from radixrt.constrained.capabilities import Capabilities, Verdict
+from radixrt.constrained.json_schema.auditing.capabilities import Capabilities, Verdict
+from radixrt.constrained.json_schema.auditing.features import (
+    ENFORCEABLE,
+    UNREAD,
+    is_writable,
+    types_of,
+)
+from radixrt.constrained.json_schema.auditing.patterns import portable
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
-from radixrt.constrained.json_schema.features import ENFORCEABLE, UNREAD, is_writable, types_of
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 from radixrt.constrained.json_schema.keywords import ORIGIN
-from radixrt.constrained.json_schema.patterns import portable
 
 _KEPT = ENFORCEABLE | UNREAD | {"$defs", ORIGIN}
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs")

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from radixrt.constrained.json_schema.flatten import Raw
 from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER
-from radixrt.constrained.json_schema.values import (
+from radixrt.constrained.json_schema.normal.flatten import Raw
+from radixrt.constrained.json_schema.normal.values import (
     anything_but,
     distinct,
     is_integral,

@@ -5,7 +5,7 @@ from typing import Any
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.errors import SchemaError
-from radixrt.constrained.json_schema.normalize import normalize
+from radixrt.constrained.json_schema.normal.normalize import normalize
 
 
 def normal_form(schema_text: str, draft: str | None = None) -> Any:

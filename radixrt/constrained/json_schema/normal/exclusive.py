@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Callable
 
-from radixrt.constrained.json_schema.flatten import Flat, Flattener
 from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
+from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener
 
 MAX_COMBINATIONS = 64
 """Alternatives that branches are multiplied out to; beyond, a choice stays beside the form."""

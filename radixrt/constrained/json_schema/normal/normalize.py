@@ -18,21 +18,21 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from radixrt.constrained.json_schema.arrays import ArrayForm
-from radixrt.constrained.json_schema.document import Document
-from radixrt.constrained.json_schema.emptiness import Emptiness
 from radixrt.constrained.json_schema.errors import SchemaError
-from radixrt.constrained.json_schema.exclusive import Alternatives
-from radixrt.constrained.json_schema.flatten import Flat, Flattener, Raw, values_of
 from radixrt.constrained.json_schema.keywords import ANY_TYPE, OF_TYPE, ORIGIN, TYPES, Schema
-from radixrt.constrained.json_schema.node import Node, Written
-from radixrt.constrained.json_schema.objects import ObjectForm
-from radixrt.constrained.json_schema.progress import check_progress
-from radixrt.constrained.json_schema.scalars import literal_forms, number_forms, string_forms
-from radixrt.constrained.json_schema.translate import Translator
-from radixrt.constrained.json_schema.validity import Judge, RawWriter
-from radixrt.constrained.json_schema.values import type_of, value_key
-from radixrt.constrained.json_schema.write import strip_origins, write
+from radixrt.constrained.json_schema.normal.arrays import ArrayForm
+from radixrt.constrained.json_schema.normal.document import Document
+from radixrt.constrained.json_schema.normal.emptiness import Emptiness
+from radixrt.constrained.json_schema.normal.exclusive import Alternatives
+from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw, values_of
+from radixrt.constrained.json_schema.normal.node import Node, Written
+from radixrt.constrained.json_schema.normal.objects import ObjectForm
+from radixrt.constrained.json_schema.normal.progress import check_progress
+from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
+from radixrt.constrained.json_schema.normal.translate import Translator
+from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
+from radixrt.constrained.json_schema.normal.values import type_of, value_key
+from radixrt.constrained.json_schema.normal.write import strip_origins, write
 
 __all__ = ["normalize", "strip_origins"]
 

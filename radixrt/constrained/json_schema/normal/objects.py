@@ -5,15 +5,15 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from radixrt.constrained.json_schema.arrays import finite_values
-from radixrt.constrained.json_schema.flatten import Raw
 from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
-from radixrt.constrained.json_schema.node import Node
-from radixrt.constrained.json_schema.scalars import denied_values
-from radixrt.constrained.json_schema.values import matches
+from radixrt.constrained.json_schema.normal.arrays import finite_values
+from radixrt.constrained.json_schema.normal.flatten import Raw
+from radixrt.constrained.json_schema.normal.node import Node
+from radixrt.constrained.json_schema.normal.scalars import denied_values
+from radixrt.constrained.json_schema.normal.values import matches
 
 if TYPE_CHECKING:
-    from radixrt.constrained.json_schema.normalize import Normalizer
+    from radixrt.constrained.json_schema.normal.normalize import Normalizer
 
 MAX_SUBSETS = 40
 """Sets of properties that are written out one by one where their number is bounded."""

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import MAP_WORDS, ORIGIN
-from radixrt.constrained.json_schema.node import Node, Written
+from radixrt.constrained.json_schema.normal.node import Node, Written
 
 _PLAIN_VALUES = ("enum", "const", "required", "dependentRequired", "type", ORIGIN)
 """Keywords whose values are no schemas, whatever they look like."""

@@ -14,8 +14,8 @@ from radixrt.constrained.json_schema.keywords import (
     TYPES,
     Schema,
 )
-from radixrt.constrained.json_schema.translate import Translator
-from radixrt.constrained.json_schema.values import distinct
+from radixrt.constrained.json_schema.normal.translate import Translator
+from radixrt.constrained.json_schema.normal.values import distinct
 
 MAX_NEGATED = 64
 """Keywords that one negation may turn around; larger ones are left to a check."""

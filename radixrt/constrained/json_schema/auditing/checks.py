@@ -11,11 +11,7 @@ from typing import Any
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck
-from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
-from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
-from radixrt.constrained.json_schema.keywords import ORIGIN
-from radixrt.constrained.json_schema.python_regex import python_pattern
-from radixrt.constrained.json_schema.walk import (
+from radixrt.constrained.json_schema.auditing.walk import (
     Node,
     Place,
     at,
@@ -23,6 +19,10 @@ from radixrt.constrained.json_schema.walk import (
     escape,
     reference_target,
 )
+from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
+from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
+from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.python_regex import python_pattern
 
 Faults = dict[Place, tuple[str, ...]]
 """Keywords that no grammar enforces, by the place of their node."""

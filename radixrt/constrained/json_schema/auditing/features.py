@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from radixrt.constrained.json_schema.auditing.patterns import pattern_features
 from radixrt.constrained.json_schema.formats import DEFINED
-from radixrt.constrained.json_schema.patterns import pattern_features
 
 STRING = ("minLength", "maxLength", "pattern", "format")
 NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
