@@ -186,6 +186,14 @@ def test_each_kind_of_content() -> None:
     assert structural_tag(new("regex", pattern="a+"), "t") == Regex(pattern="a+")
 
 
+def test_the_error_of_a_format_names_all_that_may_stand_there() -> None:
+    with pytest.raises(RequestError, match="triggered_tags, tags_with_separator, tag, json_schema"):
+        structural_tag(new("sequence", elements=[]), "t")
+    with pytest.raises(RequestError, match="one of json_schema") as inside:
+        structural_tag(new("tag", begin="<", content={"type": "sequence"}, end=">"), "t")
+    assert "triggered_tags" not in inside.value.message
+
+
 @pytest.mark.parametrize(
     ("value", "param"),
     [
