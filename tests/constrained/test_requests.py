@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,6 +12,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from radixrt.constrained import requests, tool_calls
+from radixrt.constrained.json_schema import document
 from radixrt.constrained.spec import (
     AnyJson,
     AnyText,
@@ -266,3 +268,8 @@ def test_calls_begin_as_the_format_says(form: str) -> None:
         assert sum(tag.begin.startswith(trigger) for trigger in held.triggers) == 1
     forced = tool_calls.calls(tools, written, required=True, most=1)
     assert (forced.free_text, forced.min_tags, forced.max_tags) == (False, 1, 1)
+
+
+def test_the_documented_depth_is_the_one_that_is_enforced() -> None:
+    page = Path(__file__).parents[2] / "docs" / "structured_output.md"
+    assert f"Schemas nest at most {document.MAX_DEPTH} deep" in page.read_text(encoding="utf-8")
