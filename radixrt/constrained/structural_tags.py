@@ -86,7 +86,7 @@ def _format(value: Any, where: str) -> Spec:
             tags=(tag,), triggers=(tag.begin,), free_text=False, min_tags=1, max_tags=1
         )
         return only
-    content = _content(given, where)
+    content = _content(given, where, ("triggered_tags", "tags_with_separator", "tag"))
     if isinstance(content, AnyText):
         raise _wrong(where, "lets any text through; leave it out")
     return content
@@ -154,11 +154,12 @@ def _tag(value: Any, where: str) -> Tag:
     return Tag(begin=_text(given, "begin", where), content=content, end=end)
 
 
-def _content(given: _Object, where: str) -> Content:
+def _content(given: _Object, where: str, also: tuple[str, ...] = ()) -> Content:
+    """``also``: what else may stand here, for the error."""
     kind = given.get("type")
     reader = _CONTENTS.get(kind) if isinstance(kind, str) else None
     if reader is None:
-        known = ", ".join(_CONTENTS)
+        known = ", ".join([*also, *_CONTENTS])
         raise _wrong(f"{where}.type", f"must be one of {known} here, not {kind!r:.50}")
     return reader(given, where)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,6 +12,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from radixrt.constrained import requests, tool_calls
+from radixrt.constrained.json_schema import document
 from radixrt.constrained.spec import (
     AnyJson,
     AnyText,
@@ -186,6 +188,14 @@ def test_each_kind_of_content() -> None:
     assert structural_tag(new("regex", pattern="a+"), "t") == Regex(pattern="a+")
 
 
+def test_the_error_of_a_format_names_all_that_may_stand_there() -> None:
+    with pytest.raises(RequestError, match="triggered_tags, tags_with_separator, tag, json_schema"):
+        structural_tag(new("sequence", elements=[]), "t")
+    with pytest.raises(RequestError, match="one of json_schema") as inside:
+        structural_tag(new("tag", begin="<", content={"type": "sequence"}, end=">"), "t")
+    assert "triggered_tags" not in inside.value.message
+
+
 @pytest.mark.parametrize(
     ("value", "param"),
     [
@@ -258,3 +268,8 @@ def test_calls_begin_as_the_format_says(form: str) -> None:
         assert sum(tag.begin.startswith(trigger) for trigger in held.triggers) == 1
     forced = tool_calls.calls(tools, written, required=True, most=1)
     assert (forced.free_text, forced.min_tags, forced.max_tags) == (False, 1, 1)
+
+
+def test_the_documented_depth_is_the_one_that_is_enforced() -> None:
+    page = Path(__file__).parents[2] / "docs" / "structured_output.md"
+    assert f"Schemas nest at most {document.MAX_DEPTH} deep" in page.read_text(encoding="utf-8")
