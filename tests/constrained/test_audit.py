@@ -105,6 +105,26 @@ def test_best_effort_lists_what_is_left_out() -> None:
     assert SchemaValidator(made.validator).first_error('{"tags": ["a", "a"]}') is not None
 
 
+@pytest.mark.parametrize("number", [2**63, 2**64 + 1, 12345678901234567890, -(2**63) - 1])
+@pytest.mark.parametrize("as_part", [False, True])
+def test_integers_beyond_64_bits_are_not_rounded(number: int, as_part: bool) -> None:
+    value = [number] if as_part else number
+    made = plan({"const": value})
+    rounded = json.dumps([float(number)] if as_part else float(number))
+    assert not is_allowed(made, rounded)
+
+
+@pytest.mark.parametrize("schema", [{"const": "\ud800"}, {"required": ["\udc00"]}])
+def test_half_a_surrogate_pair_is_refused(schema: Any) -> None:
+    with pytest.raises(CannotEnforce, match="surrogate"):
+        plan(schema)
+
+
+def test_what_no_validator_reads_says_nothing_of_an_answer() -> None:
+    made = plan({"type": "string", "pattern": "^\\p{Lu}$"})
+    assert SchemaValidator(made.validator).first_error('"A"') is None
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -233,6 +233,38 @@ def test_numbers_without_bounds_do_no_harm(number: str) -> None:
     assert error.keyword == "not" and error.superfluous == (("n",),)
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "valid"),
+    [
+        ({"type": "array"}, "-4E4561", False),
+        ({"not": {"multipleOf": 2}}, "1e6000", False),
+        ({"multipleOf": 2}, "1e6000", True),
+        ({"multipleOf": 3}, "1e999999999", False),
+        ({"multipleOf": 0.5}, "15e-1", True),
+        ({"multipleOf": 0.5}, "1e-999999999", False),
+        ({"type": "integer"}, "1e999999999", True),
+        ({"type": "integer"}, "15e-1", False),
+        ({"not": {"type": "integer"}}, "1e9999999999999999999", False),
+    ],
+)
+def test_numbers_of_any_size_get_a_verdict_at_once(schema: Any, text: str, valid: bool) -> None:
+    assert (validate_span(schema, text) == []) is valid
+
+
+@pytest.mark.parametrize(
+    "text", ["[[1],[true],[1]]", "[[0],[false],[0.0]]", '[{"a":1},2,{"a":1.0}]']
+)
+def test_repeated_items_are_found_whatever_is_between_them(text: str) -> None:
+    [error] = validate_span({"uniqueItems": True}, text)
+    assert error.unsuited == ((2,),)
+
+
+def test_numbers_are_no_booleans_among_unique_items() -> None:
+    assert (
+        validate_span({"uniqueItems": True}, '[1, true, 0, false, [1], [true], "1", {}, []]') == []
+    )
+
+
 def test_validation_leaves_no_trace_of_the_search_for_culprits() -> None:
     schema = {"not": {"required": ["a", "b"]}}
     text = json.dumps({"a": [1, {"z": "x"}], "b": "y", "c": None})

@@ -13,7 +13,7 @@ import jsonschema
 import jsonschema.exceptions
 
 from radixrt.constrained.checks.span_error import Path, SpanError
-from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
+from radixrt.constrained.json_schema.validation import SchemaValidator, first_repeated, parse_exact
 
 _MAX_BLAMED_PARTS = 32
 """Containers with more parts are not searched for culprits: each part costs a validation."""
@@ -50,7 +50,7 @@ def validate_text(schema: str, text: str) -> list[SpanError]:
         return [SpanError((), "", f"The value can't be read: {error}")]
     try:
         errors = [_deepest(error) for error in validator.iter_errors(value)]
-    except (RecursionError, ArithmeticError) as error:
+    except (RecursionError, ArithmeticError, ValueError) as error:
         return [SpanError((), "", f"The value can't be validated: {error}")]
     errors.sort(key=lambda error: -len(error.absolute_path))
     blame = len(text) <= _MAX_BLAMED_CHARACTERS
@@ -87,7 +87,7 @@ def _culprits(
     """The unsuited and the superfluous parts of the faulty container, each in turn replaced or left out."""
     container, path = error.instance, tuple(error.absolute_path)
     if error.validator == "uniqueItems" and isinstance(container, list):
-        return (((*path, _first_repeated(container)),),)
+        return (((*path, first_repeated(container)),),)
     if not isinstance(container, list | dict) or len(container) > _MAX_BLAMED_PARTS:
         return ()
     kind = tuple(error.absolute_schema_path)
@@ -98,7 +98,7 @@ def _culprits(
                 tuple(_deepest(other).absolute_schema_path) != kind
                 for other in validator.iter_errors(value)
             )
-        except (RecursionError, ArithmeticError):
+        except (RecursionError, ArithmeticError, ValueError):
             return False
 
     steps: list[Any] = list(container) if isinstance(container, dict) else [*range(len(container))]
@@ -145,16 +145,3 @@ def _others(scalar: Any) -> tuple[Any, ...]:
         case None:
             return (0, "")
     return ()
-
-
-def _first_repeated(items: list[Any]) -> int:
-    """Index of the first item that equals one before it, in the validator's own sense of equality."""
-    unique = jsonschema.Draft202012Validator({"uniqueItems": True})
-    good, bad = 0, len(items)  # lengths of prefixes
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if unique.is_valid(items[:middle]):
-            good = middle
-        else:
-            bad = middle
-    return bad - 1

@@ -16,22 +16,27 @@ from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 
-_MOST_DIGITS = 5000
-"""Decimals of greater exponents stay decimals; as integers they would take too much memory."""
+_MOST_DIGITS = 4000
+"""Numbers of more digits stay decimals: as integers they would take much memory, and from 4,300 digits on Python does
+not write them into a message."""
 
 
 def _decimal(text: str) -> int | Decimal:
-    number = Decimal(text)
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        raise ValueError(f"{text[:40]} is beyond all bounds") from None
     if not number:
         return 0
+    is_whole = _is_whole(number)
+    return int(number) if is_whole and number.adjusted() < _MOST_DIGITS else number
+
+
+def _is_whole(number: Decimal) -> bool:
+    """Without writing the number out, which may have a billion digits."""
     exponent = number.as_tuple().exponent
-    if (
-        isinstance(exponent, int)
-        and abs(exponent) < _MOST_DIGITS
-        and number == number.to_integral()
-    ):
-        return int(number)
-    return number
+    assert isinstance(exponent, int)
+    return exponent >= 0 or (number.adjusted() >= 0 and number == number.to_integral_value())
 
 
 def parse_exact(text: str) -> Any:
@@ -54,23 +59,62 @@ def _is_number(_checker: TypeChecker, value: Any) -> bool:
 def _is_integer(_checker: TypeChecker, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return False
-    return isinstance(value, int) or value == int(value)
+    return (
+        value.is_integer()
+        if isinstance(value, float)
+        else isinstance(value, int) or _is_whole(value)
+    )
 
 
 def _multiple_of(
     _validator: Any, divisor: Any, value: Any, _schema: Any
 ) -> Iterator[ValidationError]:
-    if not _is_number(_validator, value):
-        return
-    if abs(Decimal(value).adjusted()) > _MOST_DIGITS:
-        yield ValidationError(f"whether {value} is a multiple of {divisor} takes too long to say")
-    elif Fraction(value) % Fraction(divisor):
+    if _is_number(_validator, value) and not _is_multiple(Decimal(value), Fraction(divisor)):
         yield ValidationError(f"{value} is not a multiple of {divisor}")
+
+
+def _is_multiple(value: Decimal, divisor: Fraction) -> bool:
+    """Without writing the number out."""
+    _, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    numerator = int(Decimal((0, digits, 0))) * divisor.denominator
+    if exponent >= 0:
+        return numerator * pow(10, exponent, divisor.numerator) % divisor.numerator == 0
+    if -exponent > numerator.bit_length():  # fewer factors of two than the power of ten
+        return numerator == 0
+    return numerator % (divisor.numerator * 10**-exponent) == 0
+
+
+def first_repeated(items: list[Any]) -> int | None:
+    """Index of the first item that equals one before it, as JSON schema has it: ``[1]`` and ``[true]`` differ."""
+    seen = set()
+    for index, item in enumerate(items):
+        key = _key(item)
+        if key in seen:
+            return index
+        seen.add(key)
+    return None
+
+
+def _key(value: Any) -> Any:
+    """Equal for equal values."""
+    if isinstance(value, list):
+        return ("array", *map(_key, value))
+    if isinstance(value, dict):
+        return ("object", frozenset((name, _key(item)) for name, item in value.items()))
+    return isinstance(value, bool), value
+
+
+def _unique_items(
+    _validator: Any, unique: Any, value: Any, _schema: Any
+) -> Iterator[ValidationError]:
+    if unique and isinstance(value, list) and first_repeated(value) is not None:
+        yield ValidationError(f"{value!r} has non-unique elements")
 
 
 _Validator = extend(
     Draft202012Validator,
-    validators={"multipleOf": _multiple_of},
+    validators={"multipleOf": _multiple_of, "uniqueItems": _unique_items},
     type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(
         {"number": _is_number, "integer": _is_integer}
     ),

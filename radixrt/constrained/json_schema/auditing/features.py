@@ -237,6 +237,8 @@ def _kind(value: Any) -> str:
             return "null"
         case str():
             return _kind_of_text(value)
+        case int() if not -(2**63) <= value < 2**63:
+            return "number:vast"  # in no table: libraries write the nearest float, another number
         case int() | float():
             variant = number_variant(value)
             return f"number:{variant}" if variant else "number"
