@@ -5,6 +5,7 @@ from typing import Any
 
 from radixrt.api.protocol import ChatCompletionRequest
 from radixrt.api.state import new_id
+from radixrt.api.structured import constraint_field
 from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
 from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
 from radixrt.errors import RequestError
@@ -51,6 +52,11 @@ def tool_constraint(
     if name is not None and name not in tools:
         raise RequestError(
             f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice"
+        )
+    if other is not None and must_call and constraint_field(fields) != "response_format":
+        raise RequestError(
+            "tool_choice asks for a call, so the answer can't satisfy another constraint as well; leave one of them out.",
+            param="tool_choice",
         )
     if other is not None and not must_call:
         return _call_or(tools.values(), written, other, fields.parallel_tool_calls)

@@ -16,9 +16,8 @@ class CannotEnforce(CannotCompile):
     """A keyword of a schema that nothing can hold an answer to; the request is refused with a 400."""
 
     def __init__(self, keyword: str, pointer: str, reason: str) -> None:
-        super().__init__(
-            f"The schema's {keyword!r} at {pointer or 'the root'} can't be enforced: {reason}"
-        )
+        what = "The schema" if keyword == "schema" else f"The schema's {keyword!r}"
+        super().__init__(f"{what} at {pointer or 'the root'} can't be enforced: {reason}")
         self.keyword = keyword
         self.pointer = pointer
         """JSON pointer into the schema that the user sent; empty for the whole."""

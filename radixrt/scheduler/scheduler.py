@@ -51,11 +51,18 @@ from radixrt.scheduler.stats import Counters
 from radixrt.scheduler.waiting_queue import WaitingQueue
 
 _FAILURES = {
-    NO_TOKEN: "The model computed logits that are not finite: the checkpoint may be damaged, or float16 "
-    "overflowed (then serve with --dtype bfloat16 or float32).",
-    GRAMMAR_FAILED: "The answer can't go on within its grammar: no token of the model's vocabulary fits, or the "
-    "grammar is too complex at this point. Simplify the schema, regex or grammar.",
+    NO_TOKEN: (
+        500,
+        "The model computed logits that are not finite: the checkpoint may be damaged, or float16 overflowed (then "
+        "serve with --dtype bfloat16 or float32).",
+    ),
+    GRAMMAR_FAILED: (
+        422,
+        "The answer can't go on within its grammar: no token of the model's vocabulary fits, or the grammar is too "
+        "complex at this point. Simplify the schema, regex or grammar.",
+    ),
 }
+"""HTTP status and reason, by what stands in place of a token."""
 
 
 @dataclass(slots=True)
@@ -458,7 +465,7 @@ class Scheduler:
             if sequence is None:
                 continue
             if token in _FAILURES:
-                refused.append(self._fail(sequence, _FAILURES[token]))
+                refused.append(self._fail(sequence, *_FAILURES[token]))
                 step.owners[slot] = None
                 continue
             sequence.append(token)
@@ -508,13 +515,13 @@ class Scheduler:
                 self.slots.planned[slot] += num_tokens
                 self.counters.forced_tokens += num_tokens
 
-    def _fail(self, sequence: Sequence, message: str) -> SequenceRefused:
+    def _fail(self, sequence: Sequence, status: int, message: str) -> SequenceRefused:
         """End a sequence that the model can't go on with. Its KV may be the cause and is not kept."""
         self.counters.aborted += 1
         del self._sequences[sequence.seq_id]
         self.grammars.release(sequence)
         self._leave_slot(sequence, keep_kv=False)
-        return SequenceRefused(seq_id=sequence.seq_id, message=message, status=500)
+        return SequenceRefused(seq_id=sequence.seq_id, message=message, status=status)
 
     def _finished(
         self, sequence: Sequence, reason: FinishReason, stop_token: int | None

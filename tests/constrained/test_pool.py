@@ -365,3 +365,55 @@ def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
     parent.wait()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
+
+
+def test_compiles_of_clients_that_have_gone_hold_up_nobody(with_pool: Callable[..., Any]) -> None:
+    async def body(pool: CompilePool) -> None:
+        abandoned = [
+            asyncio.create_task(pool.compile(JsonSchema(schema=_slow_schema(i)))) for i in range(30)
+        ]
+        await asyncio.sleep(0.1)
+        for task in abandoned:
+            task.cancel()
+        await asyncio.gather(*abandoned, return_exceptions=True)
+        await pool.compile(JsonSchema(schema='{"type": "integer", "minimum": 8}'))
+        waiting = len(pool._quick) + len(pool._slow)
+        assert waiting == 0, "what nobody waits for is still in the queue"
+
+    with_pool(body)
+
+
+def _slow_schema(number: int) -> str:
+    """A ring of requirements, which takes seconds to be rewritten."""
+    names = [f"p{number}_{i}" for i in range(300)]
+    ring = {name: [names[(i + 1) % 300]] for i, name in enumerate(names)}
+    return json.dumps({"type": "object", "dependentRequired": ring})
+
+
+def test_a_helper_that_was_killed_is_not_the_users_fault(with_pool: Callable[..., Any]) -> None:
+    async def body(pool: CompilePool) -> None:
+        await pool.compile(JsonSchema(schema='{"type": "null"}'))
+        for pid in helper_pids():
+            os.kill(pid, signal.SIGKILL)
+        compiled = await pool.compile(JsonSchema(schema='{"type": "boolean"}'))
+        assert compiled.grammar.backend == "llguidance"
+
+    with_pool(body)
+
+
+def helper_pids() -> list[int]:
+    return [
+        child.pid
+        for child in psutil.Process().children()
+        if "radixrt.constrained" in " ".join(child.cmdline())
+    ]
+
+
+@pytest.mark.parametrize("spec", [Choice(options=("x" * 4_000_000,)), Regex(pattern="a{1000000}")])
+def test_what_would_hold_up_the_worker_is_refused(with_pool: Callable[..., Any], spec: Any) -> None:
+    async def body(pool: CompilePool) -> None:
+        with pytest.raises(RequestError) as error:
+            await pool.compile(spec)
+        assert error.value.status == 400
+
+    with_pool(body)

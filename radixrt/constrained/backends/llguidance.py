@@ -6,6 +6,7 @@ It is the default for JSON schemas: on 9,795 real schemas it accepted no invalid
 import functools
 import json
 import os
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -32,6 +33,9 @@ _NUM_CORES = os.cpu_count() or 1
 _LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=150_000)
 """A lexer state takes 1 to 2 kB, and the worker holds hundreds of grammars. With the library's own 50,000 items a
 step, one in some hundred real schemas fails in the middle of an answer at a vocabulary of 128k."""
+
+_FIRST_STEP_S = 0.5
+"""The worker's other answers wait while a first mask is made; real schemas take 10 ms."""
 
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -104,9 +108,17 @@ def _checked(source: str, facts: TokenizerFacts) -> Grammar:
     if native.is_error():
         raise CannotCompile(_sentence(native.get_error()))
     row = np.zeros(bitmask_words(facts.vocab_size), dtype=np.int32)
+    begin = time.thread_time()
     native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    native.compute_ff_tokens()
+    first_step_s = time.thread_time() - begin
     if native.is_error():
         raise CannotCompile(_sentence(native.get_error()))
+    if first_step_s > _FIRST_STEP_S:
+        raise CannotCompile(
+            f"To find its first token takes {first_step_s:.1f} s, and all answers would wait; shorten its texts, or "
+            "lower the bounds of its repetitions."
+        )
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
     return Grammar("llguidance", source.encode())

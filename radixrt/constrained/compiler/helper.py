@@ -8,8 +8,11 @@ import sys
 import time
 
 from radixrt.constrained.compiler import jobs
+from radixrt.constrained.spec import Ebnf
 
 START_LIMIT_S = 120.0
+XGRAMMAR_IMPORT_S = 60.0
+"""The library brings torch along: seconds where cores are free, many more where they are not."""
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -41,6 +44,7 @@ class Helper:
         self._process = process
         self.busy_since: float | None = None
         self.is_slow = False
+        self._has_xgrammar = False
 
     @staticmethod
     async def start(config: jobs.HelperConfig) -> "Helper":
@@ -88,6 +92,11 @@ class Helper:
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
+    def preparation_s(self, job: jobs.Job) -> float:
+        """Seconds that this helper may take before it begins a job, not to be blamed on the job."""
+        needs_import = isinstance(job, jobs.CompileJob) and isinstance(job.spec, Ebnf)
+        return XGRAMMAR_IMPORT_S if needs_import and not self._has_xgrammar else 0.0
+
     async def do(self, job: jobs.Job) -> jobs.Reply:
         """Raises:
         HelperDied: it ended before it answered.
@@ -95,6 +104,7 @@ class Helper:
         self.busy_since = time.monotonic()
         reply = await self._ask(jobs.encode(job))
         self.busy_since, self.is_slow = None, False
+        self._has_xgrammar |= self.preparation_s(job) > 0
         return reply
 
     async def _ask(self, body: bytes) -> jobs.Reply:

@@ -88,6 +88,7 @@ class CompilePool:
         self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes)
         self.killed = 0
         self._under_way: dict[bytes, asyncio.Task[Compiled]] = {}
+        self._num_waiting_for: dict[asyncio.Task[Compiled], int] = {}
         self._quick: collections.deque[_Waiting] = collections.deque()
         self._slow: collections.deque[_Waiting] = collections.deque()
         self._work = asyncio.Condition()
@@ -127,7 +128,21 @@ class CompilePool:
             task = asyncio.create_task(self._compile(key, spec))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._under_way[key] = task
-        return await asyncio.shield(task)  # one that gives up leaves the others waiting
+        self._num_waiting_for[task] = self._num_waiting_for.get(task, 0) + 1
+        try:
+            return await asyncio.shield(task)  # one that gives up leaves the others waiting
+        finally:
+            self._num_waiting_for[task] -= 1
+            if not self._num_waiting_for[task]:
+                del self._num_waiting_for[task]
+                self._abandon(key, task)
+
+    def _abandon(self, key: bytes, task: asyncio.Task[Compiled]) -> None:
+        """Nobody waits for this grammar any more: what is not begun is not begun, what runs too long is stopped."""
+        if not task.done():
+            self._under_way.pop(key, None)
+            task.cancel()
+            asyncio.get_running_loop().call_soon(self._drop_abandoned)
 
     async def _compile(self, key: bytes, spec: Spec) -> Compiled:
         try:
@@ -138,7 +153,8 @@ class CompilePool:
             self.compiled.put(key, reply.compiled, size)
             return reply.compiled
         finally:
-            del self._under_way[key]
+            if self._under_way.get(key) is asyncio.current_task():
+                del self._under_way[key]
 
     async def validate(self, schema: Any, text: str) -> list[SpanError]:
         """Why ``text`` is no JSON that is valid under ``schema``; empty if it is.
@@ -156,7 +172,7 @@ class CompilePool:
 
     # ------------------------------------------------------------ queue
 
-    async def _do(self, job: jobs.Job, what: str) -> jobs.Reply:
+    async def _do(self, job: jobs.Job, what: str, *, is_second_try: bool = False) -> jobs.Reply:
         """Queue a job and wait for its reply.
 
         Raises:
@@ -177,11 +193,13 @@ class CompilePool:
         try:
             return await waiting.reply
         except TimeoutError:
-            limit = f"{self.config.time_limit_s:g} seconds"
+            reason = f"{what} more than {self.config.time_limit_s:g} seconds"
         except HelperDied as error:
-            limit = f"{self.config.memory_limit_bytes >> 20} MiB of memory ({error})"
+            if not is_second_try:  # it may have been somebody else's doing
+                return await self._do(job, what, is_second_try=True)
+            reason = f"A helper process did not survive it ({error})"
         raise RequestError(
-            f"{what} more than {limit}; simplify the schema, pattern or grammar.",
+            f"{reason}; simplify the schema, pattern or grammar.",
             param="structured",
             code="grammar",
         )
@@ -189,11 +207,23 @@ class CompilePool:
     async def _next(self) -> _Waiting:
         """The next job that may run: a quick one first, a slow one while one helper is left for the others."""
         async with self._work:
-            await self._work.wait_for(lambda: self._quick or (self._slow and self._may_be_slow()))
-            waiting = self._quick.popleft() if self._quick else self._slow.popleft()
-            if waiting.is_slow:
-                self._num_slow += 1
-            return waiting
+            while True:
+                await self._work.wait_for(
+                    lambda: self._quick or (self._slow and self._may_be_slow())
+                )
+                waiting = self._quick.popleft() if self._quick else self._slow.popleft()
+                if waiting.reply.done():
+                    continue  # nobody waits for it any more
+                if waiting.is_slow:
+                    self._num_slow += 1
+                return waiting
+
+    def _drop_abandoned(self) -> None:
+        """Forget the jobs in the queue for which nobody waits any more."""
+        for queue in (self._quick, self._slow):
+            wanted = [waiting for waiting in queue if not waiting.reply.done()]
+            queue.clear()
+            queue.extend(wanted)
 
     def _may_be_slow(self) -> bool:
         return self._num_slow < self.config.num_helpers - 1
@@ -253,7 +283,7 @@ class CompilePool:
 
     async def _run(self, helper: Helper, waiting: _Waiting) -> None:
         """Run one job to its end, its limit, or until it has to make room for quick ones."""
-        ends = time.monotonic() + self.config.time_limit_s
+        ends = time.monotonic() + self.config.time_limit_s + helper.preparation_s(waiting.job)
         running = asyncio.create_task(helper.do(waiting.job))
         counted = waiting.is_slow
         try:
@@ -266,7 +296,7 @@ class CompilePool:
                     async with self._work:
                         self._slow.append(waiting)
                     return
-            if await _finished(running, ends - time.monotonic()):
+            if await _finished(running, ends - time.monotonic(), waiting.reply):
                 _settle(waiting, running)
             else:
                 _fail(waiting, TimeoutError())
@@ -296,9 +326,15 @@ class CompilePool:
         return "ended"
 
 
-async def _finished(task: asyncio.Task[jobs.Reply], within_s: float) -> bool:
-    done, _ = await asyncio.wait({task}, timeout=max(within_s, 0.0))
-    return bool(done)
+async def _finished(
+    task: asyncio.Task[jobs.Reply],
+    within_s: float,
+    reply: "asyncio.Future[jobs.Reply] | None" = None,
+) -> bool:
+    """Wait for the end of a job; also given up once nobody waits for its ``reply``."""
+    awaited: set[asyncio.Future[jobs.Reply]] = {task} if reply is None else {task, reply}
+    await asyncio.wait(awaited, timeout=max(within_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+    return task.done()
 
 
 def _settle(waiting: _Waiting, done: asyncio.Task[jobs.Reply]) -> None:

@@ -64,19 +64,17 @@ def _answer(
         reply = jobs.encode(_do(job, facts, config))
     except MemoryError:
         reply = jobs.encode(jobs.OutOfMemory())
-    except OverflowError:
-        reply = jobs.encode(
-            jobs.Refused(
-                "The schema has an integer beyond 64 bits; write it as a number with an exponent.",
-                400,
-                "structured",
-                "grammar",
-            )
-        )
     except Exception as error:
-        reply = jobs.encode(jobs.Failed(f"{type(error).__name__}: {str(error)[:500]}"))
+        reply = jobs.encode(_failure(job, error))
     replies.write(jobs.frame(reply))
     replies.flush()
+
+
+def _failure(job: jobs.Job, error: Exception) -> jobs.Reply:
+    if isinstance(error, OverflowError) and isinstance(job, jobs.CompileJob):
+        reason = "The schema has an integer beyond 64 bits; write it as a number with an exponent."
+        return jobs.Refused(reason, 400, "structured", "grammar")
+    return jobs.Failed(f"{type(error).__name__}: {str(error)[:500]}")
 
 
 def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.HelperConfig) -> jobs.Reply:

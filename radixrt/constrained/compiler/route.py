@@ -1,7 +1,7 @@
 """Which backend holds an answer to a constraint? One function for every kind, and its refusals as errors of the request."""
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -97,7 +97,6 @@ def _json_schema(spec: JsonSchema, facts: TokenizerFacts, options: CompileOption
 
     wanted = "auto" if options.backend == "fsm" else options.backend
     plan = plan_json_schema(spec.schema, strict=spec.strict, backend=wanted)
-    _refuse_remote([plan.schema, plan.validator, [check.schema for check in plan.checks]])
     schema = json.dumps(plan.schema, ensure_ascii=False)
     if plan.backend == "xgrammar":
         from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
@@ -111,28 +110,6 @@ def _json_schema(spec: JsonSchema, facts: TokenizerFacts, options: CompileOption
         unenforced=plan.unenforced,
         validator=plan.validator,
     )
-
-
-def _refuse_remote(schemas: Any) -> None:
-    """A plan refers to nothing outside itself; what it does not contain, no check could look at.
-
-    Raises:
-        CannotEnforce: a reference leads elsewhere.
-    """
-    waiting = [schemas]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list):
-            waiting.extend(value)
-        elif isinstance(value, dict):
-            waiting.extend(value.values())
-            target = value.get("$ref")
-            if isinstance(target, str) and not target.startswith("#"):
-                raise CannotEnforce(
-                    "$ref",
-                    "",
-                    f"{target!r} is not in the schema, and nothing is fetched; put it into $defs.",
-                )
 
 
 def _regex(pattern: str, facts: TokenizerFacts, options: CompileOptions) -> Grammar:

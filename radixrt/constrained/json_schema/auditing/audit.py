@@ -102,7 +102,8 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
     try:
         if not allow_checks:
             raise attempt.refusal(
-                "nothing but a check of finished values could, and checks are switched off"
+                "only a validator could hold an answer to it, and inside of tools and tags nothing is validated; change the "
+                "schema, or set strict to false"
             )
         checks = place_checks(attempt.original, attempt.normalised, attempt.faults)
     except CannotEnforce:
