@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
-from radixrt.constrained.json_schema.auditing.blame import blamed
+from radixrt.constrained.json_schema.auditing.blame import Budget, blamed
 from radixrt.constrained.json_schema.auditing.capabilities import (
     Capabilities,
     JsonBackend,
@@ -188,13 +188,14 @@ class _Attempt:
         Raises:
             CannotEnforce: it never does.
         """
+        budget = Budget()
         for _ in range(_MOST_ROUNDS):
             error = compile_error(self.backend, self.result())
             if error is None:
                 return
             if "nsatisfiable" in error:
                 raise CannotEnforce("schema", "", f"no value satisfies it: {error}.")
-            found = blamed(self.schema, self.backend, error)
+            found = blamed(self.schema, self.backend, error, budget)
             for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
             self._find_faults()

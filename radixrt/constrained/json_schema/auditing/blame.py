@@ -1,6 +1,8 @@
 """Which keyword does a library mean that refuses a schema without a pointer? Found by compiling parts of it."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from radixrt.constrained.json_schema.auditing.compiling import compile_error
@@ -14,26 +16,36 @@ from radixrt.constrained.json_schema.auditing.walk import (
     reference_target,
 )
 
-MOST_COMPILES = 400
-"""Parts that are compiled to find a culprit; a schema with more is refused as a whole."""
+MOST_CHARACTERS = 20_000_000
+"""Of JSON text that is compiled to find the culprits of one schema, some seconds' work: it is refused after that."""
 
 Blame = tuple[Place, tuple[str, ...], str]
 """Place of a node, keywords of it without which it compiles, and what the library said of it."""
 
 
-def blamed(schema: Any, backend: str, error: str) -> list[Blame]:
-    """Keywords to give up; empty if none is found, or if no value satisfies the schema."""
+@dataclass
+class Budget:
+    """What may still be spent on one schema."""
+
+    characters: int = MOST_CHARACTERS
+
+
+def blamed(schema: Any, backend: str, error: str, budget: Budget) -> list[Blame]:
+    """Keywords to give up; empty if none is found within the budget, or if no value satisfies the schema."""
     if "nsatisfiable" in error:
         return []
-    search = _Search(schema, backend)
-    return (search.every_one_of() if "oneOf" in error else []) or search.deepest(())
+    search = _Search(schema, backend, budget)
+    return (search.every_one_of() if "oneOf" in error else []) or search.all_deepest(())
 
 
 class _Search:
-    def __init__(self, schema: Any, backend: str) -> None:
+    def __init__(self, schema: Any, backend: str, budget: Budget) -> None:
         self.schema = schema
         self.backend = backend
-        self.left = MOST_COMPILES
+        self.budget = budget
+        self._definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
+        self._size = len(json.dumps(self._definitions))
+        self._seen: set[Place] = set()
 
     def every_one_of(self) -> list[Blame]:
         """All ``oneOf`` that don't compile alone, so that a schema of many needs few rounds."""
@@ -57,15 +69,13 @@ class _Search:
         errors = (self.error_of(branch) for branch in branches)
         return any(error is not None and "oneOf" in error for error in errors)
 
-    def deepest(self, place: Place) -> list[Blame]:
-        """The keywords of the deepest node that doesn't compile though all below it do."""
-        seen: set[Place] = set()
-        while True:
-            seen.add(place)
-            below = next((p for p in self._below(place) if p not in seen and self._fails(p)), None)
-            if below is None:
-                break
-            place = below
+    def all_deepest(self, place: Place) -> list[Blame]:
+        """The keywords of each node that doesn't compile though all below it do."""
+        self._seen.add(place)
+        below = [p for p in self._below(place) if p not in self._seen and self._fails(p)]
+        found = [blame for p in below if p not in self._seen for blame in self.all_deepest(p)]
+        if below:
+            return found
         node = at(self.schema, place)
         error = self.error_of(node)
         if not isinstance(node, dict) or error is None:
@@ -85,7 +95,7 @@ class _Search:
 
     def error_of(self, node: Any) -> str | None:
         """What the library says of a node as a schema of its own."""
-        if isinstance(node, bool) or self.left <= 0:
+        if isinstance(node, bool) or self.budget.characters <= 0:
             return None
-        self.left -= 1
-        return compile_error(self.backend, {**node, "$defs": self.schema.get("$defs", {})})
+        self.budget.characters -= self._size + len(json.dumps(node))
+        return compile_error(self.backend, {**node, "$defs": self._definitions})
