@@ -68,7 +68,7 @@ class KVCache:
             return 0
         pages, node = match.pages_in_edge, match.node.parent
         while node is not None and node.lock_count == 0:
-            pages += len(node.pages)
+            pages += node.num_pages
             node = node.parent
         return pages
 
@@ -135,7 +135,9 @@ class KVCache:
         start, full = self._unpublished(sequence)
         if self._share and start < full:
             tokens = sequence.tokens[start * self.page_size : full * self.page_size]
-            _, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
+            end, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
+            self.tree.move_lock(sequence.node, end)
+            sequence.node = end
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
         self.tree.unlock(sequence.node)
