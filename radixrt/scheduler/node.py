@@ -71,6 +71,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
     def hang(self, key: bytes, child: "Node") -> None:
         """Take ``child``, whose first page is ``key``, in the place of any other with that first page."""
         if isinstance(self.children, dict):
+            self.children.pop(key, None)  # a dictionary would keep the old key, and its memory
             self.children[key] = child
         else:
             self.children = {key: child}

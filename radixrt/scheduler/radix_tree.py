@@ -14,7 +14,7 @@ cut or joined.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ _JOIN_RATIO = 2
 a chain is then no deeper than the logarithm of its length, and each page is copied about as often."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The longest prefix found: it ends inside (or at the end of) the edge above ``node``."""
 
     node: Node
@@ -59,6 +58,10 @@ class RadixTree:
         self.num_nodes = 0
         self.generation = 0
         """Grows whenever a lookup may give another answer than before."""
+
+    def __del__(self) -> None:
+        for node in [*self.nodes(), *self._roots.values()]:
+            node.retire()
 
     @property
     def num_evictable_pages(self) -> int:
@@ -218,7 +221,7 @@ class RadixTree:
         """Let ``node``, just used, take over the edges of the chain above it.
 
         Only where nobody can tell the difference: the upper node has no other child, no lock ends at it
-        (the counts are equal), and it was used no later than ``node``, so that eviction comes to the same
+        (the counts are equal), and nothing was used later than ``node``, so that eviction comes to the same
         pages at the same time. Prefill by chunks makes such chains, and so does every turn of a chat.
         """
         chain, length, upper = [node], len(node.edge), node.parent
@@ -227,7 +230,6 @@ class RadixTree:
             and upper.parent is not None
             and len(upper.children) == 1
             and upper.lock_count == node.lock_count
-            and upper.stamp <= node.stamp
             and len(upper.edge) <= _JOIN_RATIO * length
         ):
             chain.append(upper)
