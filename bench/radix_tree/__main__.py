@@ -81,16 +81,15 @@ def _speed_row(case: Case) -> dict:
 def memory(arguments: argparse.Namespace) -> list[dict]:
     """Bytes a page, one row a tree and shape."""
     rows = []
-    names = ("nodes", "pages", "bytes/page", "overhead/page", "queue/page")
+    names = ("nodes", "pages", "overhead/page", "queue/page")
     print(f"\n{'page':>4} {'shape':16} {'tree':12}" + "".join(f"{name:>15}" for name in names))
     for page_size in arguments.page_sizes:
         for shape in SHAPES:
             for name in _names(arguments, arguments.weigh_nodes):
                 weight = weigh(name, shape, arguments.weigh_nodes, page_size)
-                values = (weight.bytes_per_page, weight.overhead, weight.queue)
                 print(f"{page_size:4} {shape:16} {name:12}", end="")
                 print(f"{weight.num_nodes:15}{weight.num_pages:15}", end="")
-                print("".join(f"{value:15.0f}" for value in values), flush=True)
+                print(f"{weight.overhead:15.0f}{weight.queue:15.0f}", flush=True)
                 rows.append(
                     {
                         "tree": name,
@@ -98,7 +97,6 @@ def memory(arguments: argparse.Namespace) -> list[dict]:
                         "shape": shape,
                         "nodes": weight.num_nodes,
                         "pages": weight.num_pages,
-                        "bytes_per_page": weight.bytes_per_page,
                         "overhead_per_page": weight.overhead,
                         "queue_per_page": weight.queue,
                     }

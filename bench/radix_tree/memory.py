@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.radix_tree.shapes import SHAPES
-from bench.radix_tree.subjects import make
+from bench.radix_tree.subjects import Radixrt, Subject, make
+from radixrt.scheduler.node import Node
 
 
 @dataclass(frozen=True)
@@ -22,59 +23,65 @@ class Weight:
 
     num_pages: int
     num_nodes: int
-    bytes_per_page: float
-    """All of it."""
     overhead: float
     """Bytes a page beyond token and page ids, the eviction queue left out."""
     queue: float
-    """Bytes a page of the eviction queue."""
+    """Bytes a page of the eviction queue. The published designs have none: they collect leaves when they evict."""
+
+
+class NoQueue:
+    """In the place of an eviction policy: remembers nothing."""
+
+    def offer(self, leaf: Node) -> None:
+        pass
+
+    def pop(self) -> None:
+        return None
 
 
 def weigh(name: str, shape: str, num_nodes: int, page_size: int) -> Weight:
-    """Grow a tree in a fresh process and weigh it."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_grow, (name, shape, num_nodes, page_size))
-
-
-def _grow(name: str, shape: str, num_nodes: int, page_size: int) -> Weight:
-    subject = make(name, page_size)
-    _insert_all(
-        make(name, page_size), shape, 1000, page_size
-    )  # what is loaded once is not the tree's
-    gc.collect()
-    before = _resident_bytes()
-    num_pages, count = _insert_all(subject, shape, num_nodes, page_size)
-    gc.collect()
-    total = _resident_bytes() - before
-    queue = 0
+    """Grow a tree in a fresh process and weigh it; the project's own also without its eviction queue."""
+    grown = _in_new_process(name, shape, num_nodes, page_size, True)
+    bare = grown
     if name == "radixrt":
-        count = subject.tree.num_nodes
-        num_pages = subject.tree.num_pages
-        with_queue = _resident_bytes()
-        subject.tree._eviction = None
-        gc.collect()
-        queue = with_queue - _resident_bytes()
+        bare = _in_new_process(name, shape, num_nodes, page_size, False)
+    num_pages, num_tree_nodes, total = grown
     payload = 4 * (page_size + 1)
     return Weight(
-        num_pages,
-        count,
-        total / num_pages,
-        (total - queue) / num_pages - payload,
-        queue / num_pages,
+        num_pages, num_tree_nodes, bare[2] / num_pages - payload, (total - bare[2]) / num_pages
     )
 
 
-def _insert_all(subject, shape: str, num_nodes: int, page_size: int) -> tuple[int, int]:  # type: ignore[no-untyped-def]
-    num_pages = count = 0
+def _in_new_process(*arguments: object) -> tuple[int, int, int]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_grow, arguments)
+
+
+def _grow(
+    name: str, shape: str, num_nodes: int, page_size: int, with_queue: bool
+) -> tuple[int, int, int]:
+    """Pages and nodes of a new tree, and how many bytes larger it makes the process."""
+    subject = make(name, page_size)
+    if not with_queue:
+        assert isinstance(subject, Radixrt)
+        subject.tree._eviction = NoQueue()  # type: ignore[assignment]
+    _insert_all(make(name, page_size), shape, 1000, page_size)  # loads what is loaded once
+    gc.collect()
+    before = _resident_bytes()
+    num_pages = _insert_all(subject, shape, num_nodes, page_size)
+    gc.collect()
+    return num_pages, subject.num_nodes(), _resident_bytes() - before
+
+
+def _insert_all(subject: Subject, shape: str, num_nodes: int, page_size: int) -> int:
+    num_pages = 0
     for tokens in SHAPES[shape](num_nodes, page_size):
         prompt = subject.prompt(tokens)
         handle, cached = subject.lock(prompt), subject.match(prompt)
         pages = np.arange(len(tokens) // page_size, dtype=np.int32)
-        handle = subject.extend(handle, prompt, cached, pages)
-        subject.unlock(handle)
+        subject.unlock(subject.extend(handle, prompt, cached, pages))
         num_pages += (len(tokens) - cached) // page_size
-        count += 1
-    return num_pages, count
+    return num_pages
 
 
 def _resident_bytes() -> int:

@@ -37,6 +37,7 @@ class NativeCompareTree:
         self._root = _Node(empty, empty, None)
         self._root.locks = 1
         self.evictable = 0
+        self.num_nodes = 0
 
     def key(self, tokens: TokenIds) -> TokenIds:
         return tokens
@@ -80,6 +81,7 @@ class NativeCompareTree:
             leaf = _Node(key[found:].copy(), value[found:].copy(), node)
             node.children[self._child_key(leaf.key)] = leaf
             self.evictable += len(leaf.key)
+            self.num_nodes += 1
         return found
 
     def _split(self, child: _Node, length: int) -> _Node:
@@ -90,6 +92,7 @@ class NativeCompareTree:
         parent.children[self._child_key(upper.key)] = upper
         child.key, child.value, child.parent = child.key[length:], child.value[length:], upper
         upper.children[self._child_key(child.key)] = child
+        self.num_nodes += 1
         return upper
 
     def lock(self, node: _Node) -> None:
@@ -116,6 +119,7 @@ class NativeCompareTree:
             assert parent is not None
             freed += len(leaf.key)
             self.evictable -= len(leaf.key)
+            self.num_nodes -= 1
             del parent.children[self._child_key(leaf.key)]
             if not parent.children and parent.locks == 0:
                 heapq.heappush(leaves, parent)

@@ -39,6 +39,7 @@ class TokenListTree:
         self._root = _Node()
         self._root.locks = 1
         self.evictable = 0
+        self.num_nodes = 0
 
     def key(self, tokens: TokenIds) -> Key:
         return tokens.tolist()
@@ -93,6 +94,7 @@ class TokenListTree:
             leaf.parent, leaf.key, leaf.value = node, key, value.copy()
             node.children[self._child_key(key)] = leaf
             self.evictable += len(key)
+            self.num_nodes += 1
         return found
 
     def _split(self, child: _Node, length: int) -> _Node:
@@ -103,6 +105,7 @@ class TokenListTree:
         upper.children[self._child_key(child.key[length:])] = child
         child.parent, child.key, child.value = upper, child.key[length:], child.value[length:]
         parent.children[self._child_key(upper.key)] = upper
+        self.num_nodes += 1
         return upper
 
     def lock(self, node: _Node) -> None:
@@ -131,6 +134,7 @@ class TokenListTree:
             assert parent is not None
             freed += len(leaf.value)
             self.evictable -= len(leaf.value)
+            self.num_nodes -= 1
             del parent.children[self._child_key(leaf.key)]
             if not parent.children:
                 heapq.heappush(leaves, parent)

@@ -39,6 +39,8 @@ class Subject(Protocol):
     def evict(self, count: int) -> int:
         """Free at least ``count`` pages if possible; returns how many were freed."""
 
+    def num_nodes(self) -> int: ...
+
 
 class Radixrt:
     """The project's own tree."""
@@ -69,11 +71,33 @@ class Radixrt:
     def evict(self, count: int) -> int:
         return len(self.tree.evict(count))
 
+    def num_nodes(self) -> int:
+        return self.tree.num_nodes
+
+
+class PublishedTree(Protocol):
+    """What the re-created designs have in common."""
+
+    page_size: int
+    num_nodes: int
+
+    def key(self, tokens: TokenIds) -> Prompt: ...
+
+    def match(self, key: Prompt) -> tuple[int, Any]: ...
+
+    def insert(self, key: Prompt, value: Pages) -> int: ...
+
+    def lock(self, node: Any) -> None: ...
+
+    def unlock(self, node: Any) -> None: ...
+
+    def evict(self, num_tokens: int) -> int: ...
+
 
 class Published:
-    """A re-created design: both insert a whole prompt from its beginning, look it up again and move the lock."""
+    """A re-created design: they insert a whole prompt from its beginning, look it up again and move the lock."""
 
-    def __init__(self, tree: TokenListTree | NativeCompareTree) -> None:
+    def __init__(self, tree: PublishedTree) -> None:
         self.tree = tree
 
     def prompt(self, tokens: TokenIds) -> Prompt:
@@ -99,6 +123,9 @@ class Published:
 
     def evict(self, count: int) -> int:
         return self.tree.evict(count * self.tree.page_size) // self.tree.page_size
+
+    def num_nodes(self) -> int:
+        return self.tree.num_nodes
 
 
 def make(name: str, page_size: int) -> Subject:

@@ -89,11 +89,14 @@ class KVCache:
             How many tokens this sequence needn't compute therefore.
         """
         slots, slot = self._slots, sequence.slot
+        assert sequence.node is not None
+        beyond = int(slots.num_tree_pages[slot]) * self.page_size
+        if not self.tree.holds_first_page(sequence.node, sequence.known_tokens()[beyond:-1]):
+            return 0  # nothing new; spares a lookup of the whole prompt
         match = self.find_prefix(sequence)
         gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])
         if match is None or gain <= 0:
             return 0
-        assert sequence.node is not None
         pages, node = self.tree.pages_of(match), self.tree.lock_match(match)
         self.tree.unlock(sequence.node)
         sequence.node = node

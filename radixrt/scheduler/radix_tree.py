@@ -157,6 +157,9 @@ class RadixTree:
     def insert(self, node: Node, tokens: TokenIds, pages: Pages) -> tuple[Node, int]:
         """Hang ``tokens`` (whole pages) and their pages below ``node``, which the caller has locked.
 
+        The caller moves its lock to the node returned (:meth:`move_lock`); new pages can be evicted once that
+        lock is given up.
+
         Returns:
             The node at whose end ``tokens`` now end, and how many leading pages the tree had already:
             the tree keeps its own and does not take those of the caller.
@@ -179,7 +182,6 @@ class RadixTree:
         self.num_nodes += 1
         self.generation += 1
         self._touch(leaf)
-        self._offer_for_eviction(leaf)
         if self.observer is not None:
             before = int(parent.pages[-1]) if parent.page_ids else None
             self.observer.stored(self._salts.get(parent), before, leaf.tokens, leaf.pages)
