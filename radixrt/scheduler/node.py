@@ -3,11 +3,25 @@
 from radixrt.messages import TokenIds
 from radixrt.scheduler.page_allocator import Pages
 
+RETAIN_DEFAULT = 1
+"""The retention level of what no client has given a hint for; 0 is worth less, 2 and above more."""
+
 
 class Node:
     """One edge of the tree and the children below it."""
 
-    __slots__ = ("children", "lock_count", "pages", "parent", "stamp", "tokens")
+    __slots__ = (
+        "children",
+        "created",
+        "expires",
+        "lock_count",
+        "pages",
+        "parent",
+        "retention",
+        "stamp",
+        "tokens",
+        "turns",
+    )
 
     def __init__(self, parent: "Node | None", tokens: TokenIds, pages: Pages) -> None:
         self.parent = parent
@@ -21,6 +35,20 @@ class Node:
         """Sequences that use this node or one below it."""
         self.stamp = 0
         """When it was last used, on the tree's own clock."""
+        self.created = 0
+        """When its pages came into the tree, on the same clock."""
+        self.turns = 0
+        """How many requests, each going on where the one before ended, led to this node; 0 until the first
+        of them has ended."""
+        self.retention = RETAIN_DEFAULT
+        """How much a client wants it kept; see :data:`RETAIN_DEFAULT`."""
+        self.expires: float | None = None
+        """When ``retention`` ends, in seconds on the scheduler's clock; None: never."""
+
+    def inherit(self, other: "Node") -> None:
+        """Take over what eviction policies know of ``other``, of which this node has been a part."""
+        self.stamp, self.created, self.turns = other.stamp, other.created, other.turns
+        self.retention, self.expires = other.retention, other.expires
 
     @property
     def is_evictable(self) -> bool:

@@ -8,13 +8,15 @@ the step that computes them is *planned*, and eviction trims leaves page by page
 Every lookup of one namespace starts at its own root, so different cache salts never share a page.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from radixrt.messages import TokenIds
-from radixrt.scheduler.eviction import LeafLRU
+from radixrt.scheduler.eviction.lru import LeafLRU
+from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import NO_PAGES, Pages
 
@@ -33,14 +35,25 @@ class Match:
 
 
 class RadixTree:
-    """Prefixes of token ids and the KV pages that hold them."""
+    """Prefixes of token ids and the KV pages that hold them.
 
-    def __init__(self, page_size: int) -> None:
+    Args:
+        policy: says what is evicted first; default: the leaf that was used longest ago.
+        clock: seconds from any fixed moment; the stamps on the nodes follow it.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        policy: EvictionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.page_size = page_size
+        self.policy: EvictionPolicy = policy or LeafLRU()
         self._roots: dict[str, Node] = {}
         self._salts: dict[Node, str] = {}  # the other way round
-        self._eviction = LeafLRU()
-        self._clock = 0
+        self._clock = clock
+        self._last_stamp = 0
         self.num_pages = 0
         """Pages in the tree."""
         self.num_locked_pages = 0
@@ -121,8 +134,9 @@ class RadixTree:
             node = node.parent
 
     def unlock(self, node: Node) -> None:
-        """Give up one lock."""
+        """Give up one lock: a request that used this prefix has ended, or found a longer one."""
         self._touch(node)
+        self._count_turn(node)
         above: Node | None = node
         while above is not None:
             assert above.lock_count > 0, "a node was unlocked more often than locked"
@@ -132,9 +146,25 @@ class RadixTree:
             above = above.parent
         self._offer_for_eviction(node)
 
+    def _count_turn(self, node: Node) -> None:
+        """Give the nodes that an ended request has made, or the one it ended on, the number of its turn."""
+        fresh: Node | None = node
+        while fresh is not None and fresh.turns == 0:
+            fresh = fresh.parent
+        turns = 1 if fresh is None else fresh.turns + 1
+        node.turns = turns
+        above = node.parent
+        while above is not None and above.parent is not None and above.turns == 0:
+            above.turns = turns
+            above = above.parent
+
     def _touch(self, node: Node) -> None:
-        self._clock += 1
-        node.stamp = self._clock
+        node.stamp = self._new_stamp()
+
+    def _new_stamp(self) -> int:
+        """Nanoseconds on the clock, or the least number above all stamps so far: no two are equal."""
+        self._last_stamp = max(self._last_stamp + 1, int(self._clock() * 1e9))
+        return self._last_stamp
 
     # ------------------------------------------------------------ growth
 
@@ -159,7 +189,7 @@ class RadixTree:
             self.num_nodes += 1
             self.generation += 1
             end = leaf
-            self._touch(leaf)
+            leaf.stamp = leaf.created = self._new_stamp()
             self._offer_for_eviction(leaf)
         return end, found.num_pages
 
@@ -176,7 +206,8 @@ class RadixTree:
         assert parent is not None and 0 < num_pages < len(node.pages)
         # copies: a view would keep the whole edge's memory for the sake of a page
         upper = Node(parent, node.tokens[: num_pages * size].copy(), node.pages[:num_pages].copy())
-        upper.lock_count, upper.stamp = node.lock_count, node.stamp
+        upper.lock_count = node.lock_count
+        upper.inherit(node)
         parent.children[upper.tokens[:size].tobytes()] = upper
         node.parent = upper
         node.tokens = node.tokens[num_pages * size :].copy()
@@ -189,7 +220,7 @@ class RadixTree:
 
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
-            self._eviction.offer(node)
+            self.policy.offer(node)
         elif node in self._salts and node.lock_count == 0 and not node.children:
             del self._roots[self._salts.pop(node)]
 
@@ -201,13 +232,13 @@ class RadixTree:
         """
         freed: list[Pages] = []
         missing = count
-        while missing > 0 and (leaf := self._eviction.pop()) is not None:
+        while missing > 0 and (leaf := self.policy.pop()) is not None:
             kept = max(0, len(leaf.pages) - missing)
             freed.append(leaf.pages[kept:])
             missing -= len(leaf.pages) - kept
             if kept:
                 leaf.tokens, leaf.pages = leaf.tokens[: kept * self.page_size], leaf.pages[:kept]
-                self._eviction.offer(leaf)
+                self.policy.offer(leaf)
             else:
                 self._remove_leaf(leaf)
         if not freed:
@@ -239,7 +270,8 @@ class RadixTree:
         del parent.children[leaf.tokens[: self.page_size].tobytes()]
         leaf.parent = None
         self.num_nodes -= 1
-        parent.stamp = max(parent.stamp, leaf.stamp)  # whoever used the leaf used its prefix
+        if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
+            parent.stamp, parent.turns = leaf.stamp, leaf.turns
         self._offer_for_eviction(parent)
 
     # ------------------------------------------------------------ inspection

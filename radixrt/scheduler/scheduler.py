@@ -88,7 +88,12 @@ class Scheduler:
             limits.page_size,
         )
         self.kv = KVCache(
-            limits.num_pages, limits.page_size, self.slots, share_prefixes=limits.share_prefixes
+            limits.num_pages,
+            limits.page_size,
+            self.slots,
+            share_prefixes=limits.share_prefixes,
+            eviction_policy=limits.eviction_policy,
+            clock=clock,
         )
         self.waiting = WaitingQueue(limits.schedule_policy, self.kv.tree)
         self.grammars = GrammarShelf(limits.num_ranks)
