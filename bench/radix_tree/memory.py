@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.radix_tree.shapes import SHAPES
 from bench.radix_tree.subjects import Radixrt, Subject, make
+from radixrt.messages import TokenIds
 from radixrt.scheduler.node import Node
 
 
@@ -37,6 +38,9 @@ class NoQueue:
 
     def pop(self) -> None:
         return None
+
+    def observe(self, tokens: TokenIds, salt: str) -> None:
+        pass
 
 
 def weigh(name: str, shape: str, num_nodes: int, page_size: int) -> Weight:
@@ -63,8 +67,7 @@ def _grow(
     """Pages and nodes of a new tree, and how many bytes larger it makes the process."""
     subject = make(name, page_size)
     if not with_queue:
-        assert isinstance(subject, Radixrt)
-        subject.tree._eviction = NoQueue()  # type: ignore[assignment]
+        subject = Radixrt(page_size, NoQueue())
     _insert_all(make(name, page_size), shape, 1000, page_size)  # loads what is loaded once
     gc.collect()
     before = _resident_bytes()

@@ -7,6 +7,7 @@ import numpy as np
 from bench.radix_tree.mini_sglang import NativeCompareTree
 from bench.radix_tree.sglang import TokenListTree
 from radixrt.messages import TokenIds
+from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.radix_tree import RadixTree
@@ -45,8 +46,8 @@ class Subject(Protocol):
 class Radixrt:
     """The project's own tree."""
 
-    def __init__(self, page_size: int) -> None:
-        self.tree = RadixTree(page_size)
+    def __init__(self, page_size: int, policy: EvictionPolicy | None = None) -> None:
+        self.tree = RadixTree(page_size, policy)
 
     def prompt(self, tokens: TokenIds) -> TokenIds:
         return tokens

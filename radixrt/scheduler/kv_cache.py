@@ -5,8 +5,13 @@ out in the very next plan although a step still in flight writes to them: steps 
 of the new owner comes later.
 """
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 
+from radixrt.scheduler.eviction.names import EvictionPolicyName
+from radixrt.scheduler.eviction.policy import make_policy
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
@@ -17,11 +22,19 @@ class KVCache:
     """Allocator and radix tree behind the operations that a sequence needs in its life."""
 
     def __init__(
-        self, num_pages: int, page_size: int, slots: SlotTable, *, share_prefixes: bool
+        self,
+        num_pages: int,
+        page_size: int,
+        slots: SlotTable,
+        *,
+        share_prefixes: bool,
+        eviction_policy: EvictionPolicyName = "lru",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.page_size = page_size
         self.allocator = PageAllocator(num_pages)
-        self.tree = RadixTree(page_size)
+        policy = make_policy(eviction_policy, num_pages, page_size, clock)
+        self.tree = RadixTree(page_size, policy, clock)
         self.evicted_pages = 0
         self._slots = slots
         self._share = share_prefixes
@@ -35,7 +48,7 @@ class KVCache:
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> Pages:
-        """``count`` pages (at most ``num_available``), from the tree's oldest leaves if need be."""
+        """``count`` pages (at most ``num_available``), evicted from the tree if need be."""
         missing = count - self.allocator.num_free
         if missing > 0:
             self._evict(missing)
@@ -74,6 +87,8 @@ class KVCache:
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
+        if self._share and sequence.reads_cache:
+            self.tree.policy.observe(sequence.known_tokens(), sequence.salt)
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:

@@ -21,6 +21,9 @@ from radixrt.scheduler.page_allocator import Pages
 ID_BYTES = 4
 """Of a token id and of a page id."""
 
+RETAIN_DEFAULT = 1
+"""The retention level of what no client has given a hint for; 0 is worth less, 2 and above more."""
+
 Packed = bytes | memoryview
 """Packed int32 ids. A long part of a longer edge is a view of it, see :func:`part_of`."""
 
@@ -45,6 +48,15 @@ class Node(msgspec.Struct, gc=False, eq=False):
     """Sequences that use this node or one below it."""
     stamp: int = 0
     """When it was last used, on the tree's own clock."""
+    created: int = 0
+    """When its pages came into the tree, on the same clock; of an edge joined from several, the last of them."""
+    turns: int = 0
+    """How many requests, each going on where the one before ended, led to this node; 0 until the first
+    of them has ended."""
+    retention: int = RETAIN_DEFAULT
+    """How much a client wants it kept; see :data:`RETAIN_DEFAULT`."""
+    expires: float | None = None
+    """When ``retention`` ends, in seconds on the scheduler's clock; None: never."""
 
     @property
     def num_pages(self) -> int:
@@ -59,6 +71,11 @@ class Node(msgspec.Struct, gc=False, eq=False):
     def pages(self) -> Pages:
         """One page id for each page of ``tokens``: [num_pages], read-only."""
         return np.frombuffer(self.page_ids, dtype=np.int32)
+
+    def inherit(self, other: "Node") -> None:
+        """Take over what eviction policies know of ``other``, of which this node has been a part."""
+        self.stamp, self.created, self.turns = other.stamp, other.created, other.turns
+        self.retention, self.expires = other.retention, other.expires
 
     @property
     def is_evictable(self) -> bool:

@@ -13,13 +13,15 @@ an insertion what is inserted, an eviction what is evicted plus O(log leaves); a
 cut or joined.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from radixrt.messages import TokenIds, unpack_ids
-from radixrt.scheduler.eviction import LeafLRU
+from radixrt.scheduler.eviction.lru import LeafLRU
+from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.node import ID_BYTES, Node, Packed, part_of
 from radixrt.scheduler.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.tree_observer import TreeObserver
@@ -40,17 +42,28 @@ class Match(NamedTuple):
 
 
 class RadixTree:
-    """Prefixes of token ids and the KV pages that hold them."""
+    """Prefixes of token ids and the KV pages that hold them.
 
-    def __init__(self, page_size: int) -> None:
+    Args:
+        policy: says what is evicted first; default: the leaf that was used longest ago.
+        clock: seconds from any fixed moment; the stamps on the nodes follow it.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        policy: EvictionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.page_size = page_size
+        self.policy: EvictionPolicy = policy or LeafLRU()
         self.observer: TreeObserver | None = None
         """Hears of every page that enters or leaves the tree."""
         self._page_bytes = page_size * ID_BYTES
         self._roots: dict[str, Node] = {}
         self._salts: dict[Node, str] = {}  # the other way round
-        self._eviction = LeafLRU()
-        self._clock = 0
+        self._clock = clock
+        self._last_stamp = 0
         self.num_pages = 0
         """Pages in the tree."""
         self.num_locked_pages = 0
@@ -136,8 +149,9 @@ class RadixTree:
             node = node.parent
 
     def unlock(self, node: Node) -> None:
-        """Give up one lock."""
+        """Give up one lock: a request that used this prefix has ended, or found a longer one."""
         self._touch(node)
+        self._count_turn(node)
         above: Node | None = node
         while above is not None:
             assert above.lock_count > 0, "a node was unlocked more often than locked"
@@ -148,9 +162,25 @@ class RadixTree:
         self._join_upwards(node)
         self._offer_for_eviction(node)
 
+    def _count_turn(self, node: Node) -> None:
+        """Give the nodes that an ended request has made, or the one it ended on, the number of its turn."""
+        fresh: Node | None = node
+        while fresh is not None and fresh.turns == 0:
+            fresh = fresh.parent
+        turns = 1 if fresh is None else fresh.turns + 1
+        node.turns = turns
+        above = node.parent
+        while above is not None and above.parent is not None and above.turns == 0:
+            above.turns = turns
+            above = above.parent
+
     def _touch(self, node: Node) -> None:
-        self._clock += 1
-        node.stamp = self._clock
+        node.stamp = self._new_stamp()
+
+    def _new_stamp(self) -> int:
+        """Nanoseconds on the clock, or the least number above all stamps so far: no two are equal."""
+        self._last_stamp = max(self._last_stamp + 1, int(self._clock() * 1e9))
+        return self._last_stamp
 
     # ------------------------------------------------------------ growth
 
@@ -181,7 +211,7 @@ class RadixTree:
         self.num_pages += leaf.num_pages
         self.num_nodes += 1
         self.generation += 1
-        self._touch(leaf)
+        leaf.stamp = leaf.created = self._new_stamp()
         if self.observer is not None:
             before = int(parent.pages[-1]) if parent.page_ids else None
             self.observer.stored(self._salts.get(parent), before, leaf.tokens, leaf.pages)
@@ -205,7 +235,8 @@ class RadixTree:
         parent = node.parent
         assert parent is not None and 0 < num_pages < node.num_pages
         upper = Node(parent, *self._cut(node, 0, num_pages))
-        upper.lock_count, upper.stamp = node.lock_count, node.stamp
+        upper.lock_count = node.lock_count
+        upper.inherit(node)
         parent.hang(self._key(upper), upper)
         node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)
         upper.hang(self._key(node), node)
@@ -223,8 +254,9 @@ class RadixTree:
         """Let ``node``, just used, take over the edges of the chain above it.
 
         Only where nobody can tell the difference: the upper node has no other child, no lock ends at it
-        (the counts are equal), and nothing was used later than ``node``, so that eviction comes to the same
-        pages at the same time. Prefill by chunks makes such chains, and so does every turn of a chat.
+        (the counts are equal), no other hint is on it, and nothing was used later than ``node``, so that policies
+        which go by use come to the same pages at the same time. Prefill by chunks makes such chains, and
+        so does every turn of a chat.
         """
         chain, length, upper = [node], len(node.edge), node.parent
         while (
@@ -232,6 +264,7 @@ class RadixTree:
             and upper.parent is not None
             and len(upper.children) == 1
             and upper.lock_count == node.lock_count
+            and (upper.retention, upper.expires) == (node.retention, node.expires)
             and len(upper.edge) <= _JOIN_RATIO * length
         ):
             chain.append(upper)
@@ -252,7 +285,7 @@ class RadixTree:
 
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
-            self._eviction.offer(node)
+            self.policy.offer(node)
         elif node in self._salts and node.lock_count == 0 and not node.children:
             del self._roots[self._salts.pop(node)]
 
@@ -264,13 +297,13 @@ class RadixTree:
         """
         freed: list[Packed] = []
         missing = count
-        while missing > 0 and (leaf := self._eviction.pop()) is not None:
+        while missing > 0 and (leaf := self.policy.pop()) is not None:
             kept = max(0, leaf.num_pages - missing)
             freed.append(leaf.page_ids[kept * ID_BYTES :])
             missing -= leaf.num_pages - kept
             if kept:
                 leaf.edge, leaf.page_ids = self._cut(leaf, 0, kept)
-                self._eviction.offer(leaf)
+                self.policy.offer(leaf)
             else:
                 self._remove_leaf(leaf)
         return self._account_removed(freed)
@@ -294,7 +327,8 @@ class RadixTree:
         parent.drop(self._key(leaf))
         leaf.retire()
         self.num_nodes -= 1
-        parent.stamp = max(parent.stamp, leaf.stamp)  # whoever used the leaf used its prefix
+        if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
+            parent.stamp, parent.turns = leaf.stamp, leaf.turns
         self._offer_for_eviction(parent)
 
     def _account_removed(self, freed: list[Packed]) -> Pages:

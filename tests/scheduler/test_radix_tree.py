@@ -102,7 +102,7 @@ def test_eviction_stays_cheap_when_a_hot_leaf_is_used_again_and_again() -> None:
         match = tree.match(tokens)
         assert match is not None
         tree.unlock(tree.lock_match(match))
-    assert len(tree._eviction._heap) <= 1024
+    assert len(tree.policy._leaves) <= 1024
 
 
 def test_a_prompt_prefilled_by_chunks_becomes_a_few_nodes() -> None:
