@@ -1,7 +1,7 @@
 """A node of the radix tree, and why it is made of bytes.
 
 A tree can have a million nodes, most of them short, so what counts is what *one* costs. Ids are packed
-(int32, as on the wire) into ``bytes``: a quarter of the memory of a numpy array of a page, an edge
+(int32, as on the wire) into ``bytes``: half of what numpy arrays of a page take, an edge
 that matches is one ``memcmp`` (``bytes.startswith``), and an edge of one page is its own key in its parent's
 dictionary. The garbage collector does not track nodes (``gc=False``): a full collection over a million of
 them would stop the scheduler for a tenth of a second. So the tree itself has to cut the cycles of parents and children,
