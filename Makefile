@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint format bench eval-demo docs clean
+.PHONY: help install serve test test-tree lint format bench eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ serve: install ## Serve a model on 127.0.0.1:30000; ARGS="--model-path DIR" for 
 
 test: install ## Run the tests; ARGS="-k radix" for some of them
 	$(BIN)/python -m pytest $(ARGS)
+
+test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary; minutes
+	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py $(ARGS)
 
 lint: install ## Check format, style and types
 	$(BIN)/ruff format --check .

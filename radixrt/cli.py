@@ -57,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench_arguments.add_structured_arguments(structured)
     structured.set_defaults(run=_bench_structured)
+    cache = benchmarks.add_parser(
+        "cache", help="replay recorded traffic through the scheduler and compare cache policies"
+    )
+    bench_arguments.add_cache_arguments(cache)
+    cache.set_defaults(run=_bench_cache)
     return parser
 
 
@@ -96,6 +101,12 @@ def _bench_model(arguments: argparse.Namespace) -> int:
 
 def _bench_structured(arguments: argparse.Namespace) -> int:
     from radixrt.bench.structured import run
+
+    return run(arguments)
+
+
+def _bench_cache(arguments: argparse.Namespace) -> int:
+    from radixrt.bench.cache.benchmark import run
 
     return run(arguments)
 

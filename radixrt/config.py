@@ -138,6 +138,12 @@ class ServerConfig:
         at_least=1,
         at_most=1024,
     )
+    eviction_policy: Literal["lru", "fifo", "priority"] = setting(
+        "lru",
+        "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what no client "
+        "has asked to keep.",
+        group="Memory",
+    )
     disable_radix_cache: bool = setting(
         False, "Share no prefixes between requests (for measurements).", group="Memory"
     )

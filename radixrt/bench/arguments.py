@@ -1,10 +1,17 @@
 """The flags of ``radixrt bench serve``; apart from its code, so that the command line needs none of it."""
 
 import argparse
-from typing import Literal, get_args
+import dataclasses
+from typing import Any, Literal, get_args
+
+from radixrt.config import ServerConfig
 
 EndpointName = Literal["completions", "chat"]
 WorkloadName = Literal["shared-prefix", "random", "multi-turn"]
+
+_FIELD_TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
+EVICTION_POLICIES: tuple[str, ...] = get_args(_FIELD_TYPES["eviction_policy"])
+SCHEDULE_POLICIES: tuple[str, ...] = get_args(_FIELD_TYPES["schedule_policy"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +94,48 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="FILE", help="write summary and every schema; - for stdout"
     )
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt bench cache``."""
+    parser.add_argument("trace", nargs="+", metavar="TRACE", help="recorded requests: JSON lines with hash_ids or runs, gzipped or not")  # fmt: skip
+    compared = parser.add_argument_group("What is compared")
+    compared.add_argument("--tokens", type=_tokens, nargs="+", default=[2**19 << i for i in range(5)], metavar="N", help="sizes of the KV pool in tokens, with K or M for 2^10 or 2^20 (default: 0.5M 1M 2M 4M 8M)")  # fmt: skip
+    compared.add_argument("--policy", nargs="+", choices=EVICTION_POLICIES, default=["lru"], help="what is evicted first (default: lru)")  # fmt: skip
+    compared.add_argument("--schedule-policy", nargs="+", choices=SCHEDULE_POLICIES, default=["fcfs"], help="order of the waiting queue (default: fcfs, in which all policies admit in the same order)")  # fmt: skip
+
+    model = parser.add_argument_group("The simulated engine")
+    model.add_argument("--page-size", type=_positive, default=512, metavar="N", help="tokens in a page; below 512, pages of answers outweigh what is known of them (default: %(default)s)")  # fmt: skip
+    model.add_argument("--prefill-rate", type=_positive, default=50_000, metavar="N", help="prompt tokens computed in a second (default: %(default)s)")  # fmt: skip
+    model.add_argument("--decode-ms", type=float, default=10.0, metavar="MS", help="duration of a decode step of the running batch (default: %(default)s)")  # fmt: skip
+    model.add_argument("--tokens-per-symbol", type=_positive, default=8, metavar="N", help="tokens that are simulated as one; a power of two, at most 512 (default: %(default)s)")  # fmt: skip
+    model.add_argument("--speed", type=_rate, default=1.0, metavar="X", help="let requests arrive X times as fast as recorded (default: %(default)s)")  # fmt: skip
+    model.add_argument("--requests", type=_positive, metavar="N", help="replay the first N requests only")  # fmt: skip
+
+    output = parser.add_argument_group("Output")
+    output.add_argument("--json", metavar="FILE", help="write every row; - for stdout")
+    output.add_argument("--plot", metavar="FILE", help="draw hit rates over pool sizes, for example to cache.png")  # fmt: skip
+
+
+def _tokens(text: str) -> int:
+    """A number of tokens: 524288, 512K or 0.5M."""
+    factor = {"K": 2**10, "M": 2**20}.get(text[-1:].upper(), 1)
+    try:
+        value = int(float(text if factor == 1 else text[:-1]) * factor)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of tokens like 0.5M, not {text!r}"
+        ) from error
+    if value < 1024:
+        raise argparse.ArgumentTypeError(f"must be at least 1024 tokens, not {text}")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return value
 
 
 def _positive(text: str) -> int:

@@ -5,8 +5,13 @@ out in the very next plan although a step still in flight writes to them: steps 
 of the new owner comes later.
 """
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 
+from radixrt.scheduler.eviction.names import EvictionPolicyName
+from radixrt.scheduler.eviction.policy import make_policy
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
@@ -17,11 +22,19 @@ class KVCache:
     """Allocator and radix tree behind the operations that a sequence needs in its life."""
 
     def __init__(
-        self, num_pages: int, page_size: int, slots: SlotTable, *, share_prefixes: bool
+        self,
+        num_pages: int,
+        page_size: int,
+        slots: SlotTable,
+        *,
+        share_prefixes: bool,
+        eviction_policy: EvictionPolicyName = "lru",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.page_size = page_size
         self.allocator = PageAllocator(num_pages)
-        self.tree = RadixTree(page_size)
+        policy = make_policy(eviction_policy, num_pages, page_size, clock)
+        self.tree = RadixTree(page_size, policy, clock)
         self.evicted_pages = 0
         self._slots = slots
         self._share = share_prefixes
@@ -35,7 +48,7 @@ class KVCache:
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> Pages:
-        """``count`` pages (at most ``num_available``), from the tree's oldest leaves if need be."""
+        """``count`` pages (at most ``num_available``), evicted from the tree if need be."""
         missing = count - self.allocator.num_free
         if missing > 0:
             self._evict(missing)
@@ -68,12 +81,14 @@ class KVCache:
             return 0
         pages, node = match.pages_in_edge, match.node.parent
         while node is not None and node.lock_count == 0:
-            pages += len(node.pages)
+            pages += node.num_pages
             node = node.parent
         return pages
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
+        if self._share and sequence.reads_cache:
+            self.tree.policy.observe(sequence.known_tokens(), sequence.salt)
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:
@@ -89,11 +104,14 @@ class KVCache:
             How many tokens this sequence needn't compute therefore.
         """
         slots, slot = self._slots, sequence.slot
+        assert sequence.node is not None
+        beyond = int(slots.num_tree_pages[slot]) * self.page_size
+        if not self.tree.holds_first_page(sequence.node, sequence.known_tokens()[beyond:-1]):
+            return 0  # nothing new; spares a lookup of the whole prompt
         match = self.find_prefix(sequence)
         gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])
         if match is None or gain <= 0:
             return 0
-        assert sequence.node is not None
         pages, node = self.tree.pages_of(match), self.tree.lock_match(match)
         self.tree.unlock(sequence.node)
         sequence.node = node
@@ -135,7 +153,9 @@ class KVCache:
         start, full = self._unpublished(sequence)
         if self._share and start < full:
             tokens = sequence.tokens[start * self.page_size : full * self.page_size]
-            _, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
+            end, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
+            self.tree.move_lock(sequence.node, end)
+            sequence.node = end
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
         self.tree.unlock(sequence.node)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from radixrt.scheduler.eviction.names import EvictionPolicyName
+
 
 @dataclass(frozen=True)
 class SchedulerLimits:
@@ -16,6 +18,7 @@ class SchedulerLimits:
     num_pages: int
     page_size: int
     schedule_policy: Literal["lpm", "fcfs"] = "lpm"
+    eviction_policy: EvictionPolicyName = "lru"
     share_prefixes: bool = True
     eos_token_ids: tuple[int, ...] = ()
     num_ranks: int = 1

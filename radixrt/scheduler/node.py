@@ -1,28 +1,121 @@
-"""A node of the radix tree."""
+"""A node of the radix tree, and why it is made of bytes.
+
+A tree can have a million nodes, most of them short, so what counts is what *one* costs. Ids are packed
+(int32, as on the wire) into ``bytes``: half of what numpy arrays of a page take, an edge
+that matches is one ``memcmp`` (``bytes.startswith``), and an edge of one page is its own key in its parent's
+dictionary. The garbage collector does not track nodes (``gc=False``): a full collection over a million of
+them would stop the scheduler for a tenth of a second. So the tree itself has to cut the cycles of parents and children,
+and does when it removes a node.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from radixrt.messages import TokenIds
 from radixrt.scheduler.page_allocator import Pages
 
+ID_BYTES = 4
+"""Of a token id and of a page id."""
 
-class Node:
+RETAIN_DEFAULT = 1
+"""The retention level of what no client has given a hint for; 0 is worth less, 2 and above more."""
+
+Packed = bytes | memoryview
+"""Packed int32 ids. A long part of a longer edge is a view of it, see :func:`part_of`."""
+
+_SHORTEST_VIEW = 4096
+"""Bytes. A view costs 200 bytes of its own; what is shorter is copied in less time than a view is made."""
+
+_NO_CHILDREN: Mapping[bytes, Any] = MappingProxyType({})
+
+
+class Node(msgspec.Struct, gc=False, eq=False):
     """One edge of the tree and the children below it."""
 
-    __slots__ = ("children", "lock_count", "pages", "parent", "stamp", "tokens")
+    parent: "Node | None"
+    """None: a root, or no longer in the tree."""
+    edge: Packed
+    """Tokens of the edge above this node, packed; whole pages."""
+    page_ids: Packed
+    """One page id for each page of ``edge``, packed."""
+    children: "Mapping[bytes, Node]" = _NO_CHILDREN
+    """By the packed tokens of the first page. Leaves share one that is empty."""
+    lock_count: int = 0
+    """Sequences that use this node or one below it."""
+    stamp: int = 0
+    """When it was last used, on the tree's own clock."""
+    created: int = 0
+    """When its pages came into the tree, on the same clock; of an edge joined from several, the last of them."""
+    turns: int = 0
+    """How many requests, each going on where the one before ended, led to this node; 0 until the first
+    of them has ended."""
+    retention: int = RETAIN_DEFAULT
+    """How much a client wants it kept; see :data:`RETAIN_DEFAULT`."""
+    expires: float | None = None
+    """When ``retention`` ends, in seconds on the scheduler's clock; None: never."""
 
-    def __init__(self, parent: "Node | None", tokens: TokenIds, pages: Pages) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        """Tokens of the edge above this node; a multiple of the page size."""
-        self.pages = pages
-        """One page id for each page of ``tokens``."""
-        self.children: dict[bytes, Node] = {}
-        """By the bytes of the first page's tokens."""
-        self.lock_count = 0
-        """Sequences that use this node or one below it."""
-        self.stamp = 0
-        """When it was last used, on the tree's own clock."""
+    @property
+    def num_pages(self) -> int:
+        return len(self.page_ids) // ID_BYTES
+
+    @property
+    def tokens(self) -> TokenIds:
+        """Tokens of the edge above this node: [num_pages * page_size], read-only."""
+        return np.frombuffer(self.edge, dtype=np.int32)
+
+    @property
+    def pages(self) -> Pages:
+        """One page id for each page of ``tokens``: [num_pages], read-only."""
+        return np.frombuffer(self.page_ids, dtype=np.int32)
+
+    def inherit(self, other: "Node") -> None:
+        """Take over what eviction policies know of ``other``, of which this node has been a part."""
+        self.stamp, self.created, self.turns = other.stamp, other.created, other.turns
+        self.retention, self.expires = other.retention, other.expires
 
     @property
     def is_evictable(self) -> bool:
         """An unlocked leaf. Roots have no parent, removed nodes have lost theirs."""
         return self.lock_count == 0 and not self.children and self.parent is not None
+
+    def __repr__(self) -> str:
+        return f"<Node of {self.num_pages} pages, {len(self.children)} children, {self.lock_count} locks>"
+
+    def hang(self, key: bytes, child: "Node") -> None:
+        """Take ``child``, whose first page is ``key``, in the place of any other with that first page."""
+        if isinstance(self.children, dict):
+            self.children.pop(key, None)  # a dictionary would keep the old key, and its memory
+            self.children[key] = child
+        else:
+            self.children = {key: child}
+        child.parent = self
+
+    def drop(self, key: bytes) -> None:
+        """Remove the child whose first page is ``key``."""
+        assert isinstance(self.children, dict)
+        del self.children[key]
+        if not self.children:
+            self.children = _NO_CHILDREN
+
+    def retire(self) -> None:
+        """Cut all ties to the tree: nothing would ever collect a cycle."""
+        self.parent = None
+        self.children = _NO_CHILDREN
+
+
+def part_of(packed: Packed, start: int, stop: int) -> Packed:
+    """Bytes ``start`` to ``stop`` of packed ids.
+
+    Cutting a page from a long edge must not copy the edge, so a long part is a view, unless it is less
+    than half of what it would keep in memory. Cutting n pages off one by one so copies fewer than 2n.
+    """
+    view = memoryview(packed)[start:stop]
+    kept_alive = view.obj
+    assert isinstance(kept_alive, bytes)
+    if len(view) < _SHORTEST_VIEW or 2 * len(view) < len(kept_alive):
+        return bytes(view)
+    return view

@@ -144,6 +144,7 @@ def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
         num_pages=info.kv_pool_tokens // info.page_size,
         page_size=info.page_size,
         schedule_policy=config.schedule_policy,
+        eviction_policy=config.eviction_policy,
         share_prefixes=not config.disable_radix_cache,
         eos_token_ids=info.eos_token_ids,
         num_ranks=config.tp,

@@ -2,27 +2,36 @@
 
 An edge carries token ids and the ids of the pages that hold their K and V; both are aligned to whole
 pages, so two prompts share a prefix up to the last full page they have in common. The idea is
-RadixAttention's (Zheng et al., "SGLang", 2024, section 3); two things differ: tokens enter the tree when
-the step that computes them is *planned*, and eviction trims leaves page by page from a priority queue.
+RadixAttention's (Zheng et al., "SGLang", 2024, section 3); three things differ: tokens enter the tree when
+the step that computes them is *planned*, eviction trims leaves page by page from a priority queue, and
+chains of nodes that no branch needs grow together again.
 
 Every lookup of one namespace starts at its own root, so different cache salts never share a page.
+
+Costs, in pages: a lookup the prefix found (and one copy of the prompt's ids), a lock the depth of the node,
+an insertion what is inserted, an eviction what is evicted plus O(log leaves); amortised, where edges are
+cut or joined.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from radixrt.messages import TokenIds
-from radixrt.scheduler.eviction import LeafLRU
-from radixrt.scheduler.node import Node
+from radixrt.messages import TokenIds, unpack_ids
+from radixrt.scheduler.eviction.lru import LeafLRU
+from radixrt.scheduler.eviction.policy import EvictionPolicy
+from radixrt.scheduler.node import ID_BYTES, Node, Packed, part_of
 from radixrt.scheduler.page_allocator import NO_PAGES, Pages
+from radixrt.scheduler.tree_observer import TreeObserver
 
-_NO_TOKENS: TokenIds = np.empty(0, dtype=np.int32)
+_JOIN_RATIO = 2
+"""Chains are joined unless the upper edge is longer than the lower one by more than this factor. What is left of
+a chain is then no deeper than the logarithm of its length, and each page is copied about as often."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The longest prefix found: it ends inside (or at the end of) the edge above ``node``."""
 
     node: Node
@@ -33,14 +42,28 @@ class Match:
 
 
 class RadixTree:
-    """Prefixes of token ids and the KV pages that hold them."""
+    """Prefixes of token ids and the KV pages that hold them.
 
-    def __init__(self, page_size: int) -> None:
+    Args:
+        policy: says what is evicted first; default: the leaf that was used longest ago.
+        clock: seconds from any fixed moment; the stamps on the nodes follow it.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        policy: EvictionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.page_size = page_size
+        self.policy: EvictionPolicy = policy or LeafLRU()
+        self.observer: TreeObserver | None = None
+        """Hears of every page that enters or leaves the tree."""
+        self._page_bytes = page_size * ID_BYTES
         self._roots: dict[str, Node] = {}
         self._salts: dict[Node, str] = {}  # the other way round
-        self._eviction = LeafLRU()
-        self._clock = 0
+        self._clock = clock
+        self._last_stamp = 0
         self.num_pages = 0
         """Pages in the tree."""
         self.num_locked_pages = 0
@@ -48,6 +71,10 @@ class RadixTree:
         self.num_nodes = 0
         self.generation = 0
         """Grows whenever a lookup may give another answer than before."""
+
+    def __del__(self) -> None:
+        for node in [*self.nodes(), *self._roots.values()]:
+            node.retire()
 
     @property
     def num_evictable_pages(self) -> int:
@@ -58,37 +85,37 @@ class RadixTree:
     def match(self, tokens: TokenIds, salt: str = "") -> Match | None:
         """Find the longest cached prefix of ``tokens``, in whole pages. Changes nothing."""
         root = self._roots.get(salt)
-        return None if root is None else self._match_below(root, tokens)
+        if root is None:
+            return None
+        if not self.holds_first_page(root, tokens):
+            return Match(root, 0, 0)  # spares the copy below
+        return self._match_below(root, tokens.tobytes())
 
-    def _match_below(self, node: Node, tokens: TokenIds) -> Match:
-        size = self.page_size
-        num_pages, pages_in_edge = 0, len(node.pages)
-        while True:
-            rest = tokens[num_pages * size :]
-            child = node.children.get(rest[:size].tobytes())
-            if child is None:
-                return Match(node, num_pages, pages_in_edge)
+    def _match_below(self, node: Node, packed: bytes) -> Match:
+        page_bytes, start = self._page_bytes, 0
+        while (child := node.children.get(packed[start : start + page_bytes])) is not None:
             node = child
-            pages_in_edge = _common_length(child.tokens, rest) // size
-            num_pages += pages_in_edge
-            if pages_in_edge < len(child.pages):
-                return Match(node, num_pages, pages_in_edge)
+            if not packed.startswith(node.edge, start):
+                pages_in_edge = _common_length(node.edge, packed, start) // page_bytes
+                return Match(node, start // page_bytes + pages_in_edge, pages_in_edge)
+            start += len(node.edge)
+        return Match(node, start // page_bytes, node.num_pages)
 
     def pages_of(self, match: Match) -> Pages:
-        """Page ids of a matched prefix, from its start."""
-        edges = [match.node.pages[: match.pages_in_edge]]
+        """Page ids of a matched prefix, from its start: [match.num_pages], read-only."""
+        edges = [match.node.page_ids[: match.pages_in_edge * ID_BYTES]]
         node = match.node.parent
         while node is not None:
-            edges.append(node.pages)
+            edges.append(node.page_ids)
             node = node.parent
-        return np.concatenate(edges[::-1])
+        return unpack_ids(b"".join(edges[::-1]))
 
     # ------------------------------------------------------------ locks
 
     def lock_match(self, match: Match) -> Node:
         """Lock a prefix that was just found; returns the node at whose end it ends."""
         node = match.node
-        if match.pages_in_edge < len(node.pages):
+        if match.pages_in_edge < node.num_pages:
             node = self._split(node, match.pages_in_edge)
         self.lock(node)
         return node
@@ -97,7 +124,7 @@ class RadixTree:
         """Lock the empty prefix of a namespace."""
         root = self._roots.get(salt)
         if root is None:
-            root = self._roots[salt] = Node(None, _NO_TOKENS, NO_PAGES)
+            root = self._roots[salt] = Node(None, b"", b"")
             self._salts[root] = salt
         self.lock(root)
         return root
@@ -111,85 +138,154 @@ class RadixTree:
         """Exchange a lock on ``old`` for one on ``new``, which lies below it."""
         self._touch(new)
         self._lock_path(new, old)
+        self._join_upwards(new)
 
     def _lock_path(self, node: Node | None, end: Node | None) -> None:
         while node is not end:
             assert node is not None
             if node.lock_count == 0:
-                self.num_locked_pages += len(node.pages)
+                self.num_locked_pages += node.num_pages
             node.lock_count += 1
             node = node.parent
 
     def unlock(self, node: Node) -> None:
-        """Give up one lock."""
+        """Give up one lock: a request that used this prefix has ended, or found a longer one."""
         self._touch(node)
+        self._count_turn(node)
         above: Node | None = node
         while above is not None:
             assert above.lock_count > 0, "a node was unlocked more often than locked"
             above.lock_count -= 1
             if above.lock_count == 0:
-                self.num_locked_pages -= len(above.pages)
+                self.num_locked_pages -= above.num_pages
             above = above.parent
+        self._join_upwards(node)
         self._offer_for_eviction(node)
 
+    def _count_turn(self, node: Node) -> None:
+        """Give the nodes that an ended request has made, or the one it ended on, the number of its turn."""
+        fresh: Node | None = node
+        while fresh is not None and fresh.turns == 0:
+            fresh = fresh.parent
+        turns = 1 if fresh is None else fresh.turns + 1
+        node.turns = turns
+        above = node.parent
+        while above is not None and above.parent is not None and above.turns == 0:
+            above.turns = turns
+            above = above.parent
+
     def _touch(self, node: Node) -> None:
-        self._clock += 1
-        node.stamp = self._clock
+        node.stamp = self._new_stamp()
+
+    def _new_stamp(self) -> int:
+        """Nanoseconds on the clock, or the least number above all stamps so far: no two are equal."""
+        self._last_stamp = max(self._last_stamp + 1, int(self._clock() * 1e9))
+        return self._last_stamp
 
     # ------------------------------------------------------------ growth
 
     def insert(self, node: Node, tokens: TokenIds, pages: Pages) -> tuple[Node, int]:
-        """Hang ``tokens`` (whole pages) and their pages below ``node``.
+        """Hang ``tokens`` (whole pages) and their pages below ``node``, which the caller has locked.
+
+        The caller moves its lock to the node returned (:meth:`move_lock`); new pages can be evicted once that
+        lock is given up.
 
         Returns:
             The node at whose end ``tokens`` now end, and how many leading pages the tree had already:
             the tree keeps its own and does not take those of the caller.
         """
-        size = self.page_size
-        assert len(tokens) == len(pages) * size
-        found = self._match_below(node, tokens)
+        packed, page_ids = tokens.tobytes(), pages.tobytes()
+        assert len(packed) == len(pages) * self._page_bytes, "tokens and pages disagree"
+        found = self._match_below(node, packed)
         end = found.node
-        if found.pages_in_edge < len(end.pages):
+        if found.pages_in_edge < end.num_pages:
             end = self._split(end, found.pages_in_edge)
         if found.num_pages < len(pages):
-            rest = tokens[found.num_pages * size :]
-            leaf = Node(end, rest.copy(), pages[found.num_pages :].copy())
-            end.children[rest[:size].tobytes()] = leaf
-            self.num_pages += len(leaf.pages)
-            self.num_nodes += 1
-            self.generation += 1
-            end = leaf
-            self._touch(leaf)
-            self._offer_for_eviction(leaf)
+            edge = packed[found.num_pages * self._page_bytes :]
+            end = self._grow_leaf(end, edge, page_ids[found.num_pages * ID_BYTES :])
         return end, found.num_pages
+
+    def _grow_leaf(self, parent: Node, edge: bytes, page_ids: bytes) -> Node:
+        leaf = Node(parent, edge, page_ids)
+        parent.hang(self._key(leaf), leaf)
+        self.num_pages += leaf.num_pages
+        self.num_nodes += 1
+        self.generation += 1
+        leaf.stamp = leaf.created = self._new_stamp()
+        if self.observer is not None:
+            before = int(parent.pages[-1]) if parent.page_ids else None
+            self.observer.stored(self._salts.get(parent), before, leaf.tokens, leaf.pages)
+        return leaf
 
     def holds_first_page(self, node: Node, tokens: TokenIds) -> bool:
         """Whether the first page of ``tokens`` hangs below ``node`` already."""
         return tokens[: self.page_size].tobytes() in node.children
+
+    def _key(self, node: Node) -> bytes:
+        """What a node is found by in its parent's dictionary: the tokens of its first page."""
+        return bytes(node.edge[: self._page_bytes])
+
+    # ------------------------------------------------------------ cutting and joining edges
 
     def _split(self, node: Node, num_pages: int) -> Node:
         """Cut the edge above ``node`` after ``num_pages`` pages; returns the new node at the cut.
 
         ``node`` itself stays the lower part, so locks on it stay where they are.
         """
-        size, parent = self.page_size, node.parent
-        assert parent is not None and 0 < num_pages < len(node.pages)
-        # copies: a view would keep the whole edge's memory for the sake of a page
-        upper = Node(parent, node.tokens[: num_pages * size].copy(), node.pages[:num_pages].copy())
-        upper.lock_count, upper.stamp = node.lock_count, node.stamp
-        parent.children[upper.tokens[:size].tobytes()] = upper
-        node.parent = upper
-        node.tokens = node.tokens[num_pages * size :].copy()
-        node.pages = node.pages[num_pages:].copy()
-        upper.children[node.tokens[:size].tobytes()] = node
+        parent = node.parent
+        assert parent is not None and 0 < num_pages < node.num_pages
+        upper = Node(parent, *self._cut(node, 0, num_pages))
+        upper.lock_count = node.lock_count
+        upper.inherit(node)
+        parent.hang(self._key(upper), upper)
+        node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)
+        upper.hang(self._key(node), node)
         self.num_nodes += 1
         return upper
+
+    def _cut(self, node: Node, start: int, stop: int) -> tuple[Packed, Packed]:
+        """Tokens and pages of the pages ``start`` to ``stop`` of an edge."""
+        return (
+            part_of(node.edge, start * self._page_bytes, stop * self._page_bytes),
+            part_of(node.page_ids, start * ID_BYTES, stop * ID_BYTES),
+        )
+
+    def _join_upwards(self, node: Node) -> None:
+        """Let ``node``, just used, take over the edges of the chain above it.
+
+        Only where nobody can tell the difference: the upper node has no other child, no lock ends at it
+        (the counts are equal), no other hint is on it, and nothing was used later than ``node``, so that policies
+        which go by use come to the same pages at the same time. Prefill by chunks makes such chains, and
+        so does every turn of a chat.
+        """
+        chain, length, upper = [node], len(node.edge), node.parent
+        while (
+            upper is not None
+            and upper.parent is not None
+            and len(upper.children) == 1
+            and upper.lock_count == node.lock_count
+            and (upper.retention, upper.expires) == (node.retention, node.expires)
+            and len(upper.edge) <= _JOIN_RATIO * length
+        ):
+            chain.append(upper)
+            length += len(upper.edge)
+            upper = upper.parent
+        if len(chain) == 1:
+            return
+        assert upper is not None
+        chain.reverse()
+        node.edge = b"".join([link.edge for link in chain])
+        node.page_ids = b"".join([link.page_ids for link in chain])
+        for link in chain[:-1]:
+            link.retire()
+        upper.hang(self._key(node), node)
+        self.num_nodes -= len(chain) - 1
 
     # ------------------------------------------------------------ eviction
 
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
-            self._eviction.offer(node)
+            self.policy.offer(node)
         elif node in self._salts and node.lock_count == 0 and not node.children:
             del self._roots[self._salts.pop(node)]
 
@@ -199,23 +295,18 @@ class RadixTree:
         Returns:
             The pages that are free now.
         """
-        freed: list[Pages] = []
+        freed: list[Packed] = []
         missing = count
-        while missing > 0 and (leaf := self._eviction.pop()) is not None:
-            kept = max(0, len(leaf.pages) - missing)
-            freed.append(leaf.pages[kept:])
-            missing -= len(leaf.pages) - kept
+        while missing > 0 and (leaf := self.policy.pop()) is not None:
+            kept = max(0, leaf.num_pages - missing)
+            freed.append(leaf.page_ids[kept * ID_BYTES :])
+            missing -= leaf.num_pages - kept
             if kept:
-                leaf.tokens, leaf.pages = leaf.tokens[: kept * self.page_size], leaf.pages[:kept]
-                self._eviction.offer(leaf)
+                leaf.edge, leaf.page_ids = self._cut(leaf, 0, kept)
+                self.policy.offer(leaf)
             else:
                 self._remove_leaf(leaf)
-        if not freed:
-            return NO_PAGES
-        self.generation += 1
-        pages = np.concatenate(freed)
-        self.num_pages -= len(pages)
-        return pages
+        return self._account_removed(freed)
 
     def prune(self, node: Node) -> Pages:
         """Drop ``node`` and the prefix above it, up to where somebody else needs it.
@@ -223,24 +314,32 @@ class RadixTree:
         Returns:
             The pages that are free now.
         """
-        freed = [NO_PAGES]
+        freed: list[Packed] = []
         while node.is_evictable and node.parent is not None:
             leaf, node = node, node.parent
-            freed.append(leaf.pages)
+            freed.append(leaf.page_ids)
             self._remove_leaf(leaf)
-        self.generation += 1
-        pages = np.concatenate(freed)
-        self.num_pages -= len(pages)
-        return pages
+        return self._account_removed(freed)
 
     def _remove_leaf(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
-        del parent.children[leaf.tokens[: self.page_size].tobytes()]
-        leaf.parent = None
+        parent.drop(self._key(leaf))
+        leaf.retire()
         self.num_nodes -= 1
-        parent.stamp = max(parent.stamp, leaf.stamp)  # whoever used the leaf used its prefix
+        if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
+            parent.stamp, parent.turns = leaf.stamp, leaf.turns
         self._offer_for_eviction(parent)
+
+    def _account_removed(self, freed: list[Packed]) -> Pages:
+        if not freed:
+            return NO_PAGES
+        pages = unpack_ids(b"".join(freed))
+        self.num_pages -= len(pages)
+        self.generation += 1
+        if self.observer is not None:
+            self.observer.removed(pages)
+        return pages
 
     # ------------------------------------------------------------ inspection
 
@@ -257,9 +356,19 @@ class RadixTree:
         return self._roots
 
 
-def _common_length(a: TokenIds, b: TokenIds) -> int:
-    """Length of the longest common prefix."""
-    length = min(len(a), len(b))
-    differs = a[:length] != b[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
+def _common_length(edge: Packed, packed: bytes, start: int) -> int:
+    """Length in bytes of the longest common prefix of ``edge`` and ``packed[start:]``, in whole ids.
+
+    Compares ever longer pieces, so that an early difference in a long edge is found early.
+    """
+    length, done, piece = min(len(edge), len(packed) - start), 0, 1 << 10
+    while done < length:
+        count = min(piece, length - done) // ID_BYTES
+        ours = np.frombuffer(edge, np.int32, count, done)
+        differs = ours != np.frombuffer(packed, np.int32, count, start + done)
+        first = int(differs.argmax())
+        if differs[first]:
+            return done + first * ID_BYTES
+        done += count * ID_BYTES
+        piece *= 4
+    return length

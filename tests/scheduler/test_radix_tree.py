@@ -1,4 +1,6 @@
-"""The radix tree against a dictionary from whole prefixes to pages."""
+"""What the radix tree promises, a promise a test."""
+
+import sys
 
 import hypothesis.strategies as st
 import numpy as np
@@ -6,53 +8,7 @@ from hypothesis import given, settings
 
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.radix_tree import RadixTree
-
-Prefix = tuple[str, tuple[int, ...]]
-
-
-class DictionaryCache:
-    """What a prefix cache is: a page for each prefix whose length is a multiple of the page size.
-
-    A prefix was last used when anything that begins with it was last used.
-    """
-
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.pages: dict[Prefix, int] = {}
-        self.used: dict[Prefix, int] = {}
-        self.clock = 0
-
-    def prefixes(self, salt: str, tokens: tuple[int, ...]) -> list[Prefix]:
-        size = self.page_size
-        return [(salt, tokens[:end]) for end in range(size, len(tokens) + 1, size)]
-
-    def match(self, salt: str, tokens: tuple[int, ...]) -> list[int]:
-        found = []
-        for prefix in self.prefixes(salt, tokens):
-            if prefix not in self.pages:
-                break
-            found.append(self.pages[prefix])
-        return found
-
-    def use(self, salt: str, tokens: tuple[int, ...]) -> None:
-        self.clock += 1
-        for prefix in self.prefixes(salt, tokens):
-            if prefix in self.pages:
-                self.used[prefix] = self.clock
-
-    def insert(self, salt: str, tokens: tuple[int, ...], pages: list[int]) -> None:
-        for prefix, page in zip(self.prefixes(salt, tokens), pages, strict=True):
-            self.pages.setdefault(prefix, page)
-        self.use(salt, tokens)
-
-    def evict(self, count: int) -> list[int]:
-        """The last page of the branch that was used longest ago, again and again."""
-        freed = []
-        for _ in range(min(count, len(self.pages))):
-            parents = {(salt, tokens[: -self.page_size]) for salt, tokens in self.pages}
-            oldest = min((p for p in self.pages if p not in parents), key=self.used.__getitem__)
-            freed.append(self.pages.pop(oldest))
-        return freed
+from tests.scheduler.dictionary_cache import DictionaryCache
 
 
 def insert(tree: RadixTree, salt: str, tokens: np.ndarray, pages: np.ndarray) -> int:
@@ -146,4 +102,65 @@ def test_eviction_stays_cheap_when_a_hot_leaf_is_used_again_and_again() -> None:
         match = tree.match(tokens)
         assert match is not None
         tree.unlock(tree.lock_match(match))
-    assert len(tree._eviction._heap) <= 1024
+    assert len(tree.policy._leaves) <= 1024
+
+
+def test_a_prompt_prefilled_by_chunks_becomes_a_few_nodes() -> None:
+    tree, size = RadixTree(page_size=1), 1000
+    tokens = np.arange(size, dtype=np.int32)
+    node = tree.lock_root()
+    for start in range(0, size, 10):
+        end, _ = tree.insert(node, tokens[start : start + 10], tokens[start : start + 10])
+        tree.move_lock(node, end)
+        node = end
+        assert path(node) == list(range(start + 10)) and tree.num_locked_pages == start + 10
+    assert tree.num_nodes <= 7, "no more than the logarithm of a hundred chunks"
+    tree.unlock(node)
+    assert tree.evict(400).tolist() != [] and tree.num_pages == 600
+    match = tree.match(tokens)
+    assert match is not None and tree.pages_of(match).tolist() == list(range(600))
+
+
+def test_a_chain_is_not_joined_across_a_lock_or_a_branch() -> None:
+    tree = RadixTree(page_size=1)
+    root = tree.lock_root()
+    tokens = np.arange(8, dtype=np.int32)
+    upper, _ = tree.insert(root, tokens[:4], tokens[:4])
+    tree.move_lock(root, upper)
+    tree.lock(upper)
+    lower, _ = tree.insert(upper, tokens[4:], tokens[4:])
+    tree.move_lock(upper, lower)
+    assert path(upper) == [0, 1, 2, 3], "another sequence still ends here"
+    insert(tree, "", np.array([0, 1, 9], dtype=np.int32), np.array([0, 1, 9], dtype=np.int32))
+    tree.unlock(upper)
+    tree.unlock(lower)
+    assert path(lower) == list(range(8)) and tree.num_pages == 9
+    tree.unlock(tree.lock(lower) or lower)
+    match = tree.match(np.array([0, 1, 9], dtype=np.int32))
+    assert match is not None and tree.pages_of(match).tolist() == [0, 1, 9]
+
+
+def test_a_long_leaf_is_evicted_page_by_page_from_its_tail() -> None:
+    """Long edges are cut by view: what is left must be right, and must not keep the whole edge in memory."""
+    tree, size = RadixTree(page_size=16), 4000
+    tokens, pages = np.arange(size * 16, dtype=np.int32), np.arange(size, dtype=np.int32)
+    insert(tree, "", tokens, pages)
+    for last in range(size - 1, -1, -1):
+        assert tree.evict(1).tolist() == [last]
+        for node in tree.nodes():
+            assert isinstance(node.edge, bytes) or len(node.edge.obj) <= 2 * len(node.edge)
+        match = tree.match(tokens)
+        assert (0 if match is None else match.num_pages) == last
+    assert tree.num_nodes == 0
+
+
+def test_a_tree_that_is_given_up_leaves_no_nodes_behind() -> None:
+    """The garbage collector does not see them."""
+    tree = RadixTree(page_size=1)
+    for first in range(3):
+        tokens = np.array([first, 1, 2, 3], dtype=np.int32)
+        insert(tree, "", tokens, tokens)
+    node = next(tree.nodes())
+    references = sys.getrefcount(node)
+    del tree
+    assert sys.getrefcount(node) == 2 < references and node.parent is None

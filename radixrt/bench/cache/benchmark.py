@@ -1,0 +1,128 @@
+"""``radixrt bench cache``: replay traces, compare policies, print, save and draw."""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from radixrt.bench.cache.replay import Setup, replay
+from radixrt.bench.cache.result import CacheResult, evaluate, gap_closed
+from radixrt.bench.cache.service import ServiceModel
+from radixrt.bench.cache.trace import Trace, read_trace
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay and report; see :func:`radixrt.bench.arguments.add_cache_arguments`."""
+    console = Console(stderr=arguments.json == "-")
+    traces = [
+        read_trace(Path(path), limit=arguments.requests, speed=arguments.speed)
+        for path in arguments.trace
+    ]
+    setups = list(_setups(arguments))
+    cells = list(product(traces, setups))
+    results = _with_gaps(
+        [
+            _replay_cell(trace, setup)
+            for trace, setup in track(cells, "Replaying", console=console, transient=True)
+        ]
+    )
+    for trace in traces:
+        rows = [result for result in results if result.trace == trace.name]
+        console.print(_table(trace, rows))
+    _print_rate(console, traces, results, len(setups))
+    report = json.dumps([result.as_json() for result in results], indent=2)
+    if arguments.json == "-":
+        print(report)
+    elif arguments.json:
+        Path(arguments.json).write_text(report)
+    if arguments.plot:
+        from radixrt.bench.cache.plot import plot_results
+
+        plot_results(results, Path(arguments.plot))
+    return 0
+
+
+def _setups(arguments: argparse.Namespace) -> Iterator[Setup]:
+    service = ServiceModel(
+        arguments.prefill_rate, arguments.decode_ms / 1e3, arguments.tokens_per_symbol
+    )
+    choices = product(arguments.tokens, arguments.schedule_policy, arguments.policy)
+    for pool_tokens, schedule_policy, eviction_policy in choices:
+        yield Setup(pool_tokens, eviction_policy, schedule_policy, arguments.page_size, service)
+
+
+def _replay_cell(trace: Trace, setup: Setup) -> CacheResult:
+    begin = time.process_time()
+    replayed = replay(trace, setup)
+    return evaluate(trace, replayed, time.process_time() - begin)
+
+
+def _with_gaps(results: list[CacheResult]) -> list[CacheResult]:
+    lru = {_cell(result): result for result in results if result.eviction_policy == "lru"}
+    return [
+        replace(result, lru_gap_closed_percent=gap_closed(result, lru[_cell(result)]))
+        if _cell(result) in lru
+        else result
+        for result in results
+    ]
+
+
+def _cell(result: CacheResult) -> tuple[str, int, str]:
+    """What has to be equal for two eviction policies to be compared."""
+    return result.trace, result.pool_tokens, result.schedule_policy
+
+
+def _table(trace: Trace, results: list[CacheResult]) -> Table:
+    title = (
+        f"{trace.name}: {len(trace.requests):,} requests, {trace.prompt_tokens / 1e6:,.1f} M prompt tokens, "
+        f"{results[0].infinite_percent:.1f} % hits in an infinite cache"
+    )
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("pool", "queue", "eviction"):
+        table.add_column(name, no_wrap=True)
+    for name in ("hit %", "FLOPs", "Belady", "gap %", "TTFT s", "p50", "p99", "retr.", "evicted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(*_row(result))
+    return table
+
+
+def _row(result: CacheResult) -> list[str]:
+    gap = result.lru_gap_closed_percent
+    ttft = result.ttft_ms
+    times = ("-", "-", "-") if ttft is None else map(_seconds, (ttft.mean, ttft.p50, ttft.p99))
+    return [
+        f"{result.pool_tokens / 2**20:g}M",
+        result.schedule_policy,
+        result.eviction_policy,
+        f"{result.hit_percent:.2f}",
+        f"{result.flops_hit_percent:.2f}",
+        f"{result.belady_percent:.2f}",
+        "-" if gap is None else f"{gap:+.1f}",
+        *times,
+        f"{result.retractions:,}",
+        f"{result.evicted_tokens / 2**20:,.0f}M",
+    ]
+
+
+def _seconds(milliseconds: float) -> str:
+    seconds = milliseconds / 1e3
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
+def _print_rate(
+    console: Console, traces: list[Trace], results: list[CacheResult], num_setups: int
+) -> None:
+    num_requests = num_setups * sum(len(trace.requests) for trace in traces)
+    seconds = sum(result.replay_s for result in results)
+    console.print(
+        f"{num_requests:,} requests replayed in {seconds:.1f} s of CPU time: {60 * num_requests / seconds:,.0f} a minute.",
+        highlight=False,
+    )

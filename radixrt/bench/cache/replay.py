@@ -1,0 +1,185 @@
+"""What happens when a trace meets the engine? The real scheduler, tree and allocator, with a simulated worker.
+
+To be quick, the replay works on *symbols*: ``ServiceModel.tokens_per_symbol`` tokens (8 by default) are one
+simulated token, so that a block of 512 tokens is 64 symbols, all different from those of every other block, and
+a decode step yields 8 tokens of each running sequence. Lengths are rounded down to whole symbols. Pages keep their size in
+tokens. What a recorded answer said is not known, so its pages are cached and never found again; the next turn's
+prompt, which holds the answer, is recorded and is. A client asks for at most ``MAX_ANSWER_TOKENS`` and the
+answer ends where the recorded one did. One step is in flight at a time.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
+from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
+from radixrt.errors import ConfigError
+from radixrt.messages import PackedIds, SequenceRequest, StepPlan, TokenBatch, pack_ids
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.eviction.names import EvictionPolicyName
+from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.scheduler import Scheduler
+
+MAX_ANSWER_TOKENS = 4096
+PREFILL_TOKENS_PER_STEP = 16384
+MAX_RUNNING = 256
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is varied from replay to replay; lengths in tokens."""
+
+    pool_tokens: int
+    eviction_policy: EvictionPolicyName = "lru"
+    schedule_policy: Any = "fcfs"
+    """As in :class:`radixrt.config.ServerConfig`."""
+    page_size: int = BLOCK_TOKENS
+    service: ServiceModel = field(default_factory=ServiceModel)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What became of the requests, and of the cache."""
+
+    setup: Setup
+    order: list[int]
+    """Numbers of the requests, as they were admitted."""
+    cached_tokens: list[int]
+    """By request."""
+    ttft_s: list[float | None]
+    """By request; None if it was refused."""
+    duration_s: float
+    """On the virtual clock."""
+    retractions: int
+    evicted_tokens: int
+    steps: int
+
+
+def replay(trace: Trace, setup: Setup) -> Replay:
+    """Send a trace through a scheduler.
+
+    Raises:
+        ConfigError: page size and granularity do not fit together.
+    """
+    return _Run(trace, setup).run()
+
+
+class _Run:
+    def __init__(self, trace: Trace, setup: Setup) -> None:
+        self._service, self._setup, self._trace = setup.service, setup, trace
+        self._symbol = setup.service.tokens_per_symbol
+        self._clock, self._worker = VirtualClock(), SimulatedWorker()
+        self._limits = scheduler_limits(trace, setup)
+        self._scheduler = Scheduler(self._limits, self._clock)
+        self._next = 0
+        self._order: list[int] = []
+        self._cached = [0] * len(trace.requests)
+        self._ttft: list[float | None] = [None] * len(trace.requests)
+
+    def run(self) -> Replay:
+        while self._arrive():
+            self._step()
+        counters = self._scheduler.counters
+        return Replay(
+            setup=self._setup,
+            order=list(dict.fromkeys(self._order)),
+            cached_tokens=self._cached,
+            ttft_s=self._ttft,
+            duration_s=self._clock.now,
+            retractions=counters.retractions,
+            evicted_tokens=self._scheduler.kv.evicted_pages * self._setup.page_size,
+            steps=counters.steps,
+        )
+
+    def _arrive(self) -> bool:
+        """Queue whoever has come by now; with nothing else to do, wait for the next. False: all is done."""
+        requests = self._trace.requests
+        idle = not (self._scheduler.num_running or len(self._scheduler.waiting))
+        if idle:
+            if self._next == len(requests):
+                return False
+            self._clock.now = max(self._clock.now, requests[self._next].arrival_s)
+        while self._next < len(requests) and requests[self._next].arrival_s <= self._clock.now:
+            self._scheduler.add(self._request(self._next))
+            self._next += 1
+        return True
+
+    def _request(self, number: int) -> SequenceRequest:
+        recorded = self._trace.requests[number]
+        num_symbols = max(1, recorded.input_tokens // self._symbol)
+        room = self._limits.num_pages * self._limits.page_size - num_symbols
+        sampling = SamplingParams(
+            max_tokens=max(self._answer_length(recorded), min(self._most_symbols, room))
+        )
+        return SequenceRequest(
+            seq_id=number, token_ids=self._prompt(recorded, num_symbols), sampling=sampling
+        )
+
+    def _prompt(self, recorded: TraceRequest, num_symbols: int) -> PackedIds:
+        per_block = BLOCK_TOKENS // self._symbol
+        ids = recorded.blocks[:, None] * per_block + np.arange(per_block)
+        return pack_ids(ids.ravel()[:num_symbols])
+
+    @property
+    def _most_symbols(self) -> int:
+        return MAX_ANSWER_TOKENS // self._symbol
+
+    def _answer_length(self, recorded: TraceRequest) -> int:
+        return max(1, recorded.output_tokens // self._symbol)
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan()
+        if plan is None:
+            return
+        prefill_symbols = self._worker.begin(plan, self._answer_lengths(plan))
+        num_decoding = self._worker.num_decoding
+        self._clock.now += self._service.step_seconds(prefill_symbols, num_decoding)
+        self._record(self._scheduler.absorb(self._worker.finish(plan)))
+
+    def _answer_lengths(self, plan: StepPlan) -> dict[int, int]:
+        """Of the sequences just admitted, by slot."""
+        lengths = {}
+        for admit in plan.admit:
+            sequence = self._scheduler.slots.owners[admit.slot]
+            assert sequence is not None
+            self._order.append(sequence.seq_id)
+            whole = self._answer_length(self._trace.requests[sequence.seq_id])
+            lengths[admit.slot] = whole - sequence.num_output
+        return lengths
+
+    def _record(self, batch: TokenBatch) -> None:
+        for started in batch.started:
+            self._cached[started.seq_id] = started.cached_tokens * self._symbol
+            arrival = self._trace.requests[started.seq_id].arrival_s
+            self._ttft[started.seq_id] = self._clock.now - arrival
+
+
+def scheduler_limits(trace: Trace, setup: Setup) -> SchedulerLimits:
+    """The limits of a scheduler that works on symbols.
+
+    Raises:
+        ConfigError: page size and granularity do not fit together.
+    """
+    symbol = setup.service.tokens_per_symbol
+    if BLOCK_TOKENS % symbol or setup.page_size % symbol:
+        raise ConfigError(
+            f"--tokens-per-symbol {symbol} must divide both {BLOCK_TOKENS} and --page-size {setup.page_size}."
+        )
+    longest = max(
+        request.input_tokens + max(request.output_tokens, MAX_ANSWER_TOKENS)
+        for request in trace.requests
+    )
+    return SchedulerLimits(
+        max_running_requests=MAX_RUNNING,
+        max_queued_requests=len(trace.requests),
+        max_prefill_tokens=PREFILL_TOKENS_PER_STEP // symbol,
+        chunked_prefill_size=PREFILL_TOKENS_PER_STEP // symbol,
+        context_length=longest // symbol + 2,
+        num_pages=setup.pool_tokens // setup.page_size,
+        page_size=setup.page_size // symbol,
+        schedule_policy=setup.schedule_policy,
+        eviction_policy=setup.eviction_policy,
+        eos_token_ids=(END_OF_ANSWER,),
+    )
