@@ -10,6 +10,7 @@ surplus token under way, which is thrown away.
 import heapq
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,10 +71,17 @@ class _InFlight:
 
 
 class Scheduler:
-    """Decides who runs. Owns the queues, the slots and the KV pages."""
+    """Decides who runs. Owns the queues, the slots and the KV pages.
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    Args:
+        clock: seconds from any fixed moment; a replay of recorded traffic brings its own.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limits = limits
+        self._clock = clock
         self.slots = SlotTable(
             limits.max_running_requests,
             -(-limits.context_length // limits.page_size),
@@ -132,7 +140,7 @@ class Scheduler:
         grammar = None
         if request.constraint is not None:
             grammar = self.grammars.use(request.constraint, request.num_output)
-        sequence = Sequence.from_request(request, self.limits.eos_token_ids, grammar)
+        sequence = Sequence.from_request(request, self._clock(), self.limits.eos_token_ids, grammar)
         self._sequences[sequence.seq_id] = sequence
         if sequence.deadline is not None:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
@@ -349,7 +357,7 @@ class Scheduler:
         num_cached = int(self.slots.planned[slot])
         self._prefilling[sequence.seq_id] = sequence
         if sequence.first_planned is None:
-            sequence.first_planned = time.monotonic()
+            sequence.first_planned = self._clock()
             self.counters.prompt_tokens += sequence.num_tokens
             self._count_cached(sequence, num_cached)
         draft.admit.append(
@@ -483,7 +491,7 @@ class Scheduler:
 
     def _started(self, sequence: Sequence) -> SequenceStarted:
         assert sequence.first_planned is not None
-        sequence.first_token = time.monotonic()
+        sequence.first_token = self._clock()
         return SequenceStarted(
             seq_id=sequence.seq_id,
             cached_tokens=sequence.cached_tokens,
@@ -520,7 +528,7 @@ class Scheduler:
         self, sequence: Sequence, reason: FinishReason, stop_token: int | None
     ) -> SequenceFinished:
         return SequenceFinished(
-            sequence.seq_id, reason, stop_token, time.monotonic() - sequence.arrived
+            sequence.seq_id, reason, stop_token, self._clock() - sequence.arrived
         )
 
     # ------------------------------------------------------------ inspection

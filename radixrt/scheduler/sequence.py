@@ -1,7 +1,6 @@
 """One answer being generated, as the scheduler sees it."""
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,6 +31,7 @@ class Sequence:
     max_output: int
     stop_tokens: frozenset[int]
     """Tokens that end the answer."""
+    arrived: float
     salt: str = ""
     deadline: float | None = None
     """Unix time."""
@@ -44,8 +44,8 @@ class Sequence:
 
     cached_tokens: int = 0
     """Prompt tokens that came from the tree before the first token was out."""
-    arrived: float = field(default_factory=time.monotonic)
     first_planned: float | None = None
+    """When its first chunk was planned; on the scheduler's clock, like the other times."""
     first_token: float | None = None
     prompt_logprobs_sent: int = 0
     prompt_logprobs_to_skip: int = 0
@@ -53,7 +53,10 @@ class Sequence:
 
     @staticmethod
     def from_request(
-        request: SequenceRequest, eos_token_ids: tuple[int, ...], grammar: GrammarUse | None = None
+        request: SequenceRequest,
+        arrived: float,
+        eos_token_ids: tuple[int, ...],
+        grammar: GrammarUse | None = None,
     ) -> "Sequence":
         sampling = request.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
@@ -71,6 +74,7 @@ class Sequence:
             sampling=sampling,
             max_output=sampling.max_tokens,
             stop_tokens=frozenset(ends),
+            arrived=arrived,
             salt=request.cache_salt,
             deadline=request.deadline,
             grammar=grammar,

@@ -1,6 +1,8 @@
 """Scheduler and fake worker with up to two steps between them, and the answers they give."""
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -44,8 +46,10 @@ def limits(**changes: object) -> SchedulerLimits:
 class EngineModel:
     """Drives a scheduler step by step and checks every answer against an undisturbed model."""
 
-    def __init__(self, scheduler_limits: SchedulerLimits) -> None:
-        self.scheduler = Scheduler(scheduler_limits)
+    def __init__(
+        self, scheduler_limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.scheduler = Scheduler(scheduler_limits, clock)
         self.worker = FakeWorker(scheduler_limits.page_size)
         self.sent: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []

@@ -242,6 +242,21 @@ def test_first_batch_reports_cached_tokens_and_times() -> None:
     assert unpack_ids(batch.seq_ids).tolist() == [0]
 
 
+def test_times_are_those_of_the_clock_it_was_given() -> None:
+    now = 100.0
+    engine = EngineModel(limits(max_running_requests=1), clock=lambda: now)
+    for prompt in ([1, 2], [3, 4]):
+        engine.add(prompt, max_tokens=1)
+    times = []
+    for _ in range(2):
+        engine.plan()
+        now += 8.0
+        batch = engine.absorb()
+        (started,), (finished,) = batch.started, batch.finished
+        times.append((started.queued_s, started.prefill_s, finished.total_s))
+    assert times == [(0.0, 8.0, 8.0), (8.0, 8.0, 16.0)]
+
+
 def test_logits_that_are_not_finite_end_that_sequence_alone_and_drop_its_kv() -> None:
     engine = EngineModel(limits())
     engine.add([40 + i % 2 for i in range(8)], max_tokens=1)
