@@ -5,9 +5,13 @@ out in the very next plan although a step still in flight writes to them: steps 
 of the new owner comes later.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
+from radixrt.messages import TokenIds
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
+from radixrt.scheduler.prefix_watch import MissingPage
 from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
@@ -23,6 +27,8 @@ class KVCache:
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixTree(page_size)
         self.evicted_pages = 0
+        self.on_growth: Callable[[MissingPage], None] = _ignore
+        """Called with the first of the pages that an insertion has added to the tree."""
         self._slots = slots
         self._share = share_prefixes
 
@@ -58,9 +64,25 @@ class KVCache:
 
         The last known token is always computed: its logits give the next one.
         """
-        if not (self._share and sequence.reads_cache):
+        if not self._reads_tree(sequence):
             return None
         return self.tree.match(sequence.known_tokens()[:-1], sequence.salt)
+
+    def page_lacked(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
+        """What the tree would have to get before :meth:`find_prefix` can find more than ``num_cached`` pages.
+
+        None: nothing helps.
+        """
+        if not self._reads_tree(sequence):
+            return None
+        return self._page_after(sequence.known_tokens()[:-1], sequence.salt, num_cached)
+
+    def _reads_tree(self, sequence: Sequence) -> bool:
+        return self._share and sequence.reads_cache
+
+    def _page_after(self, tokens: TokenIds, salt: str, num_pages: int) -> MissingPage | None:
+        start, end = num_pages * self.page_size, (num_pages + 1) * self.page_size
+        return None if end > len(tokens) else (salt, num_pages, tokens[start:end].tobytes())
 
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that would be locked by using this prefix."""
@@ -110,7 +132,7 @@ class KVCache:
 
     def publish_prefill(self, sequence: Sequence) -> None:
         """Put the full pages that are planned so far into the tree, for everyone planned from now on."""
-        if not (self._share and sequence.reads_cache):
+        if not self._reads_tree(sequence):
             return
         slot = sequence.slot
         start, full = self._unpublished(sequence)
@@ -120,9 +142,10 @@ class KVCache:
         tokens = sequence.tokens[start * self.page_size : full * self.page_size]
         if self.tree.holds_first_page(sequence.node, tokens):
             return  # the last page of a known prompt, computed again for its logits: stays our own
-        node, _ = self.tree.insert(
+        node, existing = self.tree.insert(
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
+        self._tell_growth(sequence, start + existing, full)
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
@@ -136,6 +159,7 @@ class KVCache:
         if self._share and start < full:
             tokens = sequence.tokens[start * self.page_size : full * self.page_size]
             _, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
+            self._tell_growth(sequence, start + existing, full)
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
         self.tree.unlock(sequence.node)
@@ -152,7 +176,18 @@ class KVCache:
         sequence.node = None
         slots.remove(sequence)
 
+    def _tell_growth(self, sequence: Sequence, start: int, end: int) -> None:
+        """The tree has got the pages from ``start`` to ``end`` of this sequence."""
+        if start < end:
+            page = self._page_after(sequence.known_tokens(), sequence.salt, start)
+            assert page is not None
+            self.on_growth(page)
+
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet."""
         computed = min(int(self._slots.planned[sequence.slot]), sequence.num_tokens)
         return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size
+
+
+def _ignore(_page: MissingPage) -> None:
+    pass

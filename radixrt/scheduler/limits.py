@@ -1,7 +1,8 @@
 """The settings that bound what a scheduler plans."""
 
 from dataclasses import dataclass
-from typing import Literal
+
+from radixrt.scheduler.queue_order import SchedulePolicy
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class SchedulerLimits:
     context_length: int
     num_pages: int
     page_size: int
-    schedule_policy: Literal["lpm", "fcfs"] = "lpm"
+    schedule_policy: SchedulePolicy = "lpm"
     share_prefixes: bool = True
     eos_token_ids: tuple[int, ...] = ()
     num_ranks: int = 1

@@ -45,6 +45,7 @@ from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.plan_draft import PlanDraft
+from radixrt.scheduler.queue_order import ORDERS
 from radixrt.scheduler.radix_tree import Match
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
@@ -90,7 +91,7 @@ class Scheduler:
         self.kv = KVCache(
             limits.num_pages, limits.page_size, self.slots, share_prefixes=limits.share_prefixes
         )
-        self.waiting = WaitingQueue(limits.schedule_policy, self.kv.tree)
+        self.waiting = WaitingQueue(ORDERS[limits.schedule_policy], self.kv)
         self.grammars = GrammarShelf(limits.num_ranks)
         self.counters = Counters()
         self._estimator = OutputEstimator()
@@ -317,8 +318,7 @@ class Scheduler:
     def _admit_waiting(self, draft: PlanDraft) -> None:
         self.waiting.refresh()
         while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
-            sequence = self.waiting.head()
-            match = self.kv.find_prefix(sequence)
+            sequence, match = self.waiting.head()
             if not self._has_room_for(sequence, match):
                 return
             self.waiting.pop(sequence)
@@ -429,7 +429,7 @@ class Scheduler:
         tokens in flight are dropped: the sampler draws the same ones again."""
         sequence.begin_prompt_again()
         self._leave_slot(sequence)
-        self.waiting.add_retracted(sequence)
+        self.waiting.add(sequence, retracted=True)
         self.counters.retractions += 1
         self._estimator.observe_retraction()
 

@@ -69,6 +69,7 @@ class EngineModel:
         *,
         grammar: bytes | None = None,
         num_output: int = 0,
+        priority: int = 0,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -79,6 +80,7 @@ class EngineModel:
             token_ids=pack_ids(prompt),
             sampling=params,
             cache_salt=salt,
+            priority=priority,
             num_output=num_output,
             constraint=constraint,
         )

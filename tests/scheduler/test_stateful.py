@@ -18,7 +18,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 7, 64]),
         budget=st.sampled_from([5, 64, 500]),
         slots=st.integers(1, 6),
-        policy=st.sampled_from(["lpm", "fcfs"]),
+        policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
         share=st.booleans() | st.just(True),
     )
     def start(
@@ -56,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
         grammar=st.sampled_from([None, None, b"json", b"regex"]),
         num_output=st.integers(0, 5),
+        priority=st.integers(-1, 1),
     )
     def arrive(
         self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object
