@@ -9,37 +9,37 @@ _STALE_TO_LIVE = 4
 
 
 class LazyHeap:
-    """The item with the smallest key is first; O(log n) amortised for everything.
+    """The item with the smallest key is first, and of equal keys the smallest item; O(log n) amortised.
 
     An entry whose item has got another key or has left stays in the heap until it comes to the top, or until
     such entries outnumber the others by far.
     """
 
     def __init__(self) -> None:
-        self._keys: dict[int, Key] = {}
-        self._entries: list[tuple[Key, int]] = []
+        self._live: dict[int, Key] = {}
+        """The one entry of each item that counts: its key, and the item itself at the end."""
+        self._entries: list[Key] = []
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._live)
 
-    def place(self, item: int, key: Key) -> None:
+    def place(self, item: int, *key: int) -> None:
         """Put an item in, or move it."""
-        if self._keys.get(item) == key:
-            return
-        self._keys[item] = key
-        heapq.heappush(self._entries, (key, item))
-        if len(self._entries) > 1024 + _STALE_TO_LIVE * len(self._keys):
-            self._entries = [(key, item) for item, key in self._keys.items()]
+        entry = self._live[item] = (*key, item)
+        heapq.heappush(self._entries, entry)
+        if len(self._entries) > 1024 + _STALE_TO_LIVE * len(self._live):
+            self._entries = list(self._live.values())
             heapq.heapify(self._entries)
 
     def discard(self, item: int) -> None:
         """Take an item out; does nothing if it is not here."""
-        self._keys.pop(item, None)
+        self._live.pop(item, None)
 
     def first(self) -> int:
         """The item with the smallest key; the heap must not be empty."""
         while True:
-            key, item = self._entries[0]
-            if self._keys.get(item) == key:
+            entry = self._entries[0]
+            item = entry[-1]
+            if self._live.get(item) is entry:
                 return item
             heapq.heappop(self._entries)

@@ -9,7 +9,7 @@ eviction can only have made its prefix shorter, and so its place worse.
 from dataclasses import dataclass
 
 from radixrt.scheduler.kv_cache import KVCache
-from radixrt.scheduler.lazy_heap import Key, LazyHeap
+from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.queue_order import QueueOrder
 from radixrt.scheduler.radix_tree import Match
@@ -53,7 +53,7 @@ class WaitingQueue:
         """Let a sequence wait: one that has just arrived, or one that had to give up its slot."""
         waiting = self._waiting[sequence.seq_id] = _Waiting(sequence, retracted)
         rank = self._order.rank(sequence)
-        self._oldest.place(sequence.seq_id, (rank, not retracted, sequence.seq_id))
+        self._oldest.place(sequence.seq_id, rank, not retracted)
         if self._order.depends_on_cache:
             self._place(waiting, self._kv.find_prefix(sequence))
 
@@ -101,18 +101,16 @@ class WaitingQueue:
         sequence, num_cached = waiting.sequence, 0 if match is None else match.num_pages
         if num_cached != waiting.num_cached:
             waiting.num_cached = num_cached
-            self._best.place(sequence.seq_id, self._key(waiting))
+            self._best.place(sequence.seq_id, *self._key(waiting))
             if waiting.lacks is not None:
                 self._watch.discard(sequence.seq_id, waiting.lacks)
             waiting.lacks = self._kv.page_lacked(sequence, num_cached)
         if waiting.lacks is not None:
             self._watch.add(sequence.seq_id, waiting.lacks)
 
-    def _key(self, waiting: _Waiting) -> Key:
-        """Retracted sequences keep to the order of their arrival: they have been picked before."""
+    def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:
+        """What decides before age. Retracted sequences keep to the order of their arrival: they have been
+        picked before."""
         sequence, order = waiting.sequence, self._order
-        rank = order.rank(sequence)
-        if waiting.retracted:
-            return rank, 0, 0, sequence.seq_id
         cost = order.cost(sequence, waiting.num_cached * self._kv.page_size)
-        return rank, 1, cost, sequence.seq_id
+        return order.rank(sequence), not waiting.retracted, 0 if waiting.retracted else cost

@@ -171,7 +171,7 @@ def test_lazy_heap_is_a_dictionary_with_a_minimum(
             heap.discard(item)
             model.pop(item, None)
         else:
-            heap.place(item, key)
+            heap.place(item, *key)
             model[item] = key
         assert len(heap) == len(model)
         if model:
@@ -181,5 +181,5 @@ def test_lazy_heap_is_a_dictionary_with_a_minimum(
 def test_lazy_heap_forgets_its_stale_entries() -> None:
     heap, rng = LazyHeap(), np.random.default_rng(0)
     for key in rng.integers(0, 1 << 30, 20_000).tolist():
-        heap.place(key % 3, (key,))
+        heap.place(key % 3, key)
     assert len(heap._entries) < 2000
