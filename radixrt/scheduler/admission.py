@@ -1,7 +1,12 @@
-"""How much KV the running sequences will still need: an estimate that learns from how answers end."""
+"""Is there room for one more? An estimate of the KV yet to come that learns from how answers end."""
 
 import numpy as np
 from numpy.typing import NDArray
+
+from radixrt.scheduler.kv_cache import KVCache
+from radixrt.scheduler.radix_tree import Match
+from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.slot_table import SlotTable
 
 START_SHARE = 0.5
 SMALLEST_SHARE = 0.05
@@ -40,3 +45,36 @@ class OutputEstimator:
         """
         expected = np.maximum(self.share * max_output, 1.1 * num_output + 1).astype(np.int64)
         return np.minimum(expected, max_output) - num_output
+
+
+class Admission:
+    """Weighs a sequence against the pages that are left and those that the running ones will take."""
+
+    def __init__(self, slots: SlotTable, kv: KVCache) -> None:
+        self.outputs = OutputEstimator()
+        self._slots = slots
+        self._kv = kv
+
+    def has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
+        """Whether the pages suffice for this sequence and for what the running ones will still need."""
+        if self._slots.num_used == 0:
+            return True
+        cached_pages = 0 if match is None else match.num_pages
+        rest = self.outputs.remaining(
+            np.array([sequence.num_output]), np.array([sequence.max_output])
+        )
+        needed = self._kv.pages_for(sequence.num_tokens + int(rest[0])) - cached_pages
+        available = self._kv.num_available - self._kv.num_pages_locked_by(match)
+        return needed + self._future_pages() <= available
+
+    def _future_pages(self) -> int:
+        """Pages that the running sequences are expected to take yet."""
+        slots = self._slots
+        used = np.flatnonzero(slots.in_use)
+        max_output = slots.last_position[used] - slots.num_prompt[used] + 1
+        reached = np.maximum(slots.planned[used], slots.known[used])
+        rest = self.outputs.remaining(
+            np.minimum(reached - slots.num_prompt[used], max_output), max_output
+        )
+        pages = -(-(reached + rest) // slots.page_size) - slots.num_pages[used]
+        return int(np.maximum(pages, 0).sum())

@@ -9,9 +9,7 @@ surplus token under way, which is thrown away.
 
 import heapq
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +23,6 @@ from radixrt.messages import (
     FinishReason,
     GrammarLoaded,
     LoadGrammar,
-    LogprobRow,
     Prefill,
     SchedulerStats,
     SequenceFinished,
@@ -39,7 +36,8 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
-from radixrt.scheduler.admission import OutputEstimator
+from radixrt.scheduler.admission import Admission
+from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.grammar_shelf import GrammarShelf
 from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.limits import SchedulerLimits
@@ -50,6 +48,7 @@ from radixrt.scheduler.radix_tree import Match
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.stats import Counters
+from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 from radixrt.scheduler.waiting_queue import WaitingQueue
 
 _FAILURES = {
@@ -58,17 +57,6 @@ _FAILURES = {
     GRAMMAR_FAILED: "The answer can't go on within its grammar: no token of the model's vocabulary fits, or the "
     "grammar is too complex at this point. Simplify the schema, regex or grammar.",
 }
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A step that was sent and is not back."""
-
-    step_id: int
-    owners: list[Sequence | None]
-    """Whose tokens these are, by slot; None once nobody wants them."""
-    follows: bool
-    """It was sent while another step was in flight: a worker that waited for it waited for us."""
 
 
 class Scheduler:
@@ -94,15 +82,14 @@ class Scheduler:
         self.waiting = WaitingQueue(ORDERS[limits.schedule_policy], self.kv)
         self.grammars = GrammarShelf(limits.num_ranks)
         self.counters = Counters()
-        self._estimator = OutputEstimator()
+        self._admission = Admission(self.slots, self.kv)
         self._sequences: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
         self._adopters: set[int] = set()
         """Slots whose block table has changed since the worker last heard of it."""
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight = StepsInFlight()
         self._slots_to_release: list[int] = []
         self._deadlines: list[tuple[float, int]] = []
-        self._next_step = 0
 
     # ------------------------------------------------------------ arrivals and departures
 
@@ -176,7 +163,7 @@ class Scheduler:
         mean_step_s = self.counters.step_seconds.snapshot().total / steps if steps else 0.1
         outputs = [sequence.max_output - sequence.num_output for sequence in self.running()]
         mean_rest = sum(outputs) / len(outputs) if outputs else 1
-        return max(1, min(60, round(mean_step_s * mean_rest * self._estimator.share)))
+        return max(1, min(60, round(mean_step_s * mean_rest * self._admission.outputs.share)))
 
     def release(self, seq_ids: Pages, *, complete: bool = False) -> None:
         """Drop sequences of which nobody wants more tokens; unknown ids are ignored.
@@ -228,9 +215,7 @@ class Scheduler:
         slot = sequence.slot
         if self.slots.in_worker[slot]:
             self._slots_to_release.append(slot)
-        for step in self._in_flight:
-            if step.owners[slot] is sequence:
-                step.owners[slot] = None
+        self._in_flight.forget(sequence)
         self._prefilling.pop(sequence.seq_id, None)
         self._adopters.discard(slot)
         if keep_kv:
@@ -319,37 +304,11 @@ class Scheduler:
         self.waiting.refresh()
         while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
             sequence, match = self.waiting.head()
-            if not self._has_room_for(sequence, match):
+            if not self._admission.has_room_for(sequence, match):
                 return
             self.waiting.pop(sequence)
             self._admit(sequence, match, draft)
             self._plan_chunk(sequence, draft)
-
-    def _has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
-        """Whether the pages suffice for this sequence and for what the running ones will still need."""
-        if self.slots.num_used == 0:
-            return True
-        cached_pages = 0 if match is None else match.num_pages
-        rest = int(
-            self._estimator.remaining(
-                np.array([sequence.num_output]), np.array([sequence.max_output])
-            )[0]
-        )
-        needed = self.kv.pages_for(sequence.num_tokens + rest) - cached_pages
-        available = self.kv.num_available - self.kv.num_pages_locked_by(match)
-        return needed + self._future_pages() <= available
-
-    def _future_pages(self) -> int:
-        """Pages that the running sequences are expected to take yet."""
-        slots = self.slots
-        used = np.flatnonzero(slots.in_use)
-        max_output = slots.last_position[used] - slots.num_prompt[used] + 1
-        reached = np.maximum(slots.planned[used], slots.known[used])
-        rest = self._estimator.remaining(
-            np.minimum(reached - slots.num_prompt[used], max_output), max_output
-        )
-        pages = -(-(reached + rest) // slots.page_size) - slots.num_pages[used]
-        return int(np.maximum(pages, 0).sum())
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         self.kv.enter(sequence, match)
@@ -405,12 +364,8 @@ class Scheduler:
             slots.is_decoding[slot] = True
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
-        step_id = self._next_step
-        self._next_step += 1
-        follows = bool(self._in_flight)
-        self._in_flight.append(_InFlight(step_id, self.slots.owners.copy(), follows))
         released, self._slots_to_release = self._slots_to_release, []
-        return draft.seal(step_id, released)
+        return draft.seal(self._in_flight.send(self.slots.owners), released)
 
     # ------------------------------------------------------------ retraction
 
@@ -431,63 +386,39 @@ class Scheduler:
         self._leave_slot(sequence)
         self.waiting.add(sequence, retracted=True)
         self.counters.retractions += 1
-        self._estimator.observe_retraction()
+        self._admission.outputs.observe_retraction()
 
     # ------------------------------------------------------------ results
 
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the tokens of the oldest step in flight; ends the sequences they end."""
-        step = self._in_flight.popleft()
-        assert step.step_id == result.step_id, "the worker answered steps out of order"
-        self.counters.steps += 1
-        self.counters.step_seconds.observe(result.step_s)
-        self.counters.forward_seconds += result.forward_s
-        self.counters.wait_seconds += result.wait_s if step.follows else 0.0
-        prompt_logprobs = [
-            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
-            for row in result.prompt_logprobs
-            if (owner := step.owners[row.owner]) is not None and owner.wants_prompt_logprob()
-        ]
-        logprobs = [
-            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
-            for row in result.logprobs
-            if (owner := step.owners[row.owner]) is not None
-        ]
+        step, draft = self._in_flight.take(result), BatchDraft()
+        self.counters.observe_step(result, step.follows)
+        draft.add_logprobs(result, step)
         self._absorb_jumps(result, step)
-        seq_ids: list[int] = []
-        token_ids: list[int] = []
-        started: list[SequenceStarted] = []
-        finished: list[SequenceFinished] = []
-        refused: list[SequenceRefused] = []
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
             sequence = step.owners[slot]
-            if sequence is None:
-                continue
-            if token in _FAILURES:
-                refused.append(self._fail(sequence, _FAILURES[token]))
-                step.owners[slot] = None
-                continue
-            sequence.append(token)
-            seq_ids.append(sequence.seq_id)
-            token_ids.append(token)
-            if sequence.first_token is None:
-                started.append(self._started(sequence))
-            reason = sequence.finish_reason(token)
-            if reason is not None:
-                finished.append(self._finish(sequence, reason, token))
+            if sequence is not None and not self._goes_on(sequence, token, draft):
                 step.owners[slot] = None  # tokens forced beyond the end are dropped
-        self.counters.output_tokens += len(token_ids)
-        return TokenBatch(
-            seq_ids=pack_ids(seq_ids),
-            token_ids=pack_ids(token_ids),
-            started=started,
-            finished=finished,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            refused=refused,
-        )
+        self.counters.output_tokens += len(draft.token_ids)
+        return draft.seal()
+
+    def _goes_on(self, sequence: Sequence, token: int, draft: BatchDraft) -> bool:
+        """Give a sequence its next token; False if it was the last, or none could be sampled."""
+        if token in _FAILURES:
+            draft.refused.append(self._fail(sequence, _FAILURES[token]))
+            return False
+        sequence.append(token)
+        draft.add_token(sequence.seq_id, token)
+        if sequence.first_token is None:
+            draft.started.append(self._started(sequence))
+        reason = sequence.finish_reason(token)
+        if reason is None:
+            return True
+        draft.finished.append(self._finish(sequence, reason, token))
+        return False
 
     def _started(self, sequence: Sequence) -> SequenceStarted:
         assert sequence.first_planned is not None
@@ -506,9 +437,9 @@ class Scheduler:
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
-        self._estimator.observe_finish(sequence.num_output, sequence.max_output)
+        self._admission.outputs.observe_finish(sequence.num_output, sequence.max_output)
 
-    def _absorb_jumps(self, result: StepResult, step: _InFlight) -> None:
+    def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
         """Sequences that forced tokens brought further than their plan said."""
         jumped, beyond = unpack_ids(result.jump_slots), unpack_ids(result.jump_tokens)
         for slot, num_tokens in zip(jumped.tolist(), beyond.tolist(), strict=True):
