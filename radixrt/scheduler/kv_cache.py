@@ -8,6 +8,7 @@ of the new owner comes later.
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixrt.messages import TokenIds
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
@@ -129,6 +130,24 @@ class KVCache:
         pages = self.allocate(min(max(missing, 0), self.num_available))
         self._slots.append_pages(sequence.slot, pages)
         return pages
+
+    def grow_each(
+        self, slots: NDArray[np.intp], counts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.intp], Pages]:
+        """Append ``counts[i]`` pages to the block table of ``slots[i]``; there must be enough.
+
+        Returns:
+            The page of every growth, and the slot it went to, in the order of each block table.
+        """
+        total, table = int(counts.sum()), self._slots
+        growing = np.repeat(slots, counts)
+        if not total:
+            return growing, NO_PAGES
+        rank = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        pages = self.allocate(total)
+        table.block_tables[growing, table.num_pages[growing] + rank] = pages
+        table.num_pages[slots] += counts
+        return growing, pages
 
     def publish_prefill(self, sequence: Sequence) -> None:
         """Put the full pages that are planned so far into the tree, for everyone planned from now on."""

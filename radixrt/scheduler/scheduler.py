@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from radixrt.messages import (
     GRAMMAR_FAILED,
@@ -247,48 +246,18 @@ class Scheduler:
 
     def _plan_decode(self, draft: PlanDraft) -> None:
         slots = self.slots
-        self._retire_exhausted()
+        self._slots_to_release += slots.retire_exhausted()
         while True:
             decoding = np.flatnonzero(slots.is_decoding)
-            missing = slots.planned[decoding] >= slots.num_pages[decoding] * slots.page_size
+            missing = slots.pages_missing(decoding)
             if missing.sum() <= self.kv.num_available:
                 break
             self._retract(self._youngest())
-        ahead = np.maximum(missing, self._pages_ahead(decoding))
+        ahead = np.maximum(missing, slots.pages_ahead(decoding))
         affordable = ahead.sum() <= self.kv.num_available
-        self._grow(decoding, ahead if affordable else missing.astype(np.int64), draft)
+        draft.extend(*self.kv.grow_each(decoding, ahead if affordable else missing))
         slots.planned[decoding] += 1
         draft.num_decoding = len(decoding)
-
-    def _pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
-        """How many pages each slot would like to have ready for tokens that its grammar may force."""
-        slots = self.slots
-        end = slots.planned[decoding] + 1 + slots.headroom[decoding]
-        end = np.minimum(end, slots.last_position[decoding])
-        pages = -(-end // slots.page_size) - slots.num_pages[decoding]
-        return np.where(slots.headroom[decoding] > 0, np.maximum(pages, 0), 0)
-
-    def _grow(
-        self, decoding: NDArray[np.intp], counts: NDArray[np.int64], draft: PlanDraft
-    ) -> None:
-        """Append ``counts[i]`` pages to the block table of slot ``decoding[i]``."""
-        total = int(counts.sum())
-        if not total:
-            return
-        slots = self.slots
-        growing = np.repeat(decoding, counts)
-        rank = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        pages = self.kv.allocate(total)
-        slots.block_tables[growing, slots.num_pages[growing] + rank] = pages
-        slots.num_pages[decoding] += counts
-        draft.extend(growing, pages)
-
-    def _retire_exhausted(self) -> None:
-        """Sequences whose max_tokens are all under way leave the worker; their pages stay until the end."""
-        slots = self.slots
-        exhausted = np.flatnonzero(slots.is_decoding & (slots.planned >= slots.last_position))
-        slots.is_decoding[exhausted] = slots.in_worker[exhausted] = False
-        self._slots_to_release.extend(exhausted.tolist())
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
         for sequence in list(self._prefilling.values()):

@@ -6,6 +6,7 @@ Columns instead of objects: planning a decode step is a handful of numpy operati
 import heapq
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
@@ -91,3 +92,21 @@ class SlotTable:
 
     def running(self) -> list[Sequence]:
         return [owner for owner in self.owners if owner is not None]
+
+    def retire_exhausted(self) -> list[int]:
+        """Slots whose max_tokens are all under way: the worker lets go of them, their pages stay until the end."""
+        exhausted = np.flatnonzero(self.is_decoding & (self.planned >= self.last_position))
+        self.is_decoding[exhausted] = self.in_worker[exhausted] = False
+        return exhausted.tolist()
+
+    def pages_missing(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
+        """How many pages each of these slots lacks for its next token: 0 or 1."""
+        end = self.num_pages[decoding] * self.page_size
+        return (self.planned[decoding] >= end).astype(np.int64)
+
+    def pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
+        """How many pages each slot would like to have ready for tokens that its grammar may force."""
+        end = self.planned[decoding] + 1 + self.headroom[decoding]
+        end = np.minimum(end, self.last_position[decoding])
+        pages = -(-end // self.page_size) - self.num_pages[decoding]
+        return np.where(self.headroom[decoding] > 0, np.maximum(pages, 0), 0)
