@@ -44,6 +44,7 @@ from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.plan_draft import PlanDraft
 from radixrt.scheduler.queue_order import ORDERS
 from radixrt.scheduler.radix_tree import Match
+from radixrt.scheduler.retraction import choose_victim
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.stats import Counters
@@ -78,10 +79,11 @@ class Scheduler:
         self.kv = KVCache(
             limits.num_pages, limits.page_size, self.slots, share_prefixes=limits.share_prefixes
         )
-        self.waiting = WaitingQueue(ORDERS[limits.schedule_policy], self.kv)
+        self._order = ORDERS[limits.schedule_policy]
+        self.waiting = WaitingQueue(self._order, self.kv)
         self.grammars = GrammarShelf(limits.num_ranks)
         self.counters = Counters()
-        self._admission = Admission(self.slots, self.kv)
+        self._admission = Admission(self.slots, self.kv, limits.context_length)
         self._sequences: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
         self._adopters: set[int] = set()
@@ -160,9 +162,10 @@ class Scheduler:
         """A guess from the mean step time: one running batch's worth of answers."""
         steps = self.counters.steps
         mean_step_s = self.counters.step_seconds.snapshot().total / steps if steps else 0.1
-        outputs = [sequence.max_output - sequence.num_output for sequence in self.running()]
-        mean_rest = sum(outputs) / len(outputs) if outputs else 1
-        return max(1, min(60, round(mean_step_s * mean_rest * self._admission.outputs.share)))
+        mean_output = self._admission.outputs.mean()
+        if mean_output is None:
+            mean_output = sum(s.max_output / 2 for s in self.running()) / max(1, self.num_running)
+        return max(1, min(60, round(mean_step_s * mean_output)))
 
     def release(self, seq_ids: Pages, *, complete: bool = False) -> None:
         """Drop sequences of which nobody wants more tokens; unknown ids are ignored.
@@ -238,7 +241,7 @@ class Scheduler:
                 return self._seal(draft)
             if not self._is_stuck():
                 return None
-            self._retract(self._youngest())
+            self._retract()
 
     def _is_stuck(self) -> bool:
         """Prompts half computed hold all pages, and no result is under way that could free one."""
@@ -252,7 +255,7 @@ class Scheduler:
             missing = slots.pages_missing(decoding)
             if missing.sum() <= self.kv.num_available:
                 break
-            self._retract(self._youngest())
+            self._retract()
         ahead = np.maximum(missing, slots.pages_ahead(decoding))
         affordable = ahead.sum() <= self.kv.num_available
         draft.extend(*self.kv.grow_each(decoding, ahead if affordable else missing))
@@ -338,24 +341,19 @@ class Scheduler:
 
     # ------------------------------------------------------------ retraction
 
-    def _youngest(self) -> Sequence:
-        """The running sequence that arrived last. The oldest goes on, so work always ends (it is set back too
-        if the pages it lacks are held by sequences whose last tokens are under way: they are free soon)."""
-        candidates = [
-            s
-            for s in self.running()
-            if self.slots.is_decoding[s.slot] or s.seq_id in self._prefilling
-        ]
-        return max(candidates, key=lambda sequence: sequence.seq_id)
-
-    def _retract(self, sequence: Sequence) -> None:
+    def _retract(self) -> None:
         """Take back a sequence's pages. Its KV stays in the tree until the pages are really needed, its
         tokens in flight are dropped: the sampler draws the same ones again."""
+        growing = [
+            sequence
+            for sequence in self.running()
+            if self.slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling
+        ]
+        sequence = choose_victim(growing, self._order)
         sequence.begin_prompt_again()
         self._leave_slot(sequence)
         self.waiting.add(sequence, retracted=True)
         self.counters.retractions += 1
-        self._admission.outputs.observe_retraction()
 
     # ------------------------------------------------------------ results
 
@@ -406,7 +404,7 @@ class Scheduler:
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
-        self._admission.outputs.observe_finish(sequence.num_output, sequence.max_output)
+        self._admission.outputs.observe(sequence.num_output)
 
     def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
         """Sequences that forced tokens brought further than their plan said."""

@@ -39,6 +39,8 @@ class SlotTable:
         self.num_pages = np.zeros(max_slots, dtype=np.int64)
         self.num_tree_pages = np.zeros(max_slots, dtype=np.int64)
         """Leading pages that belong to the tree; the others are the sequence's own."""
+        self.num_found_pages = np.zeros(max_slots, dtype=np.int64)
+        """Leading pages that were in the tree before the sequence came."""
         self.block_tables = np.empty((max_slots, max_pages), dtype=np.int32)
         self._free = list(range(max_slots))
 
@@ -65,7 +67,7 @@ class SlotTable:
         """Let the block table be these pages, all of them from the tree and full."""
         count = len(tree_pages)
         self.block_tables[slot, :count] = tree_pages
-        self.num_pages[slot] = self.num_tree_pages[slot] = count
+        self.num_pages[slot] = self.num_tree_pages[slot] = self.num_found_pages[slot] = count
         self.planned[slot] = count * self.page_size
 
     def append_pages(self, slot: int, pages: Pages) -> None:
@@ -110,3 +112,24 @@ class SlotTable:
         end = np.minimum(end, self.last_position[decoding])
         pages = -(-end // self.page_size) - self.num_pages[decoding]
         return np.where(self.headroom[decoding] > 0, np.maximum(pages, 0), 0)
+
+    # ------------------------------------------------------------ what running sequences will need
+
+    def num_output(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Tokens of each answer, those under way included."""
+        reached = np.maximum(self.planned[slots], self.known[slots]) - self.num_prompt[slots]
+        return np.minimum(reached, self.max_output(slots))
+
+    def max_output(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Tokens that each answer may have at most."""
+        return self.last_position[slots] - self.num_prompt[slots] + 1
+
+    def num_pages_added(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Pages that each of these sequences has filled, or will when its prompt is computed."""
+        held = np.maximum(self.num_pages[slots], -(-self.known[slots] // self.page_size))
+        return held - self.num_found_pages[slots]
+
+    def num_pages_to_prefill(self, slots: NDArray[np.intp]) -> int:
+        """Pages that these sequences still lack for their prompts."""
+        missing = -(-self.known[slots] // self.page_size) - self.num_pages[slots]
+        return int(np.maximum(missing, 0).sum())

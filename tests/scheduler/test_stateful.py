@@ -20,6 +20,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         slots=st.integers(1, 6),
         policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
         share=st.booleans() | st.just(True),
+        reckless=st.booleans(),
     )
     def start(
         self,
@@ -30,6 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         slots: int,
         policy: str,
         share: bool,
+        reckless: bool,
     ) -> None:
         context = 96
         self.engine = EngineModel(
@@ -42,7 +44,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_running_requests=slots,
                 schedule_policy=policy,
                 share_prefixes=share,
-            )
+            ),
+            reckless=reckless,
         )
 
     @rule(
