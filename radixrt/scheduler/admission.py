@@ -79,34 +79,69 @@ class Admission:
         self._slots = slots
         self._kv = kv
         self._steps = np.geomspace(1, context_length, FORECASTS).astype(np.int64)
+        # the last page of an answer is half full in the mean
+        self._growth = self._steps / slots.page_size + 0.5
+        self._running: NDArray[np.float64] | None = None
+        """Forecast for those that run, made when the step first asks for it."""
+        self._candidate: NDArray[np.float64] | None = None
+        """Forecast for the sequence weighed last; None if it needed none."""
+
+    def begin_step(self) -> None:
+        """Forget what was forecast before."""
+        self._running = self._candidate = None
 
     def has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
         """Whether the pages suffice for this sequence and for what the running ones will still need."""
-        slots = self._slots
+        slots, self._candidate = self._slots, None
         if slots.num_used == 0:
             return True
         used = np.flatnonzero(slots.in_use)
-        prompt_pages = self._kv.pages_for(sequence.num_tokens)
-        prompt_pages -= 0 if match is None else match.num_pages
+        cached = 0 if match is None else match.num_pages
         available = self._kv.num_available - self._kv.num_pages_locked_by(match)
+        longest = self._kv.pages_for(sequence.num_prompt + sequence.max_output) - cached
+        if longest + slots.num_pages_to_come(used) <= available:
+            return True  # whatever the answers
+        prompt_pages = self._kv.pages_for(sequence.num_tokens) - cached
         available -= prompt_pages + slots.num_pages_to_prefill(used)
         if available < 0:
             return False
-        num_output = np.append(slots.num_output(used), sequence.num_output)
-        max_output = np.append(slots.max_output(used), sequence.max_output)
-        returned = np.append(slots.num_pages_added(used), prompt_pages)
-        chance = self.outputs.chance_to_go_on(num_output, max_output, self._steps)
-        return self._peak(chance, returned) <= available
+        if self._running is None:
+            self._running = self._forecast(
+                slots.num_output(used), slots.max_output(used), slots.num_pages_added(used)
+            )
+        self._candidate = self._forecast(
+            np.array([sequence.num_output]),
+            np.array([sequence.max_output]),
+            np.array([prompt_pages]),
+        )
+        mean, variance = self._running + self._candidate
+        return bool((mean + SPREAD * np.sqrt(variance)).max() <= available)
 
-    def _peak(self, chance: NDArray[np.float64], returned: NDArray[np.int64]) -> float:
-        """Most pages that answers will have taken, less those they have given back.
+    def admitted(self) -> None:
+        """The sequence that was weighed last runs now."""
+        if self._running is None or self._candidate is None:
+            self._running = None
+        else:
+            self._running += self._candidate
+
+    def _forecast(
+        self,
+        num_output: NDArray[np.int64],
+        max_output: NDArray[np.int64],
+        returned: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Pages that these answers will have taken from now on, less those they have given back.
 
         Args:
-            chance: that each goes on after each number of steps, [n, s].
+            num_output: tokens of each, [n].
+            max_output: [n].
             returned: pages that each gives back when it ends, besides those it takes from now on, [n].
+
+        Returns:
+            Mean and variance after each number of steps, [2, s].
         """
-        # the last page of an answer is half full in the mean
-        growth = self._steps / self._slots.page_size + 0.5
-        taken = growth * chance.sum(axis=0) - returned @ (1 - chance)
-        variance = ((growth + returned[:, None]) ** 2 * chance * (1 - chance)).sum(axis=0)
-        return float((taken + SPREAD * np.sqrt(variance)).max())
+        chance = self.outputs.chance_to_go_on(num_output, max_output, self._steps)
+        swing = self._growth + returned[:, None]
+        mean = (swing * chance).sum(axis=0) - returned.sum()
+        variance = (swing * swing * chance * (1 - chance)).sum(axis=0)
+        return np.stack((mean, variance))

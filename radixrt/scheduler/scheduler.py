@@ -274,12 +274,14 @@ class Scheduler:
 
     def _admit_waiting(self, draft: PlanDraft) -> None:
         self.waiting.refresh()
+        self._admission.begin_step()
         while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
             sequence, match = self.waiting.head()
             if not self._admission.has_room_for(sequence, match):
                 return
             self.waiting.pop(sequence)
             self._admit(sequence, match, draft)
+            self._admission.admitted()
             self._plan_chunk(sequence, draft)
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:

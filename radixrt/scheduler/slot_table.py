@@ -133,3 +133,8 @@ class SlotTable:
         """Pages that these sequences still lack for their prompts."""
         missing = -(-self.known[slots] // self.page_size) - self.num_pages[slots]
         return int(np.maximum(missing, 0).sum())
+
+    def num_pages_to_come(self, slots: NDArray[np.intp]) -> int:
+        """Pages that these sequences take yet if every answer becomes as long as it may."""
+        missing = -(-self.last_position[slots] // self.page_size) - self.num_pages[slots]
+        return int(np.maximum(missing, 0).sum())

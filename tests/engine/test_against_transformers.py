@@ -101,12 +101,13 @@ def test_hundreds_of_requests_in_a_pool_for_hardly_more_than_one(
     careful: bool, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(1)
-    prompts = [rng.choice(make_prompts())[: rng.randint(1, 66)] for _ in range(300)]
+    prompts = [rng.choice(make_prompts())[: rng.choice((5, 30, 66))] for _ in range(300)]
     sampling = [msgspec.structs.replace(GREEDY, max_tokens=rng.randint(1, 30)) for _ in prompts]
-    idle = InProcessEngine(checkpoint("llama"), page_size=4)
-    expected = [
-        idle.generate([prompt], params)[0] for prompt, params in zip(prompts, sampling, strict=True)
-    ]
+    idle, whole = InProcessEngine(checkpoint("llama"), page_size=4), {}
+    for prompt in prompts:
+        if tuple(prompt) not in whole:
+            whole[tuple(prompt)] = idle.generate([prompt])[0]
+    expected = [whole[tuple(p)][: s.max_tokens] for p, s in zip(prompts, sampling, strict=True)]
     if not careful:
         monkeypatch.setattr(Admission, "has_room_for", lambda *_: True)
     need = max(len(p) + s.max_tokens for p, s in zip(prompts, sampling, strict=True))

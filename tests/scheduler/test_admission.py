@@ -5,6 +5,8 @@ import numpy as np
 from hypothesis import given
 
 from radixrt.scheduler.admission import HISTORY, PRIOR_WEIGHT, OutputHistory
+from radixrt.scheduler.radix_tree import Match
+from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EngineModel, limits
 
 
@@ -63,6 +65,36 @@ def test_answers_that_were_short_let_more_in_whatever_their_max_tokens() -> None
     short, long = most_running(200, [10] * 100), most_running(200, [150] * 100)
     unknown = most_running(200, [])
     assert long <= 3 and long <= unknown < short and short >= 10
+
+
+def test_a_forecast_brought_up_to_date_is_the_one_made_anew() -> None:
+    """Some requests need a forecast and some certainly fit: both must count for those weighed after them."""
+    rng = np.random.default_rng(0)
+    engine = EngineModel(
+        limits(num_pages=200, max_running_requests=30, context_length=250, max_prefill_tokens=900)
+    )
+    admission = engine.scheduler._admission
+    for length in rng.integers(1, 60, 50).tolist():
+        admission.outputs.observe(length)
+    weigh, answers = admission.has_room_for, []
+
+    def weigh_twice(sequence: Sequence, match: Match | None) -> bool:
+        kept = weigh(sequence, match)
+        running, candidate = admission._running, admission._candidate
+        admission.begin_step()
+        assert weigh(sequence, match) == kept
+        if candidate is not None:
+            assert running is not None and np.allclose(running, admission._running)
+        admission._running, admission._candidate = running, candidate
+        answers.append((kept, candidate is None))
+        return kept
+
+    admission.has_room_for = weigh_twice  # type: ignore[method-assign]
+    for i in range(200):
+        prompt = [i % 50, i // 50, *([1] * int(rng.integers(1, 30)))]
+        engine.add(prompt, max_tokens=int(rng.choice([1, 5, 150])), ignore_eos=True)
+    engine.run()
+    assert {(True, True), (True, False), (False, False)} <= set(answers)
 
 
 def test_what_certainly_fits_is_let_in() -> None:
