@@ -83,6 +83,7 @@ def overhead(folder: Path, quick: bool) -> list[str]:
     lines = ["## `radixrt bench overhead`", ""]
     for title, rows in (
         ("The scheduler, µs a step", tables["planning_us"]),
+        ("The scheduler while requests wait, µs a step", tables["queueing_us"]),
         ("The engine, ms a step", tables["engine_ms"]),
     ):
         lines += [f"{title}:", "", *markdown(rows), ""]

@@ -167,9 +167,11 @@ class ServerConfig:
         group="Scheduling",
         at_least=1,
     )
-    schedule_policy: Literal["lpm", "fcfs"] = setting(
+    schedule_policy: Literal["lpm", "suf", "fcfs", "priority"] = setting(
         "lpm",
-        "Order of the waiting queue: longest prefix match with every 4th pick the oldest, or first come first served.",
+        "Order of the waiting queue: longest prefix match with every 4th pick the oldest, shortest uncached prefill "
+        "with every 8th the oldest, first come first served, or by the requests' priority (the smallest first; "
+        "within one as lpm).",
         group="Scheduling",
     )
     disable_overlap_schedule: bool = setting(

@@ -87,6 +87,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """False: one AnswerChunk an answer, when it is complete."""
     cache_salt: str = ""
     """Prefixes are shared only among requests with the same salt."""
+    priority: int = 0
+    """The smallest goes first on a server that orders by priority."""
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
     return_prompt_token_ids: bool = False
@@ -286,6 +288,7 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     sampling: SamplingParams
     """With ``max_tokens`` and ``seed`` filled in."""
     cache_salt: str = ""
+    priority: int = 0
     deadline: float | None = None
     num_output: int = 0
     """How many of token_ids, at their end, are an answer begun before: max_tokens and penalties count them."""

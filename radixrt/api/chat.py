@@ -13,7 +13,7 @@ from radixrt.api.conversation import to_template_messages
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
 from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
-from radixrt.api.sampling import deadline, sampling_from_fields
+from radixrt.api.sampling import deadline, priority, sampling_from_fields
 from radixrt.api.state import ServerState, request_id
 from radixrt.api.structured import (
     asked_constraint,
@@ -80,6 +80,7 @@ class _Chat:
             sampling=sampling,
             stream=bool(fields.stream),
             cache_salt=fields.cache_salt or "",
+            priority=priority(fields.priority, state.config),
             deadline=deadline(fields.timeout),
             return_prompt_token_ids=bool(fields.return_token_ids),
             parse_tool_calls=written if calls_tools(fields) else "",

@@ -12,7 +12,7 @@ from radixrt.api.body import read_json, to_struct
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import Usage, completion_logprobs, prompt_extras
 from radixrt.api.protocol import CompletionRequest, refuse_unsupported
-from radixrt.api.sampling import deadline, sampling_from_fields
+from radixrt.api.sampling import deadline, priority, sampling_from_fields
 from radixrt.api.state import ServerState, request_id
 from radixrt.api.structured import (
     asked_constraint,
@@ -101,6 +101,7 @@ class _Completion:
                 sampling=sampling,
                 stream=bool(fields.stream),
                 cache_salt=fields.cache_salt or "",
+                priority=priority(fields.priority, state.config),
                 deadline=deadline(fields.timeout),
                 return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
                 structured=structured,

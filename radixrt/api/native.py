@@ -16,7 +16,7 @@ from radixrt.api.completions import token_prompt
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import json_logprob
 from radixrt.api.protocol import ConstraintFields, refuse_unsupported
-from radixrt.api.sampling import deadline, logit_bias, stop_strings
+from radixrt.api.sampling import deadline, logit_bias, priority, stop_strings
 from radixrt.api.state import ServerState, new_id, request_id
 from radixrt.api.structured import asked_constraint, structured_extras
 from radixrt.constrained.requests import check_sampling
@@ -84,6 +84,7 @@ class NativeRequest(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     timeout: float | None = None
 
 
@@ -197,6 +198,7 @@ class _Call:
                 sampling=params,
                 stream=bool(fields.stream),
                 cache_salt=fields.cache_salt or "",
+                priority=priority(fields.priority, state.config),
                 deadline=deadline(fields.timeout),
                 structured=structured,
             )

@@ -69,6 +69,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     """Prefixes are shared only among requests with the same salt."""
+    priority: int | None = None
+    """The smallest goes first, where the server was started with --schedule-policy priority."""
     timeout: float | None = None
     """Seconds after which the request is dropped, with finish reason "abort"."""
 

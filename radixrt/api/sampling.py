@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from radixrt.api.protocol import GenerationFields
+from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.sampling_params import SamplingParams
 
@@ -66,3 +67,24 @@ def deadline(timeout: float | None) -> float | None:
     if not timeout > 0:
         raise RequestError("timeout must be above 0 seconds.", param="timeout")
     return time.time() + timeout
+
+
+def priority(given: int | None, config: ServerConfig) -> int:
+    """The request's place in the queue; the smallest goes first.
+
+    Raises:
+        RequestError: the server would ignore it, or it is no 32-bit number.
+    """
+    if not given:
+        return 0
+    if config.schedule_policy != "priority":
+        raise RequestError(
+            "This server does not order requests by priority: leave it out, or start the server with "
+            "--schedule-policy priority.",
+            param="priority",
+        )
+    if not -(2**31) <= given < 2**31:
+        raise RequestError(
+            "priority must lie between -2147483648 and 2147483647.", param="priority"
+        )
+    return given

@@ -49,12 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench overhead``."""
-    parser.add_argument("--plan-steps", type=_positive, default=1000, metavar="N", help="decode steps planned for each batch size (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--plan-steps", type=_positive, default=1000, metavar="N", help="steps planned for each batch size and each length of the queue (default: %(default)s)")  # fmt: skip
     parser.add_argument("--batch-sizes", type=_positive, nargs="+", default=[1, 16, 64], metavar="N", help="running sequences in the engine's measurement (default: 1 16 64)")  # fmt: skip
     parser.add_argument("--output-tokens", type=_positive, default=200, metavar="N", help="tokens of each answer in the engine's measurement (default: %(default)s)")  # fmt: skip
     parser.add_argument("--hidden-size", type=_positive, default=512, metavar="N", help="of the engine's dummy model (default: %(default)s)")  # fmt: skip
     parser.add_argument("--num-layers", type=_positive, default=8, metavar="N", help="of the engine's dummy model (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write both tables; - for stdout")
+    parser.add_argument("--json", metavar="FILE", help="write the tables; - for stdout")
 
 
 def add_constrained_arguments(parser: argparse.ArgumentParser) -> None:

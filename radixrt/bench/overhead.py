@@ -1,8 +1,9 @@
 """What does the engine itself cost? ``radixrt bench overhead``.
 
-Two tables. The first drives the real scheduler with made-up results: time to plan a pure decode step, to
-encode the plan, and to absorb its result. The second runs the whole engine on a dummy model and compares
-the wall time of its decode steps with the model's forward passes inside them.
+Three tables. The first drives the real scheduler with made-up results: time to plan a pure decode step, to
+encode the plan, and to absorb its result. The second plans steps of every kind while many requests wait
+(:mod:`radixrt.bench.queueing`). The third runs the whole engine on a dummy model and compares the wall time
+of its decode steps with the model's forward passes inside them.
 """
 
 import argparse
@@ -19,9 +20,11 @@ from rich.progress import track
 from rich.table import Table
 
 from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
+from radixrt.bench.queueing import WAITING, QueueCost, measure_queueing
 from radixrt.messages import SequenceRequest, StepResult, pack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.queue_order import ORDERS
 from radixrt.scheduler.scheduler import Scheduler
 
 BATCH_SIZES = (1, 16, 64, 256)
@@ -155,6 +158,12 @@ def run(arguments: argparse.Namespace) -> int:
         for running in track(BATCH_SIZES, "Planning", console=console, transient=True)
     ]
     console.print(_table("The scheduler, per pure decode step (µs)", planning))
+    queueing = [
+        measure_queueing(policy, waiting, arguments.plan_steps)
+        for policy in track(ORDERS, "Queueing", console=console, transient=True)
+        for waiting in WAITING
+    ]
+    console.print(_table("The scheduler, per step while requests wait (µs)", queueing))
     with tempfile.TemporaryDirectory() as folder:
         model_dir = write_dummy_checkpoint(
             Path(folder),
@@ -166,6 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(_table("The whole engine, per mean step (ms)", engine))
     report = {
         "planning_us": [asdict(row) for row in planning],
+        "queueing_us": [asdict(row) for row in queueing],
         "engine_ms": [asdict(row) for row in engine],
     }
     if arguments.json == "-":
@@ -175,10 +185,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(title: str, rows: list[PlanCost] | list[StepAnatomy]) -> Table:
+def _table(title: str, rows: list[PlanCost] | list[QueueCost] | list[StepAnatomy]) -> Table:
     table = Table(title=title, title_justify="left")
     for name in asdict(rows[0]):
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
-        table.add_row(*(str(v) if isinstance(v, int) else f"{v:.2f}" for v in asdict(row).values()))
+        table.add_row(
+            *(str(v) if isinstance(v, int | str) else f"{v:.2f}" for v in asdict(row).values())
+        )
     return table

@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import make_policy
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
+from radixrt.scheduler.prefix_watch import MissingPage
 from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
@@ -36,6 +39,8 @@ class KVCache:
         policy = make_policy(eviction_policy, num_pages, page_size, clock)
         self.tree = RadixTree(page_size, policy, clock)
         self.evicted_pages = 0
+        self.on_growth: Callable[[MissingPage], None] = _ignore
+        """Called with the first of the pages that an insertion has added to the tree."""
         self._slots = slots
         self._share = share_prefixes
 
@@ -71,9 +76,25 @@ class KVCache:
 
         The last known token is always computed: its logits give the next one.
         """
-        if not (self._share and sequence.reads_cache):
+        if not self._reads_tree(sequence):
             return None
         return self.tree.match(sequence.known_tokens()[:-1], sequence.salt)
+
+    def page_lacked(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
+        """What the tree would have to get before :meth:`find_prefix` can find more than ``num_cached`` pages.
+
+        None: nothing helps.
+        """
+        if not self._reads_tree(sequence):
+            return None
+        return self._page_after(sequence.known_tokens()[:-1], sequence.salt, num_cached)
+
+    def _reads_tree(self, sequence: Sequence) -> bool:
+        return self._share and sequence.reads_cache
+
+    def _page_after(self, tokens: TokenIds, salt: str, num_pages: int) -> MissingPage | None:
+        start, end = num_pages * self.page_size, (num_pages + 1) * self.page_size
+        return None if end > len(tokens) else (salt, num_pages, tokens[start:end].tobytes())
 
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that would be locked by using this prefix."""
@@ -126,9 +147,27 @@ class KVCache:
         self._slots.append_pages(sequence.slot, pages)
         return pages
 
+    def grow_each(
+        self, slots: NDArray[np.intp], counts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.intp], Pages]:
+        """Append ``counts[i]`` pages to the block table of ``slots[i]``; there must be enough.
+
+        Returns:
+            The page of every growth, and the slot it went to, in the order of each block table.
+        """
+        total, table = int(counts.sum()), self._slots
+        growing = np.repeat(slots, counts)
+        if not total:
+            return growing, NO_PAGES
+        rank = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        pages = self.allocate(total)
+        table.block_tables[growing, table.num_pages[growing] + rank] = pages
+        table.num_pages[slots] += counts
+        return growing, pages
+
     def publish_prefill(self, sequence: Sequence) -> None:
         """Put the full pages that are planned so far into the tree, for everyone planned from now on."""
-        if not (self._share and sequence.reads_cache):
+        if not self._reads_tree(sequence):
             return
         slot = sequence.slot
         start, full = self._unpublished(sequence)
@@ -138,9 +177,10 @@ class KVCache:
         tokens = sequence.tokens[start * self.page_size : full * self.page_size]
         if self.tree.holds_first_page(sequence.node, tokens):
             return  # the last page of a known prompt, computed again for its logits: stays our own
-        node, _ = self.tree.insert(
+        node, existing = self.tree.insert(
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
+        self._tell_growth(sequence, start + existing, full)
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
@@ -156,6 +196,7 @@ class KVCache:
             end, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
             self.tree.move_lock(sequence.node, end)
             sequence.node = end
+            self._tell_growth(sequence, start + existing, full)
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
         self.tree.unlock(sequence.node)
@@ -172,7 +213,18 @@ class KVCache:
         sequence.node = None
         slots.remove(sequence)
 
+    def _tell_growth(self, sequence: Sequence, start: int, end: int) -> None:
+        """The tree has got the pages from ``start`` to ``end`` of this sequence."""
+        if start < end:
+            page = self._page_after(sequence.known_tokens(), sequence.salt, start)
+            assert page is not None
+            self.on_growth(page)
+
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet."""
         computed = min(int(self._slots.planned[sequence.slot]), sequence.num_tokens)
         return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size
+
+
+def _ignore(_page: MissingPage) -> None:
+    pass

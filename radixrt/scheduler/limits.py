@@ -1,9 +1,9 @@
 """The settings that bound what a scheduler plans."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from radixrt.scheduler.eviction.names import EvictionPolicyName
+from radixrt.scheduler.queue_order import SchedulePolicy
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class SchedulerLimits:
     context_length: int
     num_pages: int
     page_size: int
-    schedule_policy: Literal["lpm", "fcfs"] = "lpm"
+    schedule_policy: SchedulePolicy = "lpm"
     eviction_policy: EvictionPolicyName = "lru"
     share_prefixes: bool = True
     eos_token_ids: tuple[int, ...] = ()

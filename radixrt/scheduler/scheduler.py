@@ -9,12 +9,9 @@ surplus token under way, which is thrown away.
 
 import heapq
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from radixrt.messages import (
     GRAMMAR_FAILED,
@@ -25,7 +22,6 @@ from radixrt.messages import (
     FinishReason,
     GrammarLoaded,
     LoadGrammar,
-    LogprobRow,
     Prefill,
     SchedulerStats,
     SequenceFinished,
@@ -39,16 +35,20 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
-from radixrt.scheduler.admission import OutputEstimator
+from radixrt.scheduler.admission import Admission
+from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.grammar_shelf import GrammarShelf
 from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.plan_draft import PlanDraft
+from radixrt.scheduler.queue_order import ORDERS
 from radixrt.scheduler.radix_tree import Match
+from radixrt.scheduler.retraction import choose_victim
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.stats import Counters
+from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 from radixrt.scheduler.waiting_queue import WaitingQueue
 
 _FAILURES = {
@@ -64,17 +64,6 @@ _FAILURES = {
     ),
 }
 """HTTP status and reason, by what stands in place of a token."""
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A step that was sent and is not back."""
-
-    step_id: int
-    owners: list[Sequence | None]
-    """Whose tokens these are, by slot; None once nobody wants them."""
-    follows: bool
-    """It was sent while another step was in flight: a worker that waited for it waited for us."""
 
 
 class Scheduler:
@@ -102,18 +91,18 @@ class Scheduler:
             eviction_policy=limits.eviction_policy,
             clock=clock,
         )
-        self.waiting = WaitingQueue(limits.schedule_policy, self.kv.tree)
+        self._order = ORDERS[limits.schedule_policy]
+        self.waiting = WaitingQueue(self._order, self.kv)
         self.grammars = GrammarShelf(limits.num_ranks)
         self.counters = Counters()
-        self._estimator = OutputEstimator()
+        self._admission = Admission(self.slots, self.kv, limits.context_length)
         self._sequences: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
         self._adopters: set[int] = set()
         """Slots whose block table has changed since the worker last heard of it."""
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight = StepsInFlight()
         self._slots_to_release: list[int] = []
         self._deadlines: list[tuple[float, int]] = []
-        self._next_step = 0
 
     # ------------------------------------------------------------ arrivals and departures
 
@@ -185,9 +174,10 @@ class Scheduler:
         """A guess from the mean step time: one running batch's worth of answers."""
         steps = self.counters.steps
         mean_step_s = self.counters.step_seconds.snapshot().total / steps if steps else 0.1
-        outputs = [sequence.max_output - sequence.num_output for sequence in self.running()]
-        mean_rest = sum(outputs) / len(outputs) if outputs else 1
-        return max(1, min(60, round(mean_step_s * mean_rest * self._estimator.share)))
+        mean_output = self._admission.outputs.mean()
+        if mean_output is None:
+            mean_output = sum(s.max_output / 2 for s in self.running()) / max(1, self.num_running)
+        return max(1, min(60, round(mean_step_s * mean_output)))
 
     def release(self, seq_ids: Pages, *, complete: bool = False) -> None:
         """Drop sequences of which nobody wants more tokens; unknown ids are ignored.
@@ -239,9 +229,7 @@ class Scheduler:
         slot = sequence.slot
         if self.slots.in_worker[slot]:
             self._slots_to_release.append(slot)
-        for step in self._in_flight:
-            if step.owners[slot] is sequence:
-                step.owners[slot] = None
+        self._in_flight.forget(sequence)
         self._prefilling.pop(sequence.seq_id, None)
         self._adopters.discard(slot)
         if keep_kv:
@@ -265,7 +253,7 @@ class Scheduler:
                 return self._seal(draft)
             if not self._is_stuck():
                 return None
-            self._retract(self._youngest())
+            self._retract()
 
     def _is_stuck(self) -> bool:
         """Prompts half computed hold all pages, and no result is under way that could free one."""
@@ -273,48 +261,18 @@ class Scheduler:
 
     def _plan_decode(self, draft: PlanDraft) -> None:
         slots = self.slots
-        self._retire_exhausted()
+        self._slots_to_release += slots.retire_exhausted()
         while True:
             decoding = np.flatnonzero(slots.is_decoding)
-            missing = slots.planned[decoding] >= slots.num_pages[decoding] * slots.page_size
+            missing = slots.pages_missing(decoding)
             if missing.sum() <= self.kv.num_available:
                 break
-            self._retract(self._youngest())
-        ahead = np.maximum(missing, self._pages_ahead(decoding))
+            self._retract()
+        ahead = np.maximum(missing, slots.pages_ahead(decoding))
         affordable = ahead.sum() <= self.kv.num_available
-        self._grow(decoding, ahead if affordable else missing.astype(np.int64), draft)
+        draft.extend(*self.kv.grow_each(decoding, ahead if affordable else missing))
         slots.planned[decoding] += 1
         draft.num_decoding = len(decoding)
-
-    def _pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
-        """How many pages each slot would like to have ready for tokens that its grammar may force."""
-        slots = self.slots
-        end = slots.planned[decoding] + 1 + slots.headroom[decoding]
-        end = np.minimum(end, slots.last_position[decoding])
-        pages = -(-end // slots.page_size) - slots.num_pages[decoding]
-        return np.where(slots.headroom[decoding] > 0, np.maximum(pages, 0), 0)
-
-    def _grow(
-        self, decoding: NDArray[np.intp], counts: NDArray[np.int64], draft: PlanDraft
-    ) -> None:
-        """Append ``counts[i]`` pages to the block table of slot ``decoding[i]``."""
-        total = int(counts.sum())
-        if not total:
-            return
-        slots = self.slots
-        growing = np.repeat(decoding, counts)
-        rank = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        pages = self.kv.allocate(total)
-        slots.block_tables[growing, slots.num_pages[growing] + rank] = pages
-        slots.num_pages[decoding] += counts
-        draft.extend(growing, pages)
-
-    def _retire_exhausted(self) -> None:
-        """Sequences whose max_tokens are all under way leave the worker; their pages stay until the end."""
-        slots = self.slots
-        exhausted = np.flatnonzero(slots.is_decoding & (slots.planned >= slots.last_position))
-        slots.is_decoding[exhausted] = slots.in_worker[exhausted] = False
-        self._slots_to_release.extend(exhausted.tolist())
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
         for sequence in list(self._prefilling.values()):
@@ -328,40 +286,15 @@ class Scheduler:
 
     def _admit_waiting(self, draft: PlanDraft) -> None:
         self.waiting.refresh()
+        self._admission.begin_step()
         while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
-            sequence = self.waiting.head()
-            match = self.kv.find_prefix(sequence)
-            if not self._has_room_for(sequence, match):
+            sequence, match = self.waiting.head()
+            if not self._admission.has_room_for(sequence, match):
                 return
             self.waiting.pop(sequence)
             self._admit(sequence, match, draft)
+            self._admission.admitted()
             self._plan_chunk(sequence, draft)
-
-    def _has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
-        """Whether the pages suffice for this sequence and for what the running ones will still need."""
-        if self.slots.num_used == 0:
-            return True
-        cached_pages = 0 if match is None else match.num_pages
-        rest = int(
-            self._estimator.remaining(
-                np.array([sequence.num_output]), np.array([sequence.max_output])
-            )[0]
-        )
-        needed = self.kv.pages_for(sequence.num_tokens + rest) - cached_pages
-        available = self.kv.num_available - self.kv.num_pages_locked_by(match)
-        return needed + self._future_pages() <= available
-
-    def _future_pages(self) -> int:
-        """Pages that the running sequences are expected to take yet."""
-        slots = self.slots
-        used = np.flatnonzero(slots.in_use)
-        max_output = slots.last_position[used] - slots.num_prompt[used] + 1
-        reached = np.maximum(slots.planned[used], slots.known[used])
-        rest = self._estimator.remaining(
-            np.minimum(reached - slots.num_prompt[used], max_output), max_output
-        )
-        pages = -(-(reached + rest) // slots.page_size) - slots.num_pages[used]
-        return int(np.maximum(pages, 0).sum())
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         self.kv.enter(sequence, match)
@@ -417,89 +350,56 @@ class Scheduler:
             slots.is_decoding[slot] = True
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
-        step_id = self._next_step
-        self._next_step += 1
-        follows = bool(self._in_flight)
-        self._in_flight.append(_InFlight(step_id, self.slots.owners.copy(), follows))
         released, self._slots_to_release = self._slots_to_release, []
-        return draft.seal(step_id, released)
+        return draft.seal(self._in_flight.send(self.slots.owners), released)
 
     # ------------------------------------------------------------ retraction
 
-    def _youngest(self) -> Sequence:
-        """The running sequence that arrived last. The oldest goes on, so work always ends (it is set back too
-        if the pages it lacks are held by sequences whose last tokens are under way: they are free soon)."""
-        candidates = [
-            s
-            for s in self.running()
-            if self.slots.is_decoding[s.slot] or s.seq_id in self._prefilling
-        ]
-        return max(candidates, key=lambda sequence: sequence.seq_id)
-
-    def _retract(self, sequence: Sequence) -> None:
+    def _retract(self) -> None:
         """Take back a sequence's pages. Its KV stays in the tree until the pages are really needed, its
         tokens in flight are dropped: the sampler draws the same ones again."""
+        growing = [
+            sequence
+            for sequence in self.running()
+            if self.slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling
+        ]
+        sequence = choose_victim(growing, self._order)
         sequence.begin_prompt_again()
         self._leave_slot(sequence)
-        self.waiting.add_retracted(sequence)
+        self.waiting.add(sequence, retracted=True)
         self.counters.retractions += 1
-        self._estimator.observe_retraction()
 
     # ------------------------------------------------------------ results
 
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the tokens of the oldest step in flight; ends the sequences they end."""
-        step = self._in_flight.popleft()
-        assert step.step_id == result.step_id, "the worker answered steps out of order"
-        self.counters.steps += 1
-        self.counters.step_seconds.observe(result.step_s)
-        self.counters.forward_seconds += result.forward_s
-        self.counters.wait_seconds += result.wait_s if step.follows else 0.0
-        prompt_logprobs = [
-            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
-            for row in result.prompt_logprobs
-            if (owner := step.owners[row.owner]) is not None and owner.wants_prompt_logprob()
-        ]
-        logprobs = [
-            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
-            for row in result.logprobs
-            if (owner := step.owners[row.owner]) is not None
-        ]
+        step, draft = self._in_flight.take(result), BatchDraft()
+        self.counters.observe_step(result, step.follows)
+        draft.add_logprobs(result, step)
         self._absorb_jumps(result, step)
-        seq_ids: list[int] = []
-        token_ids: list[int] = []
-        started: list[SequenceStarted] = []
-        finished: list[SequenceFinished] = []
-        refused: list[SequenceRefused] = []
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
             sequence = step.owners[slot]
-            if sequence is None:
-                continue
-            if token in _FAILURES:
-                refused.append(self._fail(sequence, *_FAILURES[token]))
-                step.owners[slot] = None
-                continue
-            sequence.append(token)
-            seq_ids.append(sequence.seq_id)
-            token_ids.append(token)
-            if sequence.first_token is None:
-                started.append(self._started(sequence))
-            reason = sequence.finish_reason(token)
-            if reason is not None:
-                finished.append(self._finish(sequence, reason, token))
+            if sequence is not None and not self._goes_on(sequence, token, draft):
                 step.owners[slot] = None  # tokens forced beyond the end are dropped
-        self.counters.output_tokens += len(token_ids)
-        return TokenBatch(
-            seq_ids=pack_ids(seq_ids),
-            token_ids=pack_ids(token_ids),
-            started=started,
-            finished=finished,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            refused=refused,
-        )
+        self.counters.output_tokens += len(draft.token_ids)
+        return draft.seal()
+
+    def _goes_on(self, sequence: Sequence, token: int, draft: BatchDraft) -> bool:
+        """Give a sequence its next token; False if it was the last, or none could be sampled."""
+        if token in _FAILURES:
+            draft.refused.append(self._fail(sequence, *_FAILURES[token]))
+            return False
+        sequence.append(token)
+        draft.add_token(sequence.seq_id, token)
+        if sequence.first_token is None:
+            draft.started.append(self._started(sequence))
+        reason = sequence.finish_reason(token)
+        if reason is None:
+            return True
+        draft.finished.append(self._finish(sequence, reason, token))
+        return False
 
     def _started(self, sequence: Sequence) -> SequenceStarted:
         assert sequence.first_planned is not None
@@ -518,9 +418,9 @@ class Scheduler:
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
-        self._estimator.observe_finish(sequence.num_output, sequence.max_output)
+        self._admission.outputs.observe(sequence.num_output)
 
-    def _absorb_jumps(self, result: StepResult, step: _InFlight) -> None:
+    def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
         """Sequences that forced tokens brought further than their plan said."""
         jumped, beyond = unpack_ids(result.jump_slots), unpack_ids(result.jump_tokens)
         for slot, num_tokens in zip(jumped.tolist(), beyond.tolist(), strict=True):

@@ -33,6 +33,8 @@ class Sequence:
     """Tokens that end the answer."""
     arrived: float
     salt: str = ""
+    priority: int = 0
+    """The smallest goes first where the queue is ordered by it."""
     deadline: float | None = None
     """Unix time."""
     grammar: GrammarUse | None = None
@@ -76,6 +78,7 @@ class Sequence:
             stop_tokens=frozenset(ends),
             arrived=arrived,
             salt=request.cache_salt,
+            priority=request.priority,
             deadline=request.deadline,
             grammar=grammar,
         )

@@ -6,6 +6,7 @@ Columns instead of objects: planning a decode step is a handful of numpy operati
 import heapq
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
@@ -38,6 +39,8 @@ class SlotTable:
         self.num_pages = np.zeros(max_slots, dtype=np.int64)
         self.num_tree_pages = np.zeros(max_slots, dtype=np.int64)
         """Leading pages that belong to the tree; the others are the sequence's own."""
+        self.num_found_pages = np.zeros(max_slots, dtype=np.int64)
+        """Leading pages that were in the tree before the sequence came."""
         self.block_tables = np.empty((max_slots, max_pages), dtype=np.int32)
         self._free = list(range(max_slots))
 
@@ -64,7 +67,7 @@ class SlotTable:
         """Let the block table be these pages, all of them from the tree and full."""
         count = len(tree_pages)
         self.block_tables[slot, :count] = tree_pages
-        self.num_pages[slot] = self.num_tree_pages[slot] = count
+        self.num_pages[slot] = self.num_tree_pages[slot] = self.num_found_pages[slot] = count
         self.planned[slot] = count * self.page_size
 
     def append_pages(self, slot: int, pages: Pages) -> None:
@@ -91,3 +94,47 @@ class SlotTable:
 
     def running(self) -> list[Sequence]:
         return [owner for owner in self.owners if owner is not None]
+
+    def retire_exhausted(self) -> list[int]:
+        """Slots whose max_tokens are all under way: the worker lets go of them, their pages stay until the end."""
+        exhausted = np.flatnonzero(self.is_decoding & (self.planned >= self.last_position))
+        self.is_decoding[exhausted] = self.in_worker[exhausted] = False
+        return exhausted.tolist()
+
+    def pages_missing(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
+        """How many pages each of these slots lacks for its next token: 0 or 1."""
+        end = self.num_pages[decoding] * self.page_size
+        return (self.planned[decoding] >= end).astype(np.int64)
+
+    def pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
+        """How many pages each slot would like to have ready for tokens that its grammar may force."""
+        end = self.planned[decoding] + 1 + self.headroom[decoding]
+        end = np.minimum(end, self.last_position[decoding])
+        pages = -(-end // self.page_size) - self.num_pages[decoding]
+        return np.where(self.headroom[decoding] > 0, np.maximum(pages, 0), 0)
+
+    # ------------------------------------------------------------ what running sequences will need
+
+    def num_output(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Tokens of each answer, those under way included."""
+        reached = np.maximum(self.planned[slots], self.known[slots]) - self.num_prompt[slots]
+        return np.minimum(reached, self.max_output(slots))
+
+    def max_output(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Tokens that each answer may have at most."""
+        return self.last_position[slots] - self.num_prompt[slots] + 1
+
+    def num_pages_added(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Pages that each of these sequences has filled, or will when its prompt is computed."""
+        held = np.maximum(self.num_pages[slots], -(-self.known[slots] // self.page_size))
+        return held - self.num_found_pages[slots]
+
+    def num_pages_to_prefill(self, slots: NDArray[np.intp]) -> int:
+        """Pages that these sequences still lack for their prompts."""
+        missing = -(-self.known[slots] // self.page_size) - self.num_pages[slots]
+        return int(np.maximum(missing, 0).sum())
+
+    def num_pages_to_come(self, slots: NDArray[np.intp]) -> int:
+        """Pages that these sequences take yet if every answer becomes as long as it may."""
+        missing = -(-self.last_position[slots] // self.page_size) - self.num_pages[slots]
+        return int(np.maximum(missing, 0).sum())

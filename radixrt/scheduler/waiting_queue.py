@@ -1,85 +1,116 @@
-"""Who is admitted next."""
+"""Who is admitted next.
 
-from collections.abc import Iterator
-from itertools import islice
-from typing import Literal
+Prefixes are matched when a sequence arrives. Afterwards two things keep the order true without looking at
+everyone in every step: an insertion into the tree tells whose prefix may have grown
+(:mod:`radixrt.scheduler.prefix_watch`), and whoever is about to be picked is looked up once more, because
+eviction can only have made its prefix shorter, and so its place worse.
+"""
 
-from radixrt.scheduler.radix_tree import RadixTree
+from dataclasses import dataclass
+
+from radixrt.scheduler.kv_cache import KVCache
+from radixrt.scheduler.lazy_heap import LazyHeap
+from radixrt.scheduler.prefix_watch import MissingPage, PrefixWatch
+from radixrt.scheduler.queue_order import QueueOrder
+from radixrt.scheduler.radix_tree import Match
 from radixrt.scheduler.sequence import Sequence
 
-OLDEST_EVERY = 4
-"""Every so many picks the oldest goes first, so that nobody starves. On real traces a mixing ratio keeps
-the whole gain of prefix order, where a bound on the wait in seconds decays into first come first served."""
+LOOKUPS_PER_STEP = 16
+TOKENS_PER_STEP = 1 << 17
+"""Prompt tokens compared in those lookups. Both bound the time of a step; the rest has to wait for the next."""
 
-REFRESH_PER_STEP = 64
-"""Waiting sequences looked up anew in one step after the tree has changed; bounds the planning time."""
+LOOKUPS_PER_PICK = 8
+"""If so many in a row turn out to have lost their prefix, the best one known by then is picked."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    sequence: Sequence
+    retracted: bool
+    num_cached: int = -1
+    """Pages of its prefix when last looked up."""
+    lacks: MissingPage | None = None
 
 
 class WaitingQueue:
-    """Sequences that wait for a slot: retracted ones first, then in the policy's order."""
+    """Sequences that wait for a slot, in the order of a policy; retracted ones go before others of their rank."""
 
-    def __init__(self, policy: Literal["lpm", "fcfs"], tree: RadixTree) -> None:
-        self._by_prefix = policy == "lpm"
-        self._tree = tree
-        self._retracted: dict[int, Sequence] = {}
-        self._arrived: dict[int, Sequence] = {}
-        self._cached_pages: dict[int, int] = {}
-        self._stale: dict[int, None] = {}
-        self._generation = tree.generation
+    def __init__(self, order: QueueOrder, kv: KVCache) -> None:
+        self._order = order
+        self._kv = kv
+        self._waiting: dict[int, _Waiting] = {}
+        self._best = LazyHeap()
+        self._oldest = LazyHeap()
+        self._watch = PrefixWatch()
         self._picks = 0
+        if order.depends_on_cache:
+            kv.on_growth = self._watch.inserted
 
     def __len__(self) -> int:
-        return len(self._retracted) + len(self._arrived)
+        return len(self._waiting)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        yield from self._retracted.values()
-        yield from self._arrived.values()
+    def add(self, sequence: Sequence, *, retracted: bool = False) -> None:
+        """Let a sequence wait: one that has just arrived, or one that had to give up its slot."""
+        waiting = self._waiting[sequence.seq_id] = _Waiting(sequence, retracted)
+        rank = self._order.rank(sequence)
+        self._oldest.place(sequence.seq_id, rank, not retracted)
+        if self._order.depends_on_cache:
+            self._place(waiting, self._kv.find_prefix(sequence))
 
-    def add(self, sequence: Sequence) -> None:
-        """Append a sequence that has just arrived."""
-        self._arrived[sequence.seq_id] = sequence
-        if self._by_prefix:
-            self._cached_pages[sequence.seq_id] = self._lookup(sequence)
-
-    def add_retracted(self, sequence: Sequence) -> None:
-        """Put back a sequence that had to give up its slot; oldest first among its like."""
-        self._retracted[sequence.seq_id] = sequence
-        self._retracted = dict(sorted(self._retracted.items()))
-
-    def remove(self, seq_id: int) -> Sequence | None:
-        """Take a sequence out of turn; None if it does not wait here."""
-        self._cached_pages.pop(seq_id, None)
-        self._stale.pop(seq_id, None)
-        return self._retracted.pop(seq_id, None) or self._arrived.pop(seq_id, None)
+    def remove(self, seq_id: int) -> None:
+        """Take a sequence out of turn; does nothing if it does not wait here."""
+        waiting = self._waiting.pop(seq_id, None)
+        if waiting is None:
+            return
+        self._best.discard(seq_id)
+        self._oldest.discard(seq_id)
+        if waiting.lacks is not None:
+            self._watch.discard(seq_id, waiting.lacks)
 
     def refresh(self) -> None:
-        """Once a step: bring prefix lengths up to date with the tree, a bounded number at a time."""
-        if not self._by_prefix:
-            return
-        if self._generation != self._tree.generation:
-            self._generation = self._tree.generation
-            self._stale.update(dict.fromkeys(self._arrived))
-        for seq_id in list(islice(self._stale, REFRESH_PER_STEP)):
-            del self._stale[seq_id]
-            self._cached_pages[seq_id] = self._lookup(self._arrived[seq_id])
+        """Once a step: look those up anew whose prefix has grown, a bounded number at a time."""
+        lookups, tokens = LOOKUPS_PER_STEP, TOKENS_PER_STEP
+        while lookups > 0 and tokens > 0 and (seq_id := self._watch.take_outdated()) is not None:
+            waiting = self._waiting.get(seq_id)
+            if waiting is not None:
+                self._place(waiting, self._kv.find_prefix(waiting.sequence))
+                lookups -= 1
+                tokens -= waiting.num_cached * self._kv.page_size
 
-    def _lookup(self, sequence: Sequence) -> int:
-        if not sequence.reads_cache:
-            return 0
-        match = self._tree.match(sequence.known_tokens(), sequence.salt)
-        return 0 if match is None else match.num_pages
-
-    def head(self) -> Sequence:
-        """Whose turn it is; the queue must not be empty. Asking twice gives the same answer."""
-        if self._retracted:
-            return next(iter(self._retracted.values()))
-        oldest_turn = self._picks % OLDEST_EVERY == OLDEST_EVERY - 1
-        if not self._by_prefix or oldest_turn:
-            return next(iter(self._arrived.values()))
-        return self._arrived[max(self._arrived, key=self._cached_pages.__getitem__)]
+    def head(self) -> tuple[Sequence, Match | None]:
+        """Whose turn it is, and its cached prefix; the queue must not be empty."""
+        if self._picks % self._order.oldest_every == self._order.oldest_every - 1:
+            sequence = self._waiting[self._oldest.first()].sequence
+            return sequence, self._kv.find_prefix(sequence)
+        for _ in range(LOOKUPS_PER_PICK):
+            waiting = self._waiting[self._best.first()]
+            match = self._kv.find_prefix(waiting.sequence)
+            self._place(waiting, match)
+            if self._best.first() == waiting.sequence.seq_id:
+                break
+        return waiting.sequence, match
 
     def pop(self, sequence: Sequence) -> None:
         """Remove the head, which has been admitted."""
-        if sequence.seq_id not in self._retracted:
+        if not self._waiting[sequence.seq_id].retracted:
             self._picks += 1
         self.remove(sequence.seq_id)
+
+    def _place(self, waiting: _Waiting, match: Match | None) -> None:
+        """Note how long a sequence's cached prefix is, and put it where it belongs therefore."""
+        sequence, num_cached = waiting.sequence, 0 if match is None else match.num_pages
+        if num_cached != waiting.num_cached:
+            waiting.num_cached = num_cached
+            self._best.place(sequence.seq_id, *self._key(waiting))
+            if waiting.lacks is not None:
+                self._watch.discard(sequence.seq_id, waiting.lacks)
+            waiting.lacks = self._kv.page_lacked(sequence, num_cached)
+        if waiting.lacks is not None:
+            self._watch.add(sequence.seq_id, waiting.lacks)
+
+    def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:
+        """What decides before age. Retracted sequences keep to the order of their arrival: they have been
+        picked before."""
+        sequence, order = waiting.sequence, self._order
+        cost = order.cost(sequence, waiting.num_cached * self._kv.page_size)
+        return order.rank(sequence), not waiting.retracted, 0 if waiting.retracted else cost

@@ -189,6 +189,7 @@ class TokenizerProcess:
                 token_ids=encoded.packed_ids,
                 sampling=sampling,
                 cache_salt=request.cache_salt,
+                priority=request.priority,
                 deadline=request.deadline,
                 constraint=constraint,
             )

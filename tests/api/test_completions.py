@@ -1,6 +1,7 @@
 """Completions through the openai client: whole, streamed, several at once, with log-probabilities."""
 
 import pytest
+from openai import BadRequestError
 
 from radixrt.messages import unpack_ids
 from tests.api.conftest import RunningServer, StartServer, wait_until
@@ -149,3 +150,16 @@ def test_a_stream_tells_its_usage_where_asked(server: RunningServer) -> None:
         True
     ]
     assert with_usage[-1].usage.prompt_tokens_details.cached_tokens == 7
+
+
+def test_a_priority_reaches_the_scheduler_where_the_queue_is_ordered_by_it(
+    server: RunningServer, start_server: StartServer
+) -> None:
+    ordered = start_server(schedule_policy="priority")
+    ordered.openai.completions.create(model="tiny", prompt="hi", extra_body={"priority": -3})
+    assert ordered.scheduler.requests[-1].priority == -3
+    with pytest.raises(BadRequestError, match="2147483647"):
+        ordered.openai.completions.create(model="tiny", prompt="hi", extra_body={"priority": 2**40})
+    server.openai.completions.create(model="tiny", prompt="hi", extra_body={"priority": 0})
+    with pytest.raises(BadRequestError, match="--schedule-policy priority"):
+        server.openai.completions.create(model="tiny", prompt="hi", extra_body={"priority": 1})

@@ -4,9 +4,11 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from radixrt.scheduler.admission import Admission
 from tests.checkpoints import CONFIGS
 from tests.engine.in_process import GREEDY, InProcessEngine
 
@@ -92,6 +94,31 @@ def test_tokens_are_the_same_after_retraction_and_under_eviction(
         assert engine.generate(prompts) == expected
     assert engine.scheduler.counters.retractions > 0
     assert engine.scheduler.kv.evicted_pages > 0
+
+
+@pytest.mark.parametrize("careful", [True, False], ids=["careful", "reckless"])
+def test_hundreds_of_requests_in_a_pool_for_hardly_more_than_one(
+    careful: bool, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(1)
+    prompts = [rng.choice(make_prompts())[: rng.choice((5, 30, 66))] for _ in range(300)]
+    sampling = [msgspec.structs.replace(GREEDY, max_tokens=rng.randint(1, 30)) for _ in prompts]
+    idle, whole = InProcessEngine(checkpoint("llama"), page_size=4), {}
+    for prompt in prompts:
+        if tuple(prompt) not in whole:
+            whole[tuple(prompt)] = idle.generate([prompt])[0]
+    expected = [whole[tuple(p)][: s.max_tokens] for p, s in zip(prompts, sampling, strict=True)]
+    if not careful:
+        monkeypatch.setattr(Admission, "has_room_for", lambda *_: True)
+    need = max(len(p) + s.max_tokens for p, s in zip(prompts, sampling, strict=True))
+    crowded = InProcessEngine(
+        checkpoint("llama"),
+        page_size=4,
+        max_total_tokens=round(1.2 * need),
+        max_queued_requests=300,
+    )
+    assert crowded.generate(prompts, sampling) == expected
+    assert careful or crowded.scheduler.counters.retractions > 0
 
 
 def test_cache_salts_keep_prefixes_apart(checkpoint: Callable[[str], Path]) -> None:

@@ -47,9 +47,16 @@ class EngineModel:
     """Drives a scheduler step by step and checks every answer against an undisturbed model."""
 
     def __init__(
-        self, scheduler_limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler_limits: SchedulerLimits,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        reckless: bool = False,
     ) -> None:
+        """``reckless``: admit as if memory were endless, so that much has to be retracted."""
         self.scheduler = Scheduler(scheduler_limits, clock)
+        if reckless:
+            self.scheduler._admission.has_room_for = lambda *_: True  # type: ignore[method-assign]
         self.worker = FakeWorker(scheduler_limits.page_size)
         self.sent: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
@@ -69,6 +76,7 @@ class EngineModel:
         *,
         grammar: bytes | None = None,
         num_output: int = 0,
+        priority: int = 0,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -79,6 +87,7 @@ class EngineModel:
             token_ids=pack_ids(prompt),
             sampling=params,
             cache_salt=salt,
+            priority=priority,
             num_output=num_output,
             constraint=constraint,
         )

@@ -9,7 +9,10 @@ import pytest
 from radixrt.messages import NO_TOKEN, SequenceRequest, pack_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import InvariantError, check_invariants
+from radixrt.scheduler.queue_order import QueueOrder, SchedulePolicy
+from radixrt.scheduler.retraction import choose_victim
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EOS, EngineModel, limits
 
 DOCUMENT = [i * 7 % 43 for i in range(200)]
@@ -199,7 +202,9 @@ def test_flush_drops_only_what_nobody_uses() -> None:
 
 
 def test_retracted_sequences_find_their_kv_in_the_tree() -> None:
-    engine = EngineModel(limits(num_pages=64, context_length=250, max_running_requests=8))
+    engine = EngineModel(
+        limits(num_pages=64, context_length=250, max_running_requests=8), reckless=True
+    )
     for i in range(6):
         engine.add([i] * 10, max_tokens=100, ignore_eos=True)
     engine.run()
@@ -208,17 +213,59 @@ def test_retracted_sequences_find_their_kv_in_the_tree() -> None:
     assert engine.worker.computed_tokens < 2 * needed
 
 
-def test_tight_memory_lets_everyone_finish() -> None:
-    """A pool barely above one request's need, and a hundred requests."""
+@pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
+@pytest.mark.parametrize("reckless", [False, True], ids=["careful", "reckless"])
+def test_tight_memory_lets_everyone_finish(policy: SchedulePolicy, reckless: bool) -> None:
+    """A pool of 1.2 times one request's need, and hundreds of requests."""
     engine = EngineModel(
-        limits(num_pages=30, page_size=4, context_length=100, max_running_requests=8)
+        limits(num_pages=30, context_length=100, max_running_requests=8, schedule_policy=policy),
+        reckless=reckless,
     )
-    for i in range(100):
+    for i in range(300):
         engine.add(
-            [i % 50, i % 7, 3] * (1 + i % 10), max_tokens=1 + i * 13 % 70, ignore_eos=i % 2 == 0
+            [i % 50, i % 7, 3] * (1 + i % 10),
+            max_tokens=1 + i * 13 % 70,
+            ignore_eos=i % 2 == 0,
+            priority=i % 3,
         )
     engine.run()
     assert all(reason in ("stop", "length") for reason in engine.finished.values())
+    assert (engine.scheduler.counters.retractions > 100) == reckless
+
+
+@pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
+def test_the_oldest_that_runs_is_never_retracted_while_another_could_be(
+    policy: SchedulePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices: list[tuple[int, int]] = []
+
+    def choose(running: list[Sequence], order: QueueOrder) -> Sequence:
+        victim = choose_victim(running, order)
+        places = sorted(running, key=lambda s: (order.rank(s), s.seq_id))
+        choices.append((len(running), places.index(victim)))
+        assert order.rank(victim) == order.rank(places[-1])
+        return victim
+
+    monkeypatch.setattr("radixrt.scheduler.scheduler.choose_victim", choose)
+    engine = EngineModel(
+        limits(num_pages=30, context_length=100, schedule_policy=policy), reckless=True
+    )
+    for i in range(40):
+        engine.add([i, 1, 2], max_tokens=60, ignore_eos=True, priority=-(i % 3))
+    engine.run()
+    assert len(choices) > 20
+    assert all(place > 0 for candidates, place in choices if candidates > 1)
+
+
+def test_the_most_urgent_run_first_and_are_retracted_last() -> None:
+    engine = EngineModel(
+        limits(num_pages=30, context_length=100, schedule_policy="priority"), reckless=True
+    )
+    late = [engine.add([i, 1, 2], max_tokens=60, ignore_eos=True, priority=5) for i in range(10)]
+    urgent = [engine.add([i, 3], max_tokens=60, ignore_eos=True, priority=-5) for i in range(3)]
+    engine.run()
+    assert engine.scheduler.counters.retractions > 0
+    assert list(engine.finished)[:3] == urgent and set(list(engine.finished)[3:]) == set(late)
 
 
 def test_eos_is_a_stop_unless_ignored() -> None:

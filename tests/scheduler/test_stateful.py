@@ -18,8 +18,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 7, 64]),
         budget=st.sampled_from([5, 64, 500]),
         slots=st.integers(1, 6),
-        policy=st.sampled_from(["lpm", "fcfs"]),
+        policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
         share=st.booleans() | st.just(True),
+        reckless=st.booleans(),
     )
     def start(
         self,
@@ -30,6 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         slots: int,
         policy: str,
         share: bool,
+        reckless: bool,
     ) -> None:
         context = 96
         self.engine = EngineModel(
@@ -42,7 +44,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_running_requests=slots,
                 schedule_policy=policy,
                 share_prefixes=share,
-            )
+            ),
+            reckless=reckless,
         )
 
     @rule(
@@ -56,6 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
         grammar=st.sampled_from([None, None, b"json", b"regex"]),
         num_output=st.integers(0, 5),
+        priority=st.integers(-1, 1),
     )
     def arrive(
         self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object

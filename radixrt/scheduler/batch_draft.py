@@ -1,0 +1,56 @@
+"""The news of one step for the tokenizer process, while they are being collected."""
+
+from dataclasses import dataclass, field
+
+from radixrt.messages import (
+    LogprobRow,
+    SequenceFinished,
+    SequenceRefused,
+    SequenceStarted,
+    StepResult,
+    TokenBatch,
+    pack_ids,
+)
+from radixrt.scheduler.steps_in_flight import StepInFlight
+
+
+@dataclass(slots=True)
+class BatchDraft:
+    """Collects what a step has brought; see :class:`radixrt.messages.TokenBatch` for what it means."""
+
+    seq_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    started: list[SequenceStarted] = field(default_factory=list)
+    finished: list[SequenceFinished] = field(default_factory=list)
+    refused: list[SequenceRefused] = field(default_factory=list)
+    logprobs: list[LogprobRow] = field(default_factory=list)
+    prompt_logprobs: list[LogprobRow] = field(default_factory=list)
+
+    def add_logprobs(self, result: StepResult, step: StepInFlight) -> None:
+        """Take the log-probabilities that somebody wants and has not got yet."""
+        self.prompt_logprobs += [
+            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
+            for row in result.prompt_logprobs
+            if (owner := step.owners[row.owner]) is not None and owner.wants_prompt_logprob()
+        ]
+        self.logprobs += [
+            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
+            for row in result.logprobs
+            if (owner := step.owners[row.owner]) is not None
+        ]
+
+    def add_token(self, seq_id: int, token: int) -> None:
+        self.seq_ids.append(seq_id)
+        self.token_ids.append(token)
+
+    def seal(self) -> TokenBatch:
+        """The finished batch."""
+        return TokenBatch(
+            seq_ids=pack_ids(self.seq_ids),
+            token_ids=pack_ids(self.token_ids),
+            started=self.started,
+            finished=self.finished,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            refused=self.refused,
+        )
