@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from radixrt.constrained import requests, tool_calls
-from radixrt.constrained.json_schema import document
+from radixrt.constrained.json_schema.normal import document
 from radixrt.constrained.spec import (
     AnyJson,
     AnyText,
