@@ -138,10 +138,10 @@ class ServerConfig:
         at_least=1,
         at_most=1024,
     )
-    eviction_policy: Literal["lru", "fifo", "priority"] = setting(
+    eviction_policy: Literal["lru", "fifo", "priority", "duel"] = setting(
         "lru",
         "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what no client "
-        "has asked to keep.",
+        "has asked to keep, duel the better of lru and of who is least likely to come back.",
         group="Memory",
     )
     disable_radix_cache: bool = setting(

@@ -38,8 +38,7 @@ class Node:
         self.created = 0
         """When its pages came into the tree, on the same clock."""
         self.turns = 0
-        """How many requests, each going on where the one before ended, led to this node; 0 until the first
-        of them has ended."""
+        """Of the request that used it last: see :attr:`radixrt.scheduler.sequence.Sequence.turns`."""
         self.retention = RETAIN_DEFAULT
         """How much a client wants it kept; see :data:`RETAIN_DEFAULT`."""
         self.expires: float | None = None

@@ -136,7 +136,6 @@ class RadixTree:
     def unlock(self, node: Node) -> None:
         """Give up one lock: a request that used this prefix has ended, or found a longer one."""
         self._touch(node)
-        self._count_turn(node)
         above: Node | None = node
         while above is not None:
             assert above.lock_count > 0, "a node was unlocked more often than locked"
@@ -145,18 +144,6 @@ class RadixTree:
                 self.num_locked_pages -= len(above.pages)
             above = above.parent
         self._offer_for_eviction(node)
-
-    def _count_turn(self, node: Node) -> None:
-        """Give the nodes that an ended request has made, or the one it ended on, the number of its turn."""
-        fresh: Node | None = node
-        while fresh is not None and fresh.turns == 0:
-            fresh = fresh.parent
-        turns = 1 if fresh is None else fresh.turns + 1
-        node.turns = turns
-        above = node.parent
-        while above is not None and above.parent is not None and above.turns == 0:
-            above.turns = turns
-            above = above.parent
 
     def _touch(self, node: Node) -> None:
         node.stamp = self._new_stamp()
