@@ -20,7 +20,7 @@ class Node:
         "retention",
         "stamp",
         "tokens",
-        "turns",
+        "traffic_class",
     )
 
     def __init__(self, parent: "Node | None", tokens: TokenIds, pages: Pages) -> None:
@@ -37,8 +37,8 @@ class Node:
         """When it was last used, on the tree's own clock."""
         self.created = 0
         """When its pages came into the tree, on the same clock."""
-        self.turns = 0
-        """Of the request that used it last: see :attr:`radixrt.scheduler.sequence.Sequence.turns`."""
+        self.traffic_class = 0
+        """What the eviction policy took the request for that used it last."""
         self.retention = RETAIN_DEFAULT
         """How much a client wants it kept; see :data:`RETAIN_DEFAULT`."""
         self.expires: float | None = None
@@ -46,7 +46,11 @@ class Node:
 
     def inherit(self, other: "Node") -> None:
         """Take over what eviction policies know of ``other``, of which this node has been a part."""
-        self.stamp, self.created, self.turns = other.stamp, other.created, other.turns
+        self.stamp, self.created, self.traffic_class = (
+            other.stamp,
+            other.created,
+            other.traffic_class,
+        )
         self.retention, self.expires = other.retention, other.expires
 
     @property

@@ -205,6 +205,11 @@ class RadixTree:
 
     # ------------------------------------------------------------ eviction
 
+    def retain(self, node: Node, level: int, expires: float | None = None) -> None:
+        """Note how much a client wants the edge above ``node`` kept, and on the tree's clock until when."""
+        node.retention, node.expires = level, expires
+        self._offer_for_eviction(node)
+
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
             self.policy.offer(node)
@@ -258,7 +263,7 @@ class RadixTree:
         leaf.parent = None
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
-            parent.stamp, parent.turns = leaf.stamp, leaf.turns
+            parent.stamp, parent.traffic_class = leaf.stamp, leaf.traffic_class
         self._offer_for_eviction(parent)
 
     # ------------------------------------------------------------ inspection

@@ -42,8 +42,8 @@ class Sequence:
     node: Node | None = None
     """Tree node at whose end this sequence's tree pages end; locked while it runs."""
 
-    turns: int = 0
-    """How many requests led to it, itself included, each going on where the one before ended; 0 if nobody counts."""
+    traffic_class: int = 0
+    """What the eviction policy took it for; see :meth:`radixrt.scheduler.eviction.policy.EvictionPolicy.observe`."""
 
     cached_tokens: int = 0
     """Prompt tokens that came from the tree before the first token was out."""

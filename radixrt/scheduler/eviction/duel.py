@@ -12,7 +12,7 @@ from collections.abc import Callable
 from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
 from radixrt.scheduler.eviction.page_sample import PageSample
-from radixrt.scheduler.eviction.return_hazards import NUM_CLASSES, ReturnHazards, turn_class
+from radixrt.scheduler.eviction.return_hazards import NUM_CLASSES, ReturnHazards
 from radixrt.scheduler.eviction.shadow_cache import ShadowCache, Stack
 from radixrt.scheduler.eviction.visit_history import VisitHistory
 from radixrt.scheduler.node import Node
@@ -29,8 +29,12 @@ REFRESH_EVERY = 4 * SHADOW_PAGES
 MEMORY = 0.997
 """What a duel's score keeps from request to request: half of it after 230."""
 
-MARGIN, LEAD = 1.1, 8
-"""The challenger rules while it finds MARGIN times as many pages that LRU misses, and LEAD more."""
+MIN_LEAD = 8
+"""Pages that return hazard has to be ahead of LRU in any case."""
+
+LEAD, LEAD_TO_BEGIN = 0.03, 1.1
+"""Return hazard rules while what it finds and LRU misses is more than what LRU finds and it misses, by this share of
+all that LRU finds; to take over, LRU's part counts LEAD_TO_BEGIN times, and a shadow is not the pool to the last page."""
 
 
 class ReturnHazardQueue:
@@ -45,7 +49,7 @@ class ReturnHazardQueue:
         self._newest = [LeafHeap() for _ in range(NUM_CLASSES)]
 
     def push(self, leaf: Node) -> None:
-        kind = turn_class(leaf.turns)
+        kind = leaf.traffic_class
         self._oldest[kind].push(leaf.stamp, leaf)
         self._newest[kind].push(-leaf.stamp, leaf)
 
@@ -58,7 +62,7 @@ class ReturnHazardQueue:
 
         def order(leaf: Node) -> tuple[float, int]:
             age_s = max(0.0, now - leaf.stamp * 1e-9)
-            return hazards.index(turn_class(leaf.turns), age_s), leaf.stamp
+            return hazards.index(leaf.traffic_class, age_s), leaf.stamp
 
         heaps = (*self._oldest, *self._newest)
         leaves = [leaf for heap in heaps if (leaf := heap.peek()) is not None]
@@ -77,7 +81,7 @@ class Duel:
         self._history = VisitHistory(HISTORY_POOLS * shadow_pages, self._hazards)
         self._lru = ShadowCache(shadow_pages, 1, lambda ends: ends[0])
         self._hazard = ShadowCache(shadow_pages, NUM_CLASSES, self._least_likely)
-        self._lead_lru = self._lead_hazard = 0.0
+        self._found_by_lru = self._only_lru = self._only_hazard = 0.0
         self._until_refresh = SHADOW_PAGES // 2
         self.hazard_rules = False
         self._leaves = ReturnHazardQueue()
@@ -98,24 +102,25 @@ class Duel:
     def observe(self, tokens: TokenIds, salt: str) -> int:
         pages = self._sample.pick(tokens, salt)
         if not pages:
-            return 1
+            return 0
         now = self._clock()
         self._judge(self._lru.num_found(pages), self._hazard.num_found(pages))
         visit = self._history.record(pages, now)
         self._lru.use(pages, 0, now)
-        self._hazard.use(pages, turn_class(visit.turns), now)
+        self._hazard.use(pages, visit.kind, now)
         self._until_refresh -= len(pages)
         if self._until_refresh <= 0:
             self._until_refresh = REFRESH_EVERY
             self._hazards.refresh(self._history.watched(now))
-        return visit.turns
+        return visit.kind
 
     def _judge(self, found_by_lru: int, found_by_hazard: int) -> None:
         """Only what one of them finds and the other does not counts."""
-        self._lead_lru = MEMORY * self._lead_lru + max(0, found_by_lru - found_by_hazard)
-        self._lead_hazard = MEMORY * self._lead_hazard + max(0, found_by_hazard - found_by_lru)
-        needed = self._lead_lru if self.hazard_rules else MARGIN * self._lead_lru + LEAD
-        self.hazard_rules = self._lead_hazard > needed
+        self._found_by_lru = MEMORY * self._found_by_lru + found_by_lru
+        self._only_lru = MEMORY * self._only_lru + max(0, found_by_lru - found_by_hazard)
+        self._only_hazard = MEMORY * self._only_hazard + max(0, found_by_hazard - found_by_lru)
+        to_beat = self._only_lru * (1.0 if self.hazard_rules else LEAD_TO_BEGIN)
+        self.hazard_rules = self._only_hazard > to_beat + max(LEAD * self._found_by_lru, MIN_LEAD)
 
     def _least_likely(self, ends: list[Stack]) -> Stack:
         now = self._clock()

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_CLASSES = 8
+NUM_CLASSES = 9
 BINS_PER_OCTAVE = 2
 SHORTEST_S = 0.5
 NUM_BINS = 34
@@ -23,11 +23,12 @@ PRIOR_PAGES = 8.0
 """Weight of all classes together in the estimate of one: as many pages of its own."""
 
 
-def turn_class(turns: int) -> int:
-    """1, 2, 3, 4-5, 6-8, 9-15, 16-31 and 32 or more turns."""
-    if turns <= 3:
-        return max(0, turns - 1)
-    return 3 if turns <= 5 else 4 if turns <= 8 else 5 if turns <= 15 else 6 if turns <= 31 else 7
+def classify(turns: int, *, was_quick: bool) -> int:
+    """1, 2, 3-4, 5-8 and more turns; from the second on apart by whether the last pause was a short one."""
+    if turns <= 1:
+        return 0
+    group = 0 if turns == 2 else 1 if turns <= 4 else 2 if turns <= 8 else 3
+    return 1 + 2 * group + was_quick
 
 
 def age_bin(age_s: float) -> int:

@@ -3,15 +3,18 @@
 It reaches further back than the pool: that a page returned after it was evicted is what a policy has to learn.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from radixrt.scheduler.eviction.return_hazards import ReturnHazards, turn_class
+from radixrt.scheduler.eviction.return_hazards import ReturnHazards, classify
 
 GOES_ON_FROM = 0.5
 """A request is the next turn of another if it shares more than this share of the other's pages. Who shares less has
 only the beginning in common, a system prompt."""
+
+MEDIAN_STEP = 1.02
+"""By what the running median of pauses between turns moves towards each new one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -20,6 +23,9 @@ class Visit:
 
     time_s: float
     turns: int
+    """How many requests it is the last of, each going on from the one before."""
+    kind: int
+    """Its class; see :func:`radixrt.scheduler.eviction.return_hazards.classify`."""
     pages: list[int]
     """Hashes of its watched pages."""
     num_latest: int
@@ -34,20 +40,19 @@ class VisitHistory:
         self._hazards = hazards
         self._last: dict[int, Visit] = {}
         self._visits: deque[Visit] = deque()
+        self._median_pause_s = 30.0
 
     def record(self, pages: list[int], now: float) -> Visit:
         """Note a request; counts its turns."""
         found = self._found(pages)
-        visit = Visit(now, self._turns_before(found) + 1, pages, len(pages))
-        if visit.turns > 1:
-            before = found[-1]
-            returned = sum(other is before for other in found)
-            self._hazards.observe_return(turn_class(before.turns), now - before.time_s, returned)
-            before.num_latest -= returned
-        for other in found:
-            if visit.turns == 1 or other is not before:
-                other.num_latest -= 1  # a shared beginning: says nothing about who comes back
-                self._hazards.observe_wait(turn_class(other.turns), now - other.time_s, 1)
+        before = self._turn_before(found)
+        visit = self._visit(pages, before, now)
+        for other, num_pages in Counter(found).items():
+            other.num_latest -= num_pages
+            if other is before:
+                self._hazards.observe_return(other.kind, now - other.time_s, num_pages)
+            else:  # a shared beginning: says nothing about who comes back
+                self._hazards.observe_wait(other.kind, now - other.time_s, num_pages)
         for page in pages:
             self._last[page] = visit
         self._visits.append(visit)
@@ -58,7 +63,7 @@ class VisitHistory:
         """Class, age and number of the pages that wait for their return."""
         for visit in self._visits:
             if visit.num_latest:
-                yield turn_class(visit.turns), now - visit.time_s, visit.num_latest
+                yield visit.kind, now - visit.time_s, visit.num_latest
 
     def _found(self, pages: list[int]) -> list[Visit]:
         found = []
@@ -69,9 +74,18 @@ class VisitHistory:
             found.append(visit)
         return found
 
-    def _turns_before(self, found: list[Visit]) -> int:
+    def _turn_before(self, found: list[Visit]) -> Visit | None:
         goes_on = bool(found) and len(found) > GOES_ON_FROM * len(found[-1].pages)
-        return found[-1].turns if goes_on else 0
+        return found[-1] if goes_on else None
+
+    def _visit(self, pages: list[int], before: Visit | None, now: float) -> Visit:
+        if before is None:
+            return Visit(now, 1, classify(1, was_quick=False), pages, len(pages))
+        pause_s = now - before.time_s
+        was_quick = pause_s < self._median_pause_s
+        self._median_pause_s *= 1 / MEDIAN_STEP if was_quick else MEDIAN_STEP
+        turns = before.turns + 1
+        return Visit(now, turns, classify(turns, was_quick=was_quick), pages, len(pages))
 
     def _forget_oldest(self, now: float) -> None:
         while len(self._last) > self._max_pages:
@@ -80,5 +94,4 @@ class VisitHistory:
                 if self._last[page] is visit:
                     del self._last[page]
             if visit.num_latest:
-                kind = turn_class(visit.turns)
-                self._hazards.observe_wait(kind, now - visit.time_s, visit.num_latest)
+                self._hazards.observe_wait(visit.kind, now - visit.time_s, visit.num_latest)
