@@ -178,6 +178,14 @@ class ServerConfig:
         group="Scheduling",
     )
 
+    request_log: str | None = setting(
+        None,
+        "Write a line for each request that ends: times, lengths, and which prompts begin alike, but no text; to "
+        "replay with radixrt bench cache.",
+        group="Scheduling",
+        metavar="FILE",
+    )
+
     grammar_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = setting(
         "auto",
         "Which library enforces structured output; auto: for each request the best that is known to enforce all of "

@@ -16,12 +16,15 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 class PageSample:
-    """Picks one page in ``one_in``, a power of two, by a 64-bit hash of the prefix that the page ends."""
+    """Picks one page in ``one_in``, a power of two, by a 64-bit hash of the prefix that the page ends.
 
-    def __init__(self, page_size: int, one_in: int) -> None:
+    Who does not know ``seed`` can't tell from the hashes what was hashed; with the same seed, the same hashes.
+    """
+
+    def __init__(self, page_size: int, one_in: int, seed: int = 0) -> None:
         self._page_size = page_size
         self._mask = np.uint64(one_in - 1)
-        random = np.random.default_rng(0)
+        random = np.random.default_rng(seed)
         self._weights = random.integers(0, 2**64, page_size, dtype=np.uint64) | np.uint64(1)
 
     def pick(self, tokens: TokenIds, salt: str) -> list[int]:
