@@ -138,10 +138,10 @@ class ServerConfig:
         at_least=1,
         at_most=1024,
     )
-    eviction_policy: Literal["lru", "fifo", "priority"] = setting(
+    eviction_policy: Literal["lru", "fifo", "priority", "duel"] = setting(
         "lru",
         "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what no client "
-        "has asked to keep.",
+        "has asked to keep, duel the better of lru and of who is least likely to come back.",
         group="Memory",
     )
     disable_radix_cache: bool = setting(
@@ -178,6 +178,14 @@ class ServerConfig:
         False,
         "Plan a step only when the one before it is back (for debugging).",
         group="Scheduling",
+    )
+
+    request_log: str | None = setting(
+        None,
+        "Write a line for each request that ends: times, lengths, and which prompts begin alike, but no text; to "
+        "replay with radixrt bench cache.",
+        group="Scheduling",
+        metavar="FILE",
     )
 
     grammar_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = setting(

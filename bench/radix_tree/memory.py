@@ -39,8 +39,8 @@ class NoQueue:
     def pop(self) -> None:
         return None
 
-    def observe(self, tokens: TokenIds, salt: str) -> None:
-        pass
+    def observe(self, tokens: TokenIds, salt: str) -> int:
+        return 0
 
 
 def weigh(name: str, shape: str, num_nodes: int, page_size: int) -> Weight:

@@ -109,7 +109,9 @@ class KVCache:
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
         if self._share and sequence.reads_cache:
-            self.tree.policy.observe(sequence.known_tokens(), sequence.salt)
+            sequence.traffic_class = self.tree.policy.observe(
+                sequence.known_tokens(), sequence.salt
+            )
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:
@@ -181,6 +183,7 @@ class KVCache:
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
         self._tell_growth(sequence, start + existing, full)
+        node.traffic_class = sequence.traffic_class
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
@@ -199,6 +202,7 @@ class KVCache:
             self._tell_growth(sequence, start + existing, full)
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
+        sequence.node.traffic_class = sequence.traffic_class
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)

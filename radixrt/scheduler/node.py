@@ -50,9 +50,8 @@ class Node(msgspec.Struct, gc=False, eq=False):
     """When it was last used, on the tree's own clock."""
     created: int = 0
     """When its pages came into the tree, on the same clock; of an edge joined from several, the last of them."""
-    turns: int = 0
-    """How many requests, each going on where the one before ended, led to this node; 0 until the first
-    of them has ended."""
+    traffic_class: int = 0
+    """What the eviction policy took the request for that used it last."""
     retention: int = RETAIN_DEFAULT
     """How much a client wants it kept; see :data:`RETAIN_DEFAULT`."""
     expires: float | None = None
@@ -74,7 +73,11 @@ class Node(msgspec.Struct, gc=False, eq=False):
 
     def inherit(self, other: "Node") -> None:
         """Take over what eviction policies know of ``other``, of which this node has been a part."""
-        self.stamp, self.created, self.turns = other.stamp, other.created, other.turns
+        self.stamp, self.created, self.traffic_class = (
+            other.stamp,
+            other.created,
+            other.traffic_class,
+        )
         self.retention, self.expires = other.retention, other.expires
 
     @property

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -26,6 +27,7 @@ from radixrt.messages import (
 )
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -49,6 +51,9 @@ class SchedulerProcess:
         self._steps_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
         self.scheduler = Scheduler(scheduler_limits(config, info))
+        self._log = None
+        if config.request_log is not None:
+            self._log = RequestLog(Path(config.request_log), time.monotonic)
         self._to_tokenizer.send(info)
 
     def _wait_for_worker(self) -> EngineInfo:
@@ -71,10 +76,31 @@ class SchedulerProcess:
     def _absorb(self, message: ToSchedulerFromWorker) -> None:
         match message:
             case StepResult():
-                self._to_tokenizer.send(self.scheduler.absorb(message))
+                self._send_tokens(self.scheduler.absorb(message))
             case GrammarLoaded():
                 for refused in self.scheduler.grammar_loaded(message):
                     self._to_tokenizer.send(refused)
+                    if self._log is not None:
+                        self._log.refused(refused.seq_id)
+
+    def _send_tokens(self, batch: TokenBatch) -> None:
+        self._to_tokenizer.send(batch)
+        if self._log is not None:
+            self._log.answered(batch)
+
+    def _add(self, request: SequenceRequest) -> None:
+        refused = self.scheduler.add(request)
+        if refused is not None:
+            self._to_tokenizer.send(refused)
+        elif self._log is not None:
+            self._log.arrived(request)
+
+    def _release(self, message: ReleaseSequences) -> None:
+        seq_ids = unpack_ids(message.seq_ids)
+        self.scheduler.release(seq_ids, complete=message.complete)
+        if self._log is not None:
+            for seq_id in seq_ids.tolist():
+                self._log.ended(seq_id)
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
@@ -93,11 +119,9 @@ class SchedulerProcess:
     def _handle(self, message: ToScheduler) -> None:
         match message:
             case SequenceRequest():
-                refused = self.scheduler.add(message)
-                if refused is not None:
-                    self._to_tokenizer.send(refused)
+                self._add(message)
             case ReleaseSequences():
-                self.scheduler.release(unpack_ids(message.seq_ids), complete=message.complete)
+                self._release(message)
             case FlushCacheCall():
                 reply = CallReply(
                     call_id=message.call_id, value={"pages_freed": self.scheduler.flush_cache()}
@@ -128,7 +152,7 @@ class SchedulerProcess:
     def _drop_expired(self) -> None:
         dropped = self.scheduler.drop_expired(time.time())
         if dropped:
-            self._to_tokenizer.send(
+            self._send_tokens(
                 TokenBatch(seq_ids=pack_ids([]), token_ids=pack_ids([]), finished=dropped)
             )
 

@@ -151,7 +151,6 @@ class RadixTree:
     def unlock(self, node: Node) -> None:
         """Give up one lock: a request that used this prefix has ended, or found a longer one."""
         self._touch(node)
-        self._count_turn(node)
         above: Node | None = node
         while above is not None:
             assert above.lock_count > 0, "a node was unlocked more often than locked"
@@ -161,18 +160,6 @@ class RadixTree:
             above = above.parent
         self._join_upwards(node)
         self._offer_for_eviction(node)
-
-    def _count_turn(self, node: Node) -> None:
-        """Give the nodes that an ended request has made, or the one it ended on, the number of its turn."""
-        fresh: Node | None = node
-        while fresh is not None and fresh.turns == 0:
-            fresh = fresh.parent
-        turns = 1 if fresh is None else fresh.turns + 1
-        node.turns = turns
-        above = node.parent
-        while above is not None and above.parent is not None and above.turns == 0:
-            above.turns = turns
-            above = above.parent
 
     def _touch(self, node: Node) -> None:
         node.stamp = self._new_stamp()
@@ -283,6 +270,11 @@ class RadixTree:
 
     # ------------------------------------------------------------ eviction
 
+    def retain(self, node: Node, level: int, expires: float | None = None) -> None:
+        """Note how much a client wants the edge above ``node`` kept, and on the tree's clock until when."""
+        node.retention, node.expires = level, expires
+        self._offer_for_eviction(node)
+
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
             self.policy.offer(node)
@@ -328,7 +320,7 @@ class RadixTree:
         leaf.retire()
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
-            parent.stamp, parent.turns = leaf.stamp, leaf.turns
+            parent.stamp, parent.traffic_class = leaf.stamp, leaf.traffic_class
         self._offer_for_eviction(parent)
 
     def _account_removed(self, freed: list[Packed]) -> Pages:

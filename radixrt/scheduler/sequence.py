@@ -44,6 +44,9 @@ class Sequence:
     node: Node | None = None
     """Tree node at whose end this sequence's tree pages end; locked while it runs."""
 
+    traffic_class: int = 0
+    """What the eviction policy took it for; see :meth:`radixrt.scheduler.eviction.policy.EvictionPolicy.observe`."""
+
     cached_tokens: int = 0
     """Prompt tokens that came from the tree before the first token was out."""
     first_planned: float | None = None

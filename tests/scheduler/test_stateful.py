@@ -19,6 +19,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([5, 64, 500]),
         slots=st.integers(1, 6),
         policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
+        eviction=st.sampled_from(["lru", "fifo", "priority", "duel"]),
         share=st.booleans() | st.just(True),
         reckless=st.booleans(),
     )
@@ -30,6 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         slots: int,
         policy: str,
+        eviction: str,
         share: bool,
         reckless: bool,
     ) -> None:
@@ -43,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_prefill_tokens=budget,
                 max_running_requests=slots,
                 schedule_policy=policy,
+                eviction_policy=eviction,
                 share_prefixes=share,
             ),
             reckless=reckless,

@@ -18,7 +18,7 @@ FIRST_ANSWER_TOKEN = 2**30
 class ServiceModel:
     """Rates of the simulated device."""
 
-    prefill_tokens_per_s: float = 50_000.0
+    prefill_tokens_per_s: float = 100_000.0
     decode_step_s: float = 0.01
     """Of one token for each running sequence."""
     tokens_per_symbol: int = 8

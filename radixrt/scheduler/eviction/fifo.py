@@ -17,5 +17,5 @@ class FIFO:
     def pop(self) -> Node | None:
         return self._leaves.pop()
 
-    def observe(self, tokens: TokenIds, salt: str) -> None:
-        """The order of arrival is on the nodes."""
+    def observe(self, tokens: TokenIds, salt: str) -> int:
+        return 0  # The order of arrival is on the nodes.

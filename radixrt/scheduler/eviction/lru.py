@@ -20,5 +20,5 @@ class LeafLRU:
     def pop(self) -> Node | None:
         return self._leaves.pop()
 
-    def observe(self, tokens: TokenIds, salt: str) -> None:
-        """Recency is on the nodes."""
+    def observe(self, tokens: TokenIds, salt: str) -> int:
+        return 0  # Recency is on the nodes.

@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-EvictionPolicyName = Literal["lru", "fifo", "priority"]
+EvictionPolicyName = Literal["lru", "fifo", "priority", "duel"]

@@ -22,14 +22,20 @@ class EvictionPolicy(Protocol):
     def pop(self) -> Node | None:
         """Take the leaf that should go first; None if every leaf is locked."""
 
-    def observe(self, tokens: TokenIds, salt: str) -> None:
-        """A request with this prompt is being admitted; for policies that learn from the traffic."""
+    def observe(self, tokens: TokenIds, salt: str) -> int:
+        """A request with this prompt is being admitted; for policies that learn from the traffic.
+
+        Returns:
+            How many requests led to this prompt, itself included, each going on where the one before ended; 0 if
+            the policy does not count them. It is noted on the nodes that the request uses last.
+        """
 
 
 def make_policy(
     name: EvictionPolicyName, num_pages: int, page_size: int, clock: Callable[[], float]
 ) -> EvictionPolicy:
     """A new policy for a pool of ``num_pages`` pages; ``clock`` gives seconds."""
+    from radixrt.scheduler.eviction.duel import Duel
     from radixrt.scheduler.eviction.fifo import FIFO
     from radixrt.scheduler.eviction.lru import LeafLRU
     from radixrt.scheduler.eviction.priority import Priority
@@ -41,3 +47,5 @@ def make_policy(
             return FIFO()
         case "priority":
             return Priority(clock)
+        case "duel":
+            return Duel(num_pages, page_size, clock)

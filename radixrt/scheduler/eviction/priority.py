@@ -32,8 +32,8 @@ class Priority:
                 return leaf
         return None
 
-    def observe(self, tokens: TokenIds, salt: str) -> None:
-        """Hints are on the nodes."""
+    def observe(self, tokens: TokenIds, salt: str) -> int:
+        return 0  # Hints are on the nodes.
 
     def _demote_expired(self) -> None:
         now = self._clock()

@@ -1,0 +1,67 @@
+"""What would the pool hold if one policy had always ruled? A cache of hashes, without pages."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class Stack:
+    """What one request has used, and nobody after it: it is evicted from its end."""
+
+    time_s: float
+    kind: int
+    pages: list[int]
+
+
+Choose = Callable[[list[Stack]], Stack]
+"""Picks the stack to evict from among the oldest and the newest of each class."""
+
+
+class ShadowCache:
+    """Up to ``max_pages`` hashes of pages, in the order that a policy gives to the requests they belong to."""
+
+    def __init__(self, max_pages: int, num_classes: int, choose: Choose) -> None:
+        self._max_pages = max_pages
+        self._choose = choose
+        self._stacks: list[deque[Stack]] = [deque() for _ in range(num_classes)]
+        self._stack_of: dict[int, Stack] = {}
+
+    def __len__(self) -> int:
+        return len(self._stack_of)
+
+    def num_found(self, pages: list[int]) -> int:
+        """How many leading pages of a request are here."""
+        for number, page in enumerate(pages):
+            if page not in self._stack_of:
+                return number
+        return len(pages)
+
+    def use(self, pages: list[int], kind: int, now: float) -> None:
+        """Take a request's pages in, and evict what exceeds the size."""
+        stack = Stack(now, kind, pages.copy())
+        for page in pages:
+            self._stack_of[page] = stack
+        self._stacks[kind].append(stack)
+        while len(self) > self._max_pages:
+            del self._stack_of[self._choose(self._ends()).pages.pop()]
+
+    def _ends(self) -> list[Stack]:
+        ends = []
+        for stacks in self._stacks:
+            while stacks and not self._trim(stacks[0]):
+                stacks.popleft()
+            while stacks and not self._trim(stacks[-1]):
+                stacks.pop()
+            if stacks:
+                ends.append(stacks[0])
+            if len(stacks) > 1:
+                ends.append(stacks[-1])
+        return ends
+
+    def _trim(self, stack: Stack) -> bool:
+        """Take off what was used again later; False if nothing is left."""
+        pages = stack.pages
+        while pages and self._stack_of.get(pages[-1]) is not stack:
+            pages.pop()
+        return bool(pages)

@@ -1,0 +1,78 @@
+"""Who asked for how much, and how much of it was asked before? A log to replay with ``radixrt bench cache``.
+
+One JSON object a request, written when it ends, in the format of Mooncake's traces: ``timestamp`` of its arrival in
+milliseconds, ``input_length`` and ``output_length`` in tokens, and ``hash_ids``: one id for each block of 512 prompt
+tokens, equal where everything up to there is equal. Ids are keyed with a random number of this server's start, so
+that they say nothing of the text: ids of two logs can't be compared.
+"""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from radixrt.errors import ConfigError
+from radixrt.messages import SequenceRequest, TokenBatch, TokenIds, unpack_ids
+from radixrt.scheduler.eviction.page_sample import PageSample
+
+BLOCK_TOKENS = 512
+
+
+class LoggedRequest(msgspec.Struct):
+    """A line of the log."""
+
+    timestamp: int
+    """Of its arrival, in milliseconds since the server began."""
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+class RequestLog:
+    """Appends to a file what the scheduler process sees come and go.
+
+    Raises:
+        ConfigError: the file can't be written.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        try:
+            self._file = path.open("wb", buffering=0)  # every line whole, even if the process dies
+        except OSError as error:
+            raise ConfigError(f"--request-log {path} can't be written: {error}.") from error
+        self._clock, self._begin = clock, clock()
+        self._blocks = PageSample(BLOCK_TOKENS, one_in=1, seed=secrets.randbits(64))
+        self._open: dict[int, LoggedRequest] = {}
+
+    def arrived(self, request: SequenceRequest) -> None:
+        tokens = unpack_ids(request.token_ids)
+        milliseconds = int(1e3 * (self._clock() - self._begin))
+        hash_ids = self._hash_ids(tokens, request.cache_salt)
+        self._open[request.seq_id] = LoggedRequest(milliseconds, len(tokens), 0, hash_ids)
+
+    def _hash_ids(self, tokens: TokenIds, salt: str) -> list[int]:
+        """One id a block. The last, shorter one is hashed filled up with a token that does not exist."""
+        missing = -len(tokens) % BLOCK_TOKENS
+        return self._blocks.pick(np.pad(tokens, (0, missing), constant_values=-1), salt)
+
+    def answered(self, batch: TokenBatch) -> None:
+        """Count a step's tokens; log whoever ended."""
+        for seq_id in unpack_ids(batch.seq_ids).tolist():
+            if seq_id in self._open:
+                self._open[seq_id].output_length += 1
+        for finished in batch.finished:
+            self.ended(finished.seq_id)
+        for refused in batch.refused:
+            self.ended(refused.seq_id)
+
+    def ended(self, seq_id: int) -> None:
+        """Nobody wants more tokens of it. Unknown ids are ignored."""
+        logged = self._open.pop(seq_id, None)
+        if logged is not None:
+            self._file.write(msgspec.json.encode(logged) + b"\n")
+
+    def refused(self, seq_id: int) -> None:
+        """It was never queued: not traffic."""
+        self._open.pop(seq_id, None)
