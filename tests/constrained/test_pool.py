@@ -50,6 +50,9 @@ def with_pool(tokenizer_json: str) -> Callable[..., Any]:
     """Run a coroutine function of a pool; afterwards no helper is left."""
 
     def run(body: Callable[[CompilePool], Awaitable[Any]], **settings: Any) -> Any:
+        _helpers_of_others.clear()
+        _helpers_of_others.update(process.pid for process in all_helpers())
+
         async def main() -> Any:
             pool = CompilePool(config_of(tokenizer_json, **settings))
             pool.start()
@@ -65,7 +68,16 @@ def with_pool(tokenizer_json: str) -> Callable[..., Any]:
     return run
 
 
+_helpers_of_others: set[int] = set()
+"""Process ids: engines of other tests may be running in this process."""
+
+
 def helpers() -> list[psutil.Process]:
+    """Of the pool under test."""
+    return [process for process in all_helpers() if process.pid not in _helpers_of_others]
+
+
+def all_helpers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
@@ -393,20 +405,12 @@ def _slow_schema(number: int) -> str:
 def test_a_helper_that_was_killed_is_not_the_users_fault(with_pool: Callable[..., Any]) -> None:
     async def body(pool: CompilePool) -> None:
         await pool.compile(JsonSchema(schema='{"type": "null"}'))
-        for pid in helper_pids():
-            os.kill(pid, signal.SIGKILL)
+        for helper in helpers():
+            helper.kill()
         compiled = await pool.compile(JsonSchema(schema='{"type": "boolean"}'))
         assert compiled.grammar.backend == "llguidance"
 
     with_pool(body)
-
-
-def helper_pids() -> list[int]:
-    return [
-        child.pid
-        for child in psutil.Process().children()
-        if "radixrt.constrained" in " ".join(child.cmdline())
-    ]
 
 
 @pytest.mark.parametrize("spec", [Choice(options=("x" * 4_000_000,)), Regex(pattern="a{1000000}")])

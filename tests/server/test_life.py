@@ -26,7 +26,8 @@ def test_a_signal_leaves_no_process_and_no_socket(
 ) -> None:
     server = start_server()
     family = server.family()
-    assert len(family) == 4
+    helpers = [p for p in family if "radixrt.constrained" in p.cmdline()]
+    assert len(family) - len(helpers) == 4 and len(helpers) <= 2
     server.process.send_signal(signum)
     assert server.process.wait(20) == 0
     assert_all_gone(family)

@@ -172,7 +172,7 @@ class CompilePool:
 
     # ------------------------------------------------------------ queue
 
-    async def _do(self, job: jobs.Job, what: str, *, is_second_try: bool = False) -> jobs.Reply:
+    async def _do(self, job: jobs.Job, what: str, *, deaths: int = 0) -> jobs.Reply:
         """Queue a job and wait for its reply.
 
         Raises:
@@ -195,8 +195,8 @@ class CompilePool:
         except TimeoutError:
             reason = f"{what} more than {self.config.time_limit_s:g} seconds"
         except HelperDied as error:
-            if not is_second_try:  # it may have been somebody else's doing
-                return await self._do(job, what, is_second_try=True)
+            if deaths < self.config.num_helpers:  # they may have died of something else
+                return await self._do(job, what, deaths=deaths + 1)
             reason = f"A helper process did not survive it ({error})"
         raise RequestError(
             f"{reason}; simplify the schema, pattern or grammar.",
