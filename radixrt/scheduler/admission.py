@@ -91,7 +91,11 @@ class Admission:
         self._running = self._candidate = None
 
     def has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
-        """Whether the pages suffice for this sequence and for what the running ones will still need."""
+        """Whether the pages suffice for this sequence and for what the running ones will still need.
+
+        Whatever is expected of answers, those for the prompts are there: so a sequence that is admitted is
+        computed in the same step, and work always goes on.
+        """
         slots, self._candidate = self._slots, None
         if slots.num_used == 0:
             return True

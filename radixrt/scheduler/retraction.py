@@ -5,10 +5,12 @@ moment ago and often shared, is likely to be found in the tree again. Measured u
 as little computation as the youngest or less, while to choose by fewest pages frees so few each time that more
 is computed again in the end.
 
-Why work always ends: the oldest of the most urgent sequences that run is never chosen while there is another,
-so it gets a token in every step until it has finished, and whoever was retracted is admitted again before
-anybody who has not been picked yet. Alone, it is set back only if the pages it lacks are held by sequences
-whose last tokens are under way: those are free soon.
+Why work always ends: the oldest of the most urgent sequences that run is never chosen while there is another.
+If it decodes, it gets a token in every step until it has finished. If it still lacks pages for its prompt,
+nobody is admitted (:mod:`radixrt.scheduler.admission` keeps those pages free), so every retraction leaves
+fewer to share them with. Whoever was retracted is admitted again before anybody who has not been picked yet.
+Alone, the oldest is set back only if the pages it lacks are held by sequences whose last tokens are under way:
+those are free soon.
 """
 
 from radixrt.scheduler.queue_order import QueueOrder

@@ -17,6 +17,7 @@ from radixrt.scheduler.admission import Admission
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
+from tests.scheduler.engine_model import expect_nothing
 
 SCHEMA = {
     "type": "object",
@@ -97,7 +98,7 @@ def test_penalties_count_the_tokens_jumped_over(model_dir: Path, schema_grammar:
 def test_a_retracted_answer_goes_on_where_its_grammar_was(
     model_dir: Path, schema_grammar: Grammar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Admission, "has_room_for", lambda *_: True)
+    monkeypatch.setattr(Admission, "_forecast", expect_nothing)
     quiet = answers(InProcessEngine(model_dir, page_size=4), schema_grammar, max_tokens=60)
     crowded = InProcessEngine(model_dir, page_size=4, max_total_tokens=132)
     assert answers(crowded, schema_grammar, max_tokens=60) == quiet

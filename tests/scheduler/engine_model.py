@@ -21,6 +21,7 @@ from radixrt.messages import (
     unpack_ids,
 )
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.admission import FORECASTS
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
@@ -43,6 +44,11 @@ def limits(**changes: object) -> SchedulerLimits:
     return SchedulerLimits(**{**settings, **changes})
 
 
+def expect_nothing(*_: object) -> np.ndarray:
+    """A forecast that answers take no pages."""
+    return np.zeros((2, FORECASTS))
+
+
 class EngineModel:
     """Drives a scheduler step by step and checks every answer against an undisturbed model."""
 
@@ -53,10 +59,10 @@ class EngineModel:
         *,
         reckless: bool = False,
     ) -> None:
-        """``reckless``: admit as if memory were endless, so that much has to be retracted."""
+        """``reckless``: admit as if no answer took memory, so that much has to be retracted."""
         self.scheduler = Scheduler(scheduler_limits, clock)
         if reckless:
-            self.scheduler._admission.has_room_for = lambda *_: True  # type: ignore[method-assign]
+            self.scheduler._admission._forecast = expect_nothing  # type: ignore[method-assign]
         self.worker = FakeWorker(scheduler_limits.page_size)
         self.sent: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
