@@ -126,6 +126,22 @@ def test_a_text_that_is_no_json_is_refused() -> None:
         plan_json_schema('{"type": ')
 
 
+def test_a_definition_that_nothing_satisfies_does_not_spoil_the_rest() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/nothing"}, "b": {"$ref": "#/$defs/nothing"}, "c": {}},
+        "$defs": {
+            "nothing": {
+                "const": None,
+                "allOf": [{"anyOf": [{"type": "object", "required": [name], "properties": {name: {"type": "string", "pattern": "^(?!x)"}}} for name in ("long", "names")]}],
+            }
+        },
+    }  # fmt: skip
+    made = plan(schema)
+    assert is_allowed(made, '{"c": 1}')
+    assert not is_allowed(made, '{"a": null}')
+
+
 def test_formats_that_json_schema_does_not_define_are_annotations() -> None:
     made = plan({"type": "string", "format": "color"})
     assert made.checks == () and is_allowed(made, '"x"')
