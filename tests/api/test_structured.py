@@ -293,7 +293,15 @@ def test_without_calls_the_other_constraint_stays() -> None:
     assert held_by_tools(SPEC, tool_choice="none") == SPEC
     assert held_by_tools(SPEC, tools=[]) == SPEC
     assert held_by_tools(None, tools=None) is None
-    assert held_by_tools(SPEC, tool_choice="required") == held_by_tools(tool_choice="required")
+
+
+def test_a_call_that_must_come_overrides_response_format_and_contradicts_other_constraints() -> (
+    None
+):
+    asked = {"tool_choice": "required", "response_format": {"type": "json_object"}}
+    assert held_by_tools(SPEC, **asked) == held_by_tools(tool_choice="required")
+    with pytest.raises(RequestError, match="leave one of them out"):
+        held_by_tools(SPEC, tool_choice="required", guided_json={"type": "object"})
 
 
 def test_either_a_call_or_json() -> None:

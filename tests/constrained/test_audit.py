@@ -11,7 +11,11 @@ from jsonschema import Draft202012Validator
 from bench.structured.libraries import compile_llguidance, compile_xgrammar
 from radixrt.bench.structured_engines import values_at
 from radixrt.constrained.errors import CannotEnforce
-from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
+from radixrt.constrained.json_schema.auditing.audit import (
+    JsonPlan,
+    plan_json_schema,
+    plan_normalised,
+)
 from radixrt.constrained.json_schema.validation import SchemaValidator
 
 LINKED = {
@@ -144,6 +148,18 @@ def test_what_can_not_be_a_constraint_is_refused(schema: Any) -> None:
 def test_a_text_that_is_no_json_is_refused() -> None:
     with pytest.raises(CannotEnforce, match="no JSON"):
         plan_json_schema('{"type": ')
+
+
+def test_a_definition_that_nothing_satisfies_does_not_spoil_the_rest() -> None:
+    made = plan_normalised(
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/nothing"}, "c": {"type": "integer"}},
+            "$defs": {"nothing": {"const": None, "allOf": [{"type": "object"}]}},
+        }
+    )
+    assert is_allowed(made, '{"c": 1}')
+    assert not is_allowed(made, '{"a": null}') and not is_allowed(made, '{"a": {}}')
 
 
 def test_formats_that_json_schema_does_not_define_are_annotations() -> None:

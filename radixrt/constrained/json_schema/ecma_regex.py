@@ -152,7 +152,7 @@ class _Parser:
                 return Assertion(character)
             case "\\":
                 return self.escape()
-            case "*" | "+" | "?" | "{" | "}" | "]":
+            case "*" | "+" | "?" | "{" | "]":
                 raise UnknownSyntax(f"{character!r} needs a backslash here")
         return Literal(character)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
-from radixrt.constrained.json_schema.auditing.blame import Budget, blamed
+from radixrt.constrained.json_schema.auditing.blame import Budget, blamed, empty_definitions
 from radixrt.constrained.json_schema.auditing.capabilities import (
     Capabilities,
     JsonBackend,
@@ -83,8 +83,6 @@ def plan_normalised(
             continue
         if not attempt.faults and attempt.error is None:
             return JsonPlan(name, attempt.result(), (), (), validator_schema(schema))
-        if attempt.error is not None and "nsatisfiable" in attempt.error:
-            raise CannotEnforce("schema", "", f"no value satisfies it: {attempt.error}.")
     refusals = []
     for name in candidates:
         try:
@@ -99,6 +97,8 @@ def plan_normalised(
 def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> JsonPlan:
     """The plan of a relaxed schema."""
     validator = validator_schema(attempt.normalised)
+    if not attempt.faults:
+        return JsonPlan(attempt.backend, attempt.result(), (), (), validator)
     try:
         if not allow_checks:
             raise attempt.refusal(
@@ -194,7 +194,8 @@ class _Attempt:
             if error is None:
                 return
             if "nsatisfiable" in error:
-                raise CannotEnforce("schema", "", f"no value satisfies it: {error}.")
+                self._deny_empty_definitions(error)
+                continue
             found = blamed(self.schema, self.backend, error, budget)
             for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
@@ -204,6 +205,22 @@ class _Attempt:
         raise CannotEnforce(
             "schema", "", f"{self.backend} can't compile it: {error}. Make it smaller or simpler."
         )
+
+    def _deny_empty_definitions(self, error: str) -> None:
+        """Write false for references to definitions that no value satisfies: llguidance refuses a schema that has any.
+
+        Raises:
+            CannotEnforce: there is none; no value satisfies the whole.
+        """
+        empty = empty_definitions(self.schema, self.backend)
+        denied = [
+            place for place, node in reachable(self.schema) if reference_target(node) in empty
+        ]
+        if not denied or () in denied:
+            reason = error.splitlines()[0].removeprefix("Unsatisfiable schema: ")
+            raise CannotEnforce("schema", "", f"no value satisfies it: {reason}.")
+        for place in denied:
+            at(self.schema, place[:-1])[place[-1]] = False
 
     def _find_faults(self) -> None:
         """Take out what the table doesn't call enforced, from the root down."""

@@ -23,6 +23,17 @@ Blame = tuple[Place, tuple[str, ...], str]
 """Place of a node, keywords of it without which it compiles, and what the library said of it."""
 
 
+def empty_definitions(schema: Any, backend: str) -> set[Place]:
+    """Definitions that are referred to and that, by the word of the library, no value satisfies."""
+    targets = {reference_target(node) for _, node in reachable(schema)} - {None}
+    search = _Search(schema, backend, Budget())
+    return {
+        target
+        for target in targets
+        if target and "nsatisfiable" in (search.error_of(at(schema, target)) or "")
+    }
+
+
 @dataclass
 class Budget:
     """What may still be spent on one schema."""
