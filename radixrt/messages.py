@@ -20,6 +20,7 @@ from radixrt.sampling_params import SamplingParams
 TokenIds = NDArray[np.int32]
 PackedIds = bytes
 FinishReason = Literal["stop", "length", "abort"]
+RetentionLevel = Literal["none", "default", "high"]
 
 
 NO_TOKEN = -1
@@ -60,6 +61,15 @@ class TokenPrompt(Message, frozen=True):
     token_ids: PackedIds
 
 
+class CacheBreakpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A conversation is worth keeping up to the end of one of its messages."""
+
+    message: int
+    """Index into the conversation's messages; -1: the tools before them."""
+    ttl_s: float | None = None
+    """For so many seconds after its last use; None: as long as there is room for such."""
+
+
 class ChatPrompt(Message, frozen=True):
     """A conversation, to be rendered by the model's chat template."""
 
@@ -68,9 +78,32 @@ class ChatPrompt(Message, frozen=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] | None = None
+    cache_breakpoints: list[CacheBreakpoint] = []
+    """Each keeps the conversation up to it; the tokenizer process turns them into :class:`Retention`."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class Retention(msgspec.Struct, frozen=True, array_like=True):
+    """How much a client wants the KV of a request's first tokens kept."""
+
+    level: RetentionLevel
+    num_tokens: int | None = None
+    """Leading tokens of prompt and answer that it is about; None: all."""
+    ttl_s: float | None = None
+    """Seconds from the end of the request after which the level is "default" again; None: it stays."""
+
+
+class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client knows of the future of a request's KV. Advice: it never changes an answer."""
+
+    retain: list[Retention] = []
+    """Where several are about the same tokens, the higher level holds."""
+    next_use_s: float | None = None
+    """Seconds from the end of the request until the client expects to go on from here."""
+    session: str = ""
+    """Whose requests these are: a ReleaseCacheCall lets go of a session's KV all at once."""
 
 
 class GenerateRequest(Message, frozen=True, kw_only=True):
@@ -89,6 +122,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """Prefixes are shared only among requests with the same salt."""
     priority: int = 0
     """The smallest goes first on a server that orders by priority."""
+    cache_hints: CacheHints = CacheHints()
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
     return_prompt_token_ids: bool = False
@@ -130,6 +164,42 @@ class FlushCacheCall(Message, frozen=True):
     """
 
     call_id: int
+
+
+class PinCall(Message, frozen=True, kw_only=True):
+    """Keep what the tree holds of a prompt from eviction, for a time: a lease.
+
+    Answered by a CallReply whose value is {"lease": str, "pinned_tokens": int, "expires_in_s": float}, or whose error
+    says that too much is pinned already.
+    """
+
+    call_id: int
+    prompt: Prompt
+    cache_salt: str = ""
+    ttl_s: float
+
+
+class ReleaseCacheCall(Message, frozen=True, kw_only=True):
+    """End a lease, or say that a session has ended: its KV goes first from now on.
+
+    Answered by a CallReply whose value is {"released_tokens": int}; the error of an unknown lease has status 404.
+    """
+
+    call_id: int
+    lease: str = ""
+    session: str = ""
+    cache_salt: str = ""
+    """Of the session's requests."""
+
+
+class CacheTreeCall(Message, frozen=True, kw_only=True):
+    """An aggregated view of the radix tree. Answered by a CallReply whose value is a CacheTree, as builtins."""
+
+    call_id: int
+    depth: int = 3
+    """Levels of nodes shown below each root; what is below them is summed up."""
+    children: int = 16
+    """Most children shown of a node, those with the most pages below them; the others are summed up."""
 
 
 class CompileCall(Message, frozen=True, kw_only=True):
@@ -222,6 +292,8 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     """Tokens of this answer so far."""
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the radix tree."""
+    cache_write_tokens: int = 0
+    """Prompt tokens whose KV was computed and put into the radix tree."""
     times: AnswerTimes | None = None
     """With the last chunk."""
     retries: int = 0
@@ -289,6 +361,7 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """With ``max_tokens`` and ``seed`` filled in."""
     cache_salt: str = ""
     priority: int = 0
+    cache_hints: CacheHints = CacheHints()
     deadline: float | None = None
     num_output: int = 0
     """How many of token_ids, at their end, are an answer begun before: max_tokens and penalties count them."""
@@ -314,7 +387,16 @@ class ReleaseSequences(Message, frozen=True):
     """The answers are: a stop string was found. Else the client is gone, or the request has failed."""
 
 
-# FlushCacheCall and StatsCall are passed on.
+class PinTokensCall(Message, frozen=True, kw_only=True):
+    """A PinCall whose prompt is tokenized."""
+
+    call_id: int
+    token_ids: PackedIds
+    cache_salt: str
+    ttl_s: float
+
+
+# FlushCacheCall, ReleaseCacheCall, CacheTreeCall and StatsCall are passed on.
 
 
 # ---------------------------------------------------------------- scheduler → tokenizer
@@ -327,6 +409,7 @@ class SequenceStarted(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int
     queued_s: float
     prefill_s: float
+    cache_write_tokens: int = 0
 
 
 class SequenceFinished(msgspec.Struct, frozen=True, array_like=True):
@@ -426,6 +509,15 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_evictable: int
     """In the tree and not locked."""
     pages_free: int
+    pages_pinned: int = 0
+    """In the tree, under a lease."""
+    leases: int = 0
+    leases_broken: int = 0
+    """Given up before their time, since a sequence could not have gone on."""
+    sessions: int = 0
+    """Named by hints and not ended."""
+    cache_write_tokens: int = 0
+    """Prompt tokens computed and put into the tree."""
     forced_tokens: int = 0
     """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
     grammars: int = 0
@@ -444,6 +536,46 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Time the scheduler took to plan a step."""
     structured: StructuredStats = StructuredStats()
     """Filled in by the tokenizer process."""
+
+
+class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
+    """An edge of the radix tree and all that hangs below it."""
+
+    first_token_ids: PackedIds
+    """Up to 32 of the edge's tokens."""
+    num_tokens: int
+    """Of the edge."""
+    total_tokens: int
+    """Of the edge and everything below it."""
+    total_nodes: int
+    locked: bool
+    """Used by a running sequence or pinned."""
+    pinned: bool
+    idle_s: float
+    """Since its last use."""
+    retention: RetentionLevel = "default"
+    children: list["CacheTreeNode"] = []
+    """Those with the most tokens below them first; fewer than there are, where the view ends."""
+
+
+class CacheNamespace(msgspec.Struct, frozen=True, kw_only=True):
+    """What the requests with one cache salt share."""
+
+    salted: bool
+    """Whether there is a salt; it is a secret and not told."""
+    total_tokens: int
+    total_nodes: int
+    children: list[CacheTreeNode]
+
+
+class CacheTree(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of the reply to a CacheTreeCall."""
+
+    page_size: int
+    total_tokens: int
+    total_nodes: int
+    namespaces: list[CacheNamespace]
+    """Those with the most tokens first."""
 
 
 # ---------------------------------------------------------------- scheduler → worker
@@ -563,10 +695,21 @@ ToTokenizerFromApi = (
     | DetokenizeCall
     | CompileCall
     | FlushCacheCall
+    | PinCall
+    | ReleaseCacheCall
+    | CacheTreeCall
     | StatsCall
 )
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
-ToScheduler = SequenceRequest | ReleaseSequences | FlushCacheCall | StatsCall
+ToScheduler = (
+    SequenceRequest
+    | ReleaseSequences
+    | FlushCacheCall
+    | PinTokensCall
+    | ReleaseCacheCall
+    | CacheTreeCall
+    | StatsCall
+)
 ToTokenizerFromScheduler = EngineInfo | TokenBatch | SequenceRefused | CallReply
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded
