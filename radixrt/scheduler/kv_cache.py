@@ -115,10 +115,8 @@ class KVCache:
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
-        if self._share and sequence.reads_cache:
-            sequence.traffic_class = self.tree.policy.observe(
-                sequence.known_tokens(), sequence.salt
-            )
+        if self._reads_tree(sequence) and sequence.use is None:  # not after a retraction
+            sequence.use = self.tree.policy.observe(sequence.known_tokens(), sequence.salt)
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:
@@ -190,7 +188,6 @@ class KVCache:
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
         self._tell_growth(sequence, start + existing, full)
-        node.traffic_class = sequence.traffic_class
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
@@ -213,7 +210,10 @@ class KVCache:
             self._tell_growth(sequence, start + existing, full)
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
-        sequence.node.traffic_class = sequence.traffic_class
+        if sequence.use is not None:
+            if ended:
+                self.tree.policy.observe_end(sequence.use, sequence.num_output)
+            sequence.node.traffic_class = sequence.use.kind
         if ended and self._share:
             self._heed_hints(sequence, sequence.node, max(start, full))
         self.tree.unlock(sequence.node)
