@@ -34,7 +34,7 @@ MEMORY = 0.997
 MIN_LEAD = 8
 """Pages that return hazard has to be ahead of LRU in any case."""
 
-LEAD, LEAD_TO_BEGIN = 0.03, 1.1
+LEAD, LEAD_TO_BEGIN = 0.01, 1.05
 """Return hazard rules while what it finds and LRU misses is more than what LRU finds and it misses, by this share of
 all that LRU finds; to take over, LRU's part counts LEAD_TO_BEGIN times, and a shadow is not the pool to the last page."""
 
