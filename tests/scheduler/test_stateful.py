@@ -13,7 +13,7 @@ from radixrt.messages import unpack_ids
 from radixrt.scheduler.invariants import check_invariants
 from tests.scheduler.engine_model import EngineModel, limits
 
-EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "100"))
 CONTEXT = 96
 
 # A few stems over a small alphabet: prompts share prefixes, diverge inside pages, repeat each other.
