@@ -307,6 +307,9 @@ class Scheduler:
             self._admit(sequence, match, draft)
             self._admission.admitted()
             self._plan_chunk(sequence, draft)
+            assert draft.prefill and draft.prefill[-1].slot == sequence.slot, (
+                "admitted without a page for its prompt: work would not go on"
+            )
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         self.kv.enter(sequence, match)

@@ -1,11 +1,20 @@
-"""Tree, allocator and scheduler under random operations, against a model that is a dictionary."""
+"""Tree, allocator and scheduler under random operations, against a model that is a dictionary.
+
+``RADIXRT_SCHEDULER_EXAMPLES`` says how many histories are tried; ``make test-scheduler`` tries thousands.
+"""
+
+import os
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from radixrt.messages import unpack_ids
 from radixrt.scheduler.invariants import check_invariants
 from tests.scheduler.engine_model import EngineModel, limits
+
+EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "100"))
+CONTEXT = 96
 
 # A few stems over a small alphabet: prompts share prefixes, diverge inside pages, repeat each other.
 STEMS = [[i % 5 for i in range(40)], [i % 5 for i in range(20)] + [9] * 30, [3] * 25, []]
@@ -14,7 +23,7 @@ STEMS = [[i % 5 for i in range(40)], [i % 5 for i in range(20)] + [9] * 30, [3] 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 3, 4, 16]),
-        spare=st.integers(0, 30),
+        spare=st.integers(0, 2) | st.integers(0, 30),
         chunk=st.sampled_from([1, 7, 64]),
         budget=st.sampled_from([5, 64, 500]),
         slots=st.integers(1, 6),
@@ -35,12 +44,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         share: bool,
         reckless: bool,
     ) -> None:
-        context = 96
         self.engine = EngineModel(
             limits(
                 page_size=page_size,
-                num_pages=-(-context // page_size) + spare,
-                context_length=context,
+                num_pages=-(-CONTEXT // page_size) + spare,
+                context_length=CONTEXT,
                 chunked_prefill_size=chunk,
                 max_prefill_tokens=budget,
                 max_running_requests=slots,
@@ -55,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stem=st.sampled_from(STEMS),
         cut=st.integers(0, 50),
         tail=st.lists(st.integers(0, 4), min_size=1, max_size=12),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.integers(1, 30) | st.just(CONTEXT),
         salt=st.sampled_from(["", "", "tenant"]),
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 3),
@@ -67,9 +75,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     def arrive(
         self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object
     ) -> None:
+        prompt = stem[:cut] + tail
+        max_tokens = min(max_tokens, CONTEXT - len(prompt))
         options["min_tokens"] = min(options["min_tokens"], max_tokens)  # type: ignore[type-var]
         options["num_output"] = min(options["num_output"], len(tail) - 1, max_tokens - 1)  # type: ignore[type-var]
-        self.engine.add(stem[:cut] + tail, max_tokens, **options)  # type: ignore[arg-type]
+        self.engine.add(prompt, max_tokens, **options)  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    def conversation_is_forked(self, data: st.DataObject, tail: list[int]) -> None:
+        """A request that begins like another one, with as much of its answer as is known."""
+        seq_id = data.draw(st.sampled_from(sorted(self.engine.requests)))
+        request = self.engine.requests[seq_id]
+        known = unpack_ids(request.token_ids).tolist() + self.engine.answers[seq_id]
+        cut = data.draw(st.integers(0, min(len(known), CONTEXT - len(tail) - 1)))
+        prompt = known[:cut] + tail
+        max_tokens = data.draw(st.integers(1, CONTEXT - len(prompt)))
+        self.engine.add(prompt, max_tokens, salt=request.cache_salt)
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())
@@ -121,4 +143,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestScheduler.settings = settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None)
