@@ -15,6 +15,8 @@ of the most urgent the *first*. It is never chosen while there is another.
   needs more than the whole pool.
 - Alone, it is set back only if the pages it lacks are held by sequences whose last tokens are under way. Those
   finish with the steps in flight, whatever is planned meanwhile.
+- Leases (:mod:`radixrt.scheduler.leases`) hold pages as well, and are broken one by one where nobody runs and the prompt
+  whose turn it is lacks pages, or where a sequence runs alone and lacks one.
 - Nothing goes round in circles within one plan: whoever is admitted is computed in the same step (the scheduler
   asserts it), and a retraction after which nobody can be leaves one fewer to run.
 

@@ -301,6 +301,8 @@ class Scheduler:
         self._admission.begin_step()
         while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
             sequence, match = self.waiting.head()
+            if self.num_running == 0:
+                self.kv.break_leases_for(sequence, match)
             if not self._admission.has_room_for(sequence, match):
                 return
             self.waiting.pop(sequence)
