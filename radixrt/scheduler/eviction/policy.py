@@ -42,9 +42,11 @@ def make_policy(
     name: EvictionPolicyName, num_pages: int, page_size: int, clock: Callable[[], float]
 ) -> EvictionPolicy:
     """A new policy for a pool of ``num_pages`` pages that heeds hints; ``clock`` gives seconds."""
+    from radixrt.scheduler.eviction.awaited import Awaited
     from radixrt.scheduler.eviction.hinted import Hinted
 
-    return Hinted(make_base_policy(name, num_pages, page_size, clock), clock)
+    policy = Hinted(make_base_policy(name, num_pages, page_size, clock), clock)
+    return Awaited(policy) if name == "duel" else policy
 
 
 def make_base_policy(
