@@ -28,8 +28,8 @@ class Awaited:
         self._waiting_for: dict[Node, dict[int, float]] = {}
         """By node: sequences and when they arrived, first come first."""
         self._aside: set[Node] = set()
-        self._latest: list[tuple[float, int, Node]] = []
-        """A heap of those aside, whose first request arrived last at the top; with outdated entries."""
+        self._latest: list[tuple[tuple[bool, float], int, Node]] = []
+        """A heap of those aside, which is needed last at the top; with outdated entries."""
         self._tickets = count()
         self._given: tuple[Node, Node] | None = None
         """The awaited leaf that was given away last, and its parent."""
@@ -109,21 +109,21 @@ class Awaited:
 
     def _put_aside(self, leaf: Node) -> None:
         self._aside.add(leaf)
-        heapq.heappush(self._latest, (-self._first_arrival(leaf), next(self._tickets), leaf))
+        heapq.heappush(self._latest, (self._order(leaf), next(self._tickets), leaf))
 
-    def _first_arrival(self, leaf: Node) -> float:
-        return next(iter(self._waiting_for[leaf].values()))
+    def _order(self, leaf: Node) -> tuple[bool, float]:
+        return _is_high(leaf), -next(iter(self._waiting_for[leaf].values()))
 
     def _pop_aside(self) -> Node | None:
         """Of those aside, the leaf that is needed last."""
         while self._latest:
-            negative, _, leaf = heapq.heappop(self._latest)
+            order, _, leaf = heapq.heappop(self._latest)
             if leaf not in self._aside:
                 continue
             self._aside.discard(leaf)
             if not leaf.is_evictable:
                 continue  # it will be offered again
-            if self._first_arrival(leaf) == -negative:
+            if self._order(leaf) == order:
                 return leaf
             self._put_aside(leaf)  # by who waits now
         return None
