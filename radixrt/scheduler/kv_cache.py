@@ -7,11 +7,11 @@ of the new owner comes later.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import make_policy
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
@@ -19,6 +19,8 @@ from radixrt.scheduler.prefix_watch import MissingPage
 from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
+
+GrowthListener = Callable[[str, int, int, Callable[[int], bytes]], None]
 
 
 class KVCache:
@@ -39,8 +41,8 @@ class KVCache:
         policy = make_policy(eviction_policy, num_pages, page_size, clock)
         self.tree = RadixTree(page_size, policy, clock)
         self.evicted_pages = 0
-        self.on_growth: Callable[[MissingPage], None] = _ignore
-        """Called with the first of the pages that an insertion has added to the tree."""
+        self.on_growth: GrowthListener = _ignore
+        """Called after every insertion; see :meth:`radixrt.scheduler.prefix_watch.PrefixWatch.inserted`."""
         self._slots = slots
         self._share = share_prefixes
 
@@ -87,14 +89,17 @@ class KVCache:
         """
         if not self._reads_tree(sequence):
             return None
-        return self._page_after(sequence.known_tokens()[:-1], sequence.salt, num_cached)
+        if (num_cached + 1) * self.page_size >= sequence.num_tokens:
+            return None  # the last known token is computed in any case
+        return sequence.salt, num_cached, self._page(sequence, num_cached)
 
     def _reads_tree(self, sequence: Sequence) -> bool:
         return self._share and sequence.reads_cache
 
-    def _page_after(self, tokens: TokenIds, salt: str, num_pages: int) -> MissingPage | None:
-        start, end = num_pages * self.page_size, (num_pages + 1) * self.page_size
-        return None if end > len(tokens) else (salt, num_pages, tokens[start:end].tobytes())
+    def _page(self, sequence: Sequence, index: int) -> bytes:
+        """Token ids of one page of a sequence."""
+        start = index * self.page_size
+        return sequence.tokens[start : start + self.page_size].tobytes()
 
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that would be locked by using this prefix."""
@@ -219,10 +224,7 @@ class KVCache:
 
     def _tell_growth(self, sequence: Sequence, start: int, end: int) -> None:
         """The tree has got the pages from ``start`` to ``end`` of this sequence."""
-        if start < end:
-            page = self._page_after(sequence.known_tokens(), sequence.salt, start)
-            assert page is not None
-            self.on_growth(page)
+        self.on_growth(sequence.salt, start, end, partial(self._page, sequence))
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet."""
@@ -230,5 +232,5 @@ class KVCache:
         return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size
 
 
-def _ignore(_page: MissingPage) -> None:
+def _ignore(_salt: str, _start: int, _end: int, _page: Callable[[int], bytes]) -> None:
     pass
