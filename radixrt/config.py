@@ -99,6 +99,12 @@ class ServerConfig:
         "Clients must send this as a bearer token. /health, /ping and /metrics stay open.",
         group="HTTP server",
     )
+    hide_cache_texts: bool = setting(
+        False,
+        "Let /v1/cache/tree show sizes alone, and no text of prompts. (It never shows text of requests with a "
+        "cache_salt.)",
+        group="HTTP server",
+    )
     max_body_bytes: int = setting(
         32 << 20,
         "A larger request body is refused with status 413.",
