@@ -134,5 +134,6 @@ def server(shared_server: RunningServer) -> RunningServer:
     scheduler.refuse = lambda request: None
     scheduler.requests.clear()
     scheduler.released.clear()
+    scheduler.cache_calls.clear()
     shared_server.answer_with("Hello world")
     return shared_server
