@@ -3,7 +3,7 @@
 import msgspec
 
 from radixrt.messages import AnswerChunk, CacheHints, GenerateRequest, Prompt, Retention
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import PREFILL_ONLY
 
 DEFAULT_PIN_S = 300.0
 PIN_GRACE_S = 30.0
@@ -41,7 +41,7 @@ def warm_request(
     return GenerateRequest(
         request_id=request_id,
         prompt=prompt,
-        sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+        sampling=PREFILL_ONLY,
         cache_salt=cache_salt,
         cache_hints=CacheHints() if hints is None else hints,
         priority=priority,

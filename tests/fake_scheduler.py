@@ -143,6 +143,13 @@ class FakeScheduler:
         logprobs, prompt_logprobs = [], []
         for seq_id, running in list(self._running.items()):
             sampling = running.request.sampling
+            if sampling.max_tokens == 0:
+                started.append(
+                    SequenceStarted(seq_id, CACHED_TOKENS, 0.001, 0.002, CACHE_WRITE_TOKENS)
+                )
+                finished.append(SequenceFinished(seq_id, "length", None, 0.5))
+                del self._running[seq_id]
+                continue
             token = running.script[running.at % len(running.script)]
             seq_ids.append(seq_id)
             token_ids.append(token)

@@ -48,6 +48,7 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
+from radixrt.sampling_params import PREFILL_ONLY
 from radixrt.tokenizer.answers import Answer
 from radixrt.tokenizer.cache_tree import described, num_shown_tokens
 from radixrt.tokenizer.limits import Limits, per_answer_params
@@ -178,7 +179,8 @@ class TokenizerProcess:
         """Raises:
         RequestError: the request can't be served as it is.
         """
-        request.sampling.validate(self._limits.vocab_size)
+        if request.sampling != PREFILL_ONLY:
+            request.sampling.validate(self._limits.vocab_size)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), request.sampling.max_tokens)
         text, token_ids, retain = self._encoder.encode_with_breakpoints(
