@@ -36,7 +36,7 @@ from radixrt.outputs import Answer, Output, output_of
 from radixrt.pinned_prompt import PinnedPrompt
 from radixrt.prompt_forms import Conversation, PromptLike, list_of, prompt_of, prompt_or_chat
 from radixrt.sampling_params import SamplingParams
-from radixrt.warming import DEFAULT_PIN_S, Warmed, until_pinned, warm_request
+from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
 
 __all__ = ["LLM", "Answer", "Output"]
 
@@ -357,7 +357,7 @@ class LLM:
 
     async def _pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> PinnedPrompt:
         check_seconds(ttl_s, "ttl_s")
-        warmed = await self._warm(prompt, cache_salt, until_pinned())
+        warmed = await self._warm(prompt, cache_salt, CacheHints())
         lease = await self._engine.client.pin(prompt, cache_salt, ttl_s)
         return PinnedPrompt(lease, warmed, self.release)
 

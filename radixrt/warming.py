@@ -2,12 +2,11 @@
 
 import msgspec
 
-from radixrt.messages import AnswerChunk, CacheHints, GenerateRequest, Prompt, Retention
+from radixrt.messages import AnswerChunk, CacheHints, GenerateRequest, Prompt
 from radixrt.sampling_params import PREFILL_ONLY
 
 DEFAULT_PIN_S = 300.0
-PIN_GRACE_S = 30.0
-"""A prompt that is to be pinned is kept with priority for so long, until its lease is there."""
+"""How long a lease lasts unless something else is asked for."""
 
 
 class Warmed(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +46,3 @@ def warm_request(
         priority=priority,
         deadline=deadline,
     )
-
-
-def until_pinned() -> CacheHints:
-    """For a prompt that is warmed to be pinned."""
-    return CacheHints(retain=[Retention("high", ttl_s=PIN_GRACE_S)])

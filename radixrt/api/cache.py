@@ -17,7 +17,7 @@ from radixrt.cache_hint import CacheHint, check_seconds, check_session, hints_of
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RequestError
 from radixrt.messages import CacheHints, Prompt, TextPrompt
-from radixrt.warming import DEFAULT_PIN_S, Warmed, until_pinned, warm_request
+from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
 
 MOST_TREE_LEVELS = 16
 MOST_TREE_CHILDREN = 100
@@ -130,7 +130,7 @@ async def _warm(
 
 
 async def _pin(fields: PinRequest, state: ServerState, request: Request) -> dict[str, Any]:
-    warmed = await _warm(fields, until_pinned(), state, request)
+    warmed = await _warm(fields, CacheHints(), state, request)
     ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
     lease = await state.client.pin(_prompt(fields, state), fields.cache_salt or "", ttl_s)
     return {**msgspec.to_builtins(lease), **msgspec.to_builtins(warmed)}

@@ -45,8 +45,11 @@ class Client:
         return int(details.cached_tokens)
 
     def flood(self, tokens: int = 2 * POOL, cache: Cache | None = None) -> None:
-        for _ in range(tokens // LENGTH):
-            self.ask(self.new_prompt(), cache)
+        """Let others ask, four at a time, in so many tokens; four need less than half of the pool to run."""
+        count = tokens // LENGTH
+        while count > 0:
+            self.ask([self.new_prompt() for _ in range(min(4, count))], cache)
+            count -= 4
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         response = self.http.post(f"/v1/cache/{path}", json=body)
@@ -125,7 +128,8 @@ def test_what_is_retained_with_none_goes_first(client: Client) -> None:
     client.ask(kept)
     client.ask(given_up, {"retain": "none"})  # used later
     client.flood(POOL - LENGTH)
-    assert client.cached(given_up) < LENGTH - PAGE <= client.cached(kept) + PAGE
+    assert client.cached(kept) >= LENGTH - PAGE
+    assert client.cached(given_up) < LENGTH - PAGE
 
 
 def test_breakpoints_keep_the_conversation_up_to_them(client: Client) -> None:
@@ -189,8 +193,7 @@ def test_a_pinned_prefix_survives_what_evicts_all_else(client: Client) -> None:
     assert client.cached(other) == 0
     assert client.post("release", lease=pin["lease"]) == {"released_tokens": LENGTH}
     client.flood()
-    client.flood()
-    assert client.cached([*mine, 25]) < LENGTH
+    assert client.cached([*mine, 25]) == 0
 
 
 def test_a_lease_ends_by_itself(client: Client) -> None:
@@ -234,7 +237,8 @@ def test_a_session_that_has_ended_goes_first(client: Client) -> None:
     client.ask(ended, {"session": "ended", "retain": "high"})  # used later
     assert client.post("release", session="ended")["released_tokens"] >= LENGTH - PAGE
     client.flood(POOL - LENGTH)
-    assert client.cached(ended) < LENGTH - PAGE <= client.cached(going) + PAGE
+    assert client.cached(going) >= LENGTH - PAGE
+    assert client.cached(ended) < LENGTH - PAGE
     assert client.post("release", session="never heard of")["released_tokens"] == 0
 
 
