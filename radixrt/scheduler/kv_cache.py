@@ -118,6 +118,13 @@ class KVCache:
             node = node.parent
         return pages
 
+    def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
+        """Give up leases until there are pages for what is known of a sequence, which nobody else could free."""
+        missing = self.pages_for(sequence.num_tokens) - (0 if match is None else match.num_pages)
+        while missing > self.num_available - self.num_pages_locked_by(match):
+            if not self.leases.break_first():
+                return
+
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
         if self._share and sequence.reads_cache:

@@ -301,12 +301,17 @@ class Scheduler:
         self._admission.begin_step()
         while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
             sequence, match = self.waiting.head()
+            if self.num_running == 0:
+                self.kv.break_leases_for(sequence, match)
             if not self._admission.has_room_for(sequence, match):
                 return
             self.waiting.pop(sequence)
             self._admit(sequence, match, draft)
             self._admission.admitted()
             self._plan_chunk(sequence, draft)
+            assert draft.prefill and draft.prefill[-1].slot == sequence.slot, (
+                "admitted without a page for its prompt: work would not go on"
+            )
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         self.kv.enter(sequence, match)
