@@ -74,6 +74,7 @@ class FakeScheduler:
         refuse: given a request, the refusal to send instead of tokens.
         released: sequence ids that were released while they ran.
         requests: all that came in.
+        call_s: how long it takes to answer a call about the KV cache.
         cache_calls: all calls about the KV cache that came in.
     """
 
@@ -90,6 +91,7 @@ class FakeScheduler:
         self.released: list[int] = []
         self.cache_calls: list[PinTokensCall | ReleaseCacheCall | CacheTreeCall] = []
         self.flushes = 0
+        self.call_s = 0.0
         self.paused = threading.Event()
         self._running: dict[int, _Running] = {}
         self._stop = threading.Event()
@@ -134,6 +136,7 @@ class FakeScheduler:
                 self._outbox.send(CallReply(call_id=message.call_id, value={"pages_freed": 3}))
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
                 self.cache_calls.append(message)
+                time.sleep(self.call_s)
                 self._outbox.send(_cache_reply(message))
             case StatsCall():
                 self._outbox.send(CallReply(call_id=message.call_id, value=self._stats()))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -13,7 +14,7 @@ from radixrt.messages import (
     Retention,
     unpack_ids,
 )
-from tests.api.conftest import RunningServer, StartServer
+from tests.api.conftest import RunningServer, StartServer, wait_until
 from tests.fake_scheduler import CACHE_WRITE_TOKENS, CACHED_TOKENS
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -269,6 +270,16 @@ def test_what_cannot_be_warmed_is_refused(
     status, answer = post(server, path, body)
     assert status == 400 and words in answer["error"]["message"]
     assert answer["error"]["param"] in (param, "prompt")
+
+
+def test_who_leaves_before_the_lease_is_there_leaves_none(server: RunningServer) -> None:
+    server.scheduler.call_s = 0.5
+    with server.http as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/cache/pin", json={"prompt": "the fox"}, timeout=0.25)
+    wait_until(lambda: len(server.scheduler.cache_calls) == 2)
+    pin, release = server.scheduler.cache_calls
+    assert isinstance(pin, PinTokensCall)
+    assert isinstance(release, ReleaseCacheCall) and release.lease == "lease-1"
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, 1e12])
