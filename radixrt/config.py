@@ -99,6 +99,12 @@ class ServerConfig:
         "Clients must send this as a bearer token. /health, /ping and /metrics stay open.",
         group="HTTP server",
     )
+    hide_cache_texts: bool = setting(
+        False,
+        "Let /v1/cache/tree show sizes alone, and no text of prompts. (It never shows text of requests with a "
+        "cache_salt.)",
+        group="HTTP server",
+    )
     max_body_bytes: int = setting(
         32 << 20,
         "A larger request body is refused with status 413.",
@@ -143,6 +149,16 @@ class ServerConfig:
         "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what no client "
         "has asked to keep, duel the better of lru and of who is least likely to come back.",
         group="Memory",
+    )
+    max_pinned_fraction: float = setting(
+        0.5,
+        "Share of the KV pool that clients may pin in the cache at a time (POST /v1/cache/pin); 0: none.",
+        group="Memory",
+        at_least=0,
+        at_most=1,
+    )
+    max_pin_seconds: float = setting(
+        3600.0, "Longest time that a pin may ask for.", group="Memory", at_least=0
     )
     disable_radix_cache: bool = setting(
         False, "Share no prefixes between requests (for measurements).", group="Memory"

@@ -150,6 +150,9 @@ def _gauges(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("kv_pages_cached", "Pages in the radix tree.", stats.pages_cached),
         ("kv_pages_evictable", "Pages in the radix tree in nobody's use.", stats.pages_evictable),
         ("kv_pages_free", "Pages that hold nothing.", stats.pages_free),
+        ("kv_pages_pinned", "Pages in the radix tree under a lease.", stats.pages_pinned),
+        ("cache_leases", "Leases that hold.", stats.leases),
+        ("cache_sessions", "Sessions named by hints and not ended.", stats.sessions),
         ("radix_tree_nodes", "Nodes of the radix tree.", stats.tree_nodes),
         ("grammars_loaded", "Grammars that the worker holds.", stats.grammars),
     ]
@@ -159,6 +162,12 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
     return [
         ("prompt_tokens", "Prompt tokens of admitted sequences.", stats.prompt_tokens),
         ("cached_tokens", "Prompt tokens found in the radix tree.", stats.cached_tokens),
+        (
+            "cache_write_tokens",
+            "Prompt tokens computed and put into the radix tree.",
+            stats.cache_write_tokens,
+        ),
+        ("cache_leases_broken", "Leases given up before their time.", stats.leases_broken),
         ("generated_tokens", "Tokens generated.", stats.output_tokens),
         ("finished_sequences", "Sequences that came to their end.", stats.finished),
         (

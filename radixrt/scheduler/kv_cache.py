@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import make_policy
+from radixrt.scheduler.hint_writer import HintWriter
+from radixrt.scheduler.leases import Leases
+from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.prefix_watch import MissingPage
 from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.sessions import Sessions
 from radixrt.scheduler.slot_table import SlotTable
 
 GrowthListener = Callable[[str, int, int, Callable[[int], bytes]], None]
@@ -34,17 +38,25 @@ class KVCache:
         *,
         share_prefixes: bool,
         eviction_policy: EvictionPolicyName = "lru",
+        max_pinned_fraction: float = 0.5,
+        max_pin_seconds: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.page_size = page_size
         self.allocator = PageAllocator(num_pages)
         policy = make_policy(eviction_policy, num_pages, page_size, clock)
         self.tree = RadixTree(page_size, policy, clock)
+        self.sessions = Sessions(self.tree)
+        max_pinned = int(max_pinned_fraction * num_pages)
+        self.leases = Leases(self.tree, max_pinned, max_pin_seconds, clock)
         self.evicted_pages = 0
         self.on_growth: GrowthListener = _ignore
         """Called after every insertion; see :meth:`radixrt.scheduler.prefix_watch.PrefixWatch.inserted`."""
         self._slots = slots
         self._share = share_prefixes
+        self._clock = clock
+        self._hints = HintWriter(self.tree)
+        self._heeds_priority = eviction_policy == "priority"
 
     @property
     def num_available(self) -> int:
@@ -68,7 +80,7 @@ class KVCache:
         return len(pages)
 
     def flush(self) -> int:
-        """Drop everything from the tree that no running sequence uses; returns the number of pages."""
+        """Drop everything from the tree that no running sequence uses and no lease holds; returns the pages."""
         return self._evict(self.tree.num_evictable_pages)
 
     # ------------------------------------------------------------ a sequence's life
@@ -110,6 +122,13 @@ class KVCache:
             pages += node.num_pages
             node = node.parent
         return pages
+
+    def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
+        """Give up leases until there are pages for what is known of a sequence, which nobody else could free."""
+        missing = self.pages_for(sequence.num_tokens) - (0 if match is None else match.num_pages)
+        while missing > self.num_available - self.num_pages_locked_by(match):
+            if not self.leases.break_first():
+                return
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
@@ -188,13 +207,18 @@ class KVCache:
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
         self._tell_growth(sequence, start + existing, full)
+        sequence.written_tokens += (full - start - existing) * self.page_size
         node.traffic_class = sequence.traffic_class
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
 
-    def leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked."""
+    def leave(self, sequence: Sequence, *, ended: bool = True) -> None:
+        """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked.
+
+        Args:
+            ended: it will not come back, so what its client has said of the time after it counts from now.
+        """
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
         own = slots.own_pages(slot)
@@ -208,9 +232,19 @@ class KVCache:
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
         sequence.node.traffic_class = sequence.traffic_class
+        if ended and self._share:
+            self._heed_hints(sequence, sequence.node, max(start, full))
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)
+
+    def _heed_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
+        """Apply what is hinted to the ``num_pages`` pages up to ``end``, on which the sequence has its lock."""
+        hints = sequence.cache_hints
+        priority = sequence.priority if self._heeds_priority else 0
+        self._hints.write(end, num_pages, hints, self._clock(), priority)
+        if hints.session:
+            self.sessions.note(hints.session, sequence.salt, end)
 
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot and drop its KV, as far as no other running sequence uses it."""

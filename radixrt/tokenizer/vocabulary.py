@@ -76,6 +76,10 @@ class Vocabulary:
             return ids[1:]
         return ids
 
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of a text, and where in it, in characters, each of them ends."""
+        return encode_aside_with_ends(self.backend, text)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         texts: list[str] = self.backend.decode_batch(
             [list(ids)], skip_special_tokens=skip_special_tokens
@@ -101,6 +105,12 @@ def encode_aside(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> l
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoding.ids
     return ids
+
+
+def encode_aside_with_ends(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
+    """As :func:`encode_aside`, no special tokens added; with the character at which each token ends."""
+    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
+    return encoding.ids, [end for _, end in encoding.offsets]
 
 
 def _read_template(path: Path) -> str:
