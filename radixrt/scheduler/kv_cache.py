@@ -7,7 +7,6 @@ of the new owner comes later.
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,6 @@ from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.sessions import Sessions
 from radixrt.scheduler.slot_table import SlotTable
-
-GrowthListener = Callable[[str, int, int, Callable[[int], bytes]], None]
 
 
 class KVCache:
@@ -50,8 +47,9 @@ class KVCache:
         max_pinned = int(max_pinned_fraction * num_pages)
         self.leases = Leases(self.tree, max_pinned, max_pin_seconds, clock)
         self.evicted_pages = 0
-        self.on_growth: GrowthListener = _ignore
-        """Called after every insertion; see :meth:`radixrt.scheduler.prefix_watch.PrefixWatch.inserted`."""
+        self.on_growth: Callable[[str, int, bytes, int], None] = _ignore
+        """Called with the pages that an insertion has added to the tree; see
+        :meth:`radixrt.scheduler.prefix_watch.PrefixWatch.inserted`."""
         self._slots = slots
         self._share = share_prefixes
         self._clock = clock
@@ -101,17 +99,14 @@ class KVCache:
         """
         if not self._reads_tree(sequence):
             return None
-        if (num_cached + 1) * self.page_size >= sequence.num_tokens:
-            return None  # the last known token is computed in any case
-        return sequence.salt, num_cached, self._page(sequence, num_cached)
+        tokens = sequence.known_tokens()[:-1]
+        start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
+        if end > len(tokens):
+            return None
+        return sequence.salt, num_cached, tokens[start:end].tobytes()
 
     def _reads_tree(self, sequence: Sequence) -> bool:
         return self._share and sequence.reads_cache
-
-    def _page(self, sequence: Sequence, index: int) -> bytes:
-        """Token ids of one page of a sequence."""
-        start = index * self.page_size
-        return sequence.tokens[start : start + self.page_size].tobytes()
 
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that would be locked by using this prefix."""
@@ -258,7 +253,9 @@ class KVCache:
 
     def _tell_growth(self, sequence: Sequence, start: int, end: int) -> None:
         """The tree has got the pages from ``start`` to ``end`` of this sequence."""
-        self.on_growth(sequence.salt, start, end, partial(self._page, sequence))
+        if start < end:
+            tokens = sequence.tokens[start * self.page_size : end * self.page_size]
+            self.on_growth(sequence.salt, start, tokens.tobytes(), self.page_size * tokens.itemsize)
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet."""
@@ -266,5 +263,5 @@ class KVCache:
         return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size
 
 
-def _ignore(_salt: str, _start: int, _end: int, _page: Callable[[int], bytes]) -> None:
+def _ignore(*_: object) -> None:
     pass
