@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 from radixrt.errors import RequestError
 from radixrt.messages import ChatPrompt
 from radixrt.tokenizer.breakpoints import Messages, agreed_length, num_tokens_within, substitute
+from radixrt.tokenizer.segments import Segment, joined
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
 
 
@@ -68,15 +69,28 @@ class ChatTemplate:
         ]
         return RenderedChat(text, literals, agreed)
 
-    def encode(self, chat: RenderedChat) -> tuple[str, list[int], list[int]]:
+    def encode(self, chat: RenderedChat, salt: str) -> tuple[str, list[int], list[int]]:
         """The prompt as text and as token ids, and for each cache breakpoint how many of them, at the beginning, it is
-        about. Only the template adds special tokens."""
+        about. Only the template adds special tokens.
+
+        Args:
+            salt: messages that were encoded before with the same salt are not encoded again.
+        """
         if chat.literals:
             return self._encode_with_literals(chat)
-        if not chat.agreed:
-            return chat.text, self._vocabulary.encode(chat.text, add_special_tokens=False), []
-        ids, ends = self._vocabulary.encode_with_ends(chat.text)
-        return chat.text, ids, [num_tokens_within(ends, length) for length in chat.agreed]
+        segments = self._vocabulary.segments.encode(chat.text, salt)
+        counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
+        return chat.text, joined(segments), counts
+
+    def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
+        """How many leading tokens lie in a text's first characters."""
+        count = 0
+        for segment in segments:
+            if segment.start + len(segment.text) > length:
+                _, ends = self._vocabulary.encode_with_ends(segment.text)
+                return count + num_tokens_within(ends, length - segment.start)
+            count += len(segment.ids)
+        return count
 
     def _render(self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]) -> str:
         if not self._vocabulary.hf.chat_template:

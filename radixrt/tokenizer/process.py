@@ -184,7 +184,7 @@ class TokenizerProcess:
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), request.sampling.max_tokens)
         text, token_ids, retain = self._encoder.encode_with_breakpoints(
-            request.prompt, self._limits
+            request.prompt, self._limits, request.cache_salt
         )
         hints = request.cache_hints
         if retain:
@@ -271,7 +271,7 @@ class TokenizerProcess:
             _, token_ids = await self._turns.run(
                 _CALLS,
                 size_in_chars(call.prompt),
-                lambda: self._encoder.encode(call.prompt, self._limits),
+                lambda: self._encoder.encode(call.prompt, self._limits, call.cache_salt),
             )
         except Exception as error:
             self._to_api.send(CallReply(call_id=call.call_id, error=failure("", error)))

@@ -22,17 +22,22 @@ class PromptEncoder:
         self._vocabulary = vocabulary
         self._template = ChatTemplate(vocabulary)
 
-    def encode(self, prompt: Prompt, limits: Limits) -> tuple[str | None, list[int]]:
+    def encode(
+        self, prompt: Prompt, limits: Limits, salt: str = ""
+    ) -> tuple[str | None, list[int]]:
         """The prompt as text (None where it came as token ids) and as token ids.
+
+        Args:
+            salt: messages that were encoded before with the same salt are not encoded again.
 
         Raises:
             RequestError: it is empty, far too long, not text, or refused by the chat template.
         """
-        text, ids, _ = self.encode_with_breakpoints(prompt, limits)
+        text, ids, _ = self.encode_with_breakpoints(prompt, limits, salt)
         return text, ids
 
     def encode_with_breakpoints(
-        self, prompt: Prompt, limits: Limits
+        self, prompt: Prompt, limits: Limits, salt: str = ""
     ) -> tuple[str | None, list[int], list[Retention]]:
         """The same, and what each cache breakpoint of a conversation asks to keep."""
         retain: list[Retention] = []
@@ -50,7 +55,7 @@ class PromptEncoder:
             case ChatPrompt():
                 chat = self._template.render(prompt)
                 limits.check_text(chat.text, self._vocabulary.longest_token)
-                text, ids, lengths = self._template.encode(chat)
+                text, ids, lengths = self._template.encode(chat, salt)
                 for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
                     if length:
                         retain.append(Retention("high", length, breakpoint.ttl_s))

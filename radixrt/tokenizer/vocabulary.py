@@ -11,6 +11,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.messages import TokenLogprob
 from radixrt.token_bytes import TokenBytes
+from radixrt.tokenizer.segments import SegmentEncoder
 
 
 class Vocabulary:
@@ -21,6 +22,7 @@ class Vocabulary:
         backend: the ``tokenizers`` tokenizer that does the work.
         special_tokens: the control tokens, by id.
         special_ids: their ids.
+        segments: encodes conversations, and remembers what it has encoded.
         longest_token: length in characters of the longest token, at most.
     """
 
@@ -32,6 +34,7 @@ class Vocabulary:
         added = self.backend.get_added_tokens_decoder()
         self.special_tokens = {i: token for i, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens)
+        self.segments = SegmentEncoder(self.backend, list(self.special_tokens.values()))
         self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
         self._bos_id: int | None = hf.bos_token_id
         self._token_bytes = TokenBytes(self.backend)
