@@ -290,11 +290,11 @@ def test_events_tell_token_ids_only_if_asked(folder: Path) -> None:
 
 
 def test_an_emptied_cache_is_told_in_a_word(publishing: Publishing) -> None:
-    publishing.insert([1, 2, 3, 4])
+    publishing.insert([1, 2, 3, 4, 5, 6])
     (known,) = ask(publishing, "", 0)
     publishing.tree.evict(1)
     publishing.publisher.publish()
-    publishing.tree.evict(1)
+    publishing.tree.evict(2)
     names = [
         [type(event).__name__ for event in batch.events]
         for batch in ask(publishing, known.stream, known.sequence + 1)
