@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import make_policy
+from radixrt.scheduler.hint_writer import HintWriter
+from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.prefix_watch import MissingPage
 from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.sessions import Sessions
 from radixrt.scheduler.slot_table import SlotTable
 
 
@@ -38,11 +41,15 @@ class KVCache:
         self.allocator = PageAllocator(num_pages)
         policy = make_policy(eviction_policy, num_pages, page_size, clock)
         self.tree = RadixTree(page_size, policy, clock)
+        self.sessions = Sessions(self.tree)
         self.evicted_pages = 0
         self.on_growth: Callable[[MissingPage], None] = _ignore
         """Called with the first of the pages that an insertion has added to the tree."""
         self._slots = slots
         self._share = share_prefixes
+        self._clock = clock
+        self._hints = HintWriter(self.tree)
+        self._heeds_priority = eviction_policy == "priority"
 
     @property
     def num_available(self) -> int:
@@ -188,8 +195,12 @@ class KVCache:
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
 
-    def leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked."""
+    def leave(self, sequence: Sequence, *, ended: bool = True) -> None:
+        """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked.
+
+        Args:
+            ended: it will not come back, so what its client has said of the time after it counts from now.
+        """
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
         own = slots.own_pages(slot)
@@ -203,9 +214,19 @@ class KVCache:
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
         sequence.node.traffic_class = sequence.traffic_class
+        if ended and self._share:
+            self._heed_hints(sequence, sequence.node, max(start, full))
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)
+
+    def _heed_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
+        """Apply what is hinted to the ``num_pages`` pages up to ``end``, on which the sequence has its lock."""
+        hints = sequence.cache_hints
+        priority = sequence.priority if self._heeds_priority else 0
+        self._hints.write(end, num_pages, hints, self._clock(), priority)
+        if hints.session:
+            self.sessions.note(hints.session, sequence.salt, end)
 
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot and drop its KV, as far as no other running sequence uses it."""

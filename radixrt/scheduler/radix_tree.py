@@ -22,6 +22,7 @@ import numpy as np
 from radixrt.messages import TokenIds, unpack_ids
 from radixrt.scheduler.eviction.lru import LeafLRU
 from radixrt.scheduler.eviction.policy import EvictionPolicy
+from radixrt.scheduler.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.node import ID_BYTES, Node, Packed, part_of
 from radixrt.scheduler.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.tree_observer import TreeObserver
@@ -241,9 +242,10 @@ class RadixTree:
         """Let ``node``, just used, take over the edges of the chain above it.
 
         Only where nobody can tell the difference: the upper node has no other child, no lock ends at it
-        (the counts are equal), no other hint is on it, and nothing was used later than ``node``, so that policies
-        which go by use come to the same pages at the same time. Prefill by chunks makes such chains, and
-        so does every turn of a chat.
+        (the counts are equal), no other retention is asked for it, and nothing was used later than ``node``, so that
+        policies which go by use come to the same pages at the same time. That somebody said when to go on from
+        the end of the upper node is forgotten: somebody just did. Prefill by chunks makes such chains, and so does
+        every turn of a chat.
         """
         chain, length, upper = [node], len(node.edge), node.parent
         while (
@@ -251,7 +253,7 @@ class RadixTree:
             and upper.parent is not None
             and len(upper.children) == 1
             and upper.lock_count == node.lock_count
-            and (upper.retention, upper.expires) == (node.retention, node.expires)
+            and is_kept_alike(upper.hint, node.hint)
             and len(upper.edge) <= _JOIN_RATIO * length
         ):
             chain.append(upper)
@@ -270,10 +272,23 @@ class RadixTree:
 
     # ------------------------------------------------------------ eviction
 
-    def retain(self, node: Node, level: int, expires: float | None = None) -> None:
-        """Note how much a client wants the edge above ``node`` kept, and on the tree's clock until when."""
-        node.retention, node.expires = level, expires
-        self._offer_for_eviction(node)
+    def cut_edge(self, node: Node, num_pages: int) -> Node:
+        """Divide the edge above ``node`` after ``num_pages`` pages, for a hint that ends there.
+
+        Returns:
+            The new node at the cut; ``node`` stays the lower part.
+        """
+        return self._split(node, num_pages)
+
+    def give_hint(self, node: Node, hint: Hint | None) -> None:
+        """Note what is known of an unlocked node from now on.
+
+        A leaf counts as used now: that is how policies know what they have heard of it before to be outdated.
+        """
+        node.hint = hint
+        if node.is_evictable:
+            self._touch(node)
+            self.policy.offer(node)
 
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
@@ -321,7 +336,15 @@ class RadixTree:
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
             parent.stamp, parent.traffic_class = leaf.stamp, leaf.traffic_class
+        if leaf.hint is not None or parent.hint is not None:
+            self._inherit_next_use(parent, leaf)
         self._offer_for_eviction(parent)
+
+    def _inherit_next_use(self, parent: Node, leaf: Node) -> None:
+        """Who goes on from the leaf needs what is above it at the same time."""
+        next_use = earliest_next_use(parent.hint, leaf.hint, self._clock())
+        hint = (parent.hint or Hint()).with_next_use(next_use)
+        parent.hint = hint if hint.says_something else None
 
     def _account_removed(self, freed: list[Packed]) -> Pages:
         if not freed:

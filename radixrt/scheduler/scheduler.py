@@ -215,6 +215,10 @@ class Scheduler:
         """Empty the tree of everything that no running sequence uses; returns the pages freed."""
         return self.kv.flush()
 
+    def release_session(self, session: str, salt: str = "") -> int:
+        """A session has ended: what it alone has used goes first from now on; returns so many tokens."""
+        return self.kv.sessions.release(session, salt) * self.limits.page_size
+
     def _remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""
         del self._sequences[sequence.seq_id]
@@ -225,7 +229,7 @@ class Scheduler:
         else:
             self._leave_slot(sequence)
 
-    def _leave_slot(self, sequence: Sequence, *, keep_kv: bool = True) -> None:
+    def _leave_slot(self, sequence: Sequence, *, keep_kv: bool = True, ended: bool = True) -> None:
         slot = sequence.slot
         if self.slots.in_worker[slot]:
             self._slots_to_release.append(slot)
@@ -233,7 +237,7 @@ class Scheduler:
         self._prefilling.pop(sequence.seq_id, None)
         self._adopters.discard(slot)
         if keep_kv:
-            self.kv.leave(sequence)
+            self.kv.leave(sequence, ended=ended)
         else:
             self.kv.discard(sequence)
 
@@ -365,7 +369,7 @@ class Scheduler:
         ]
         sequence = choose_victim(growing, self._order)
         sequence.begin_prompt_again()
-        self._leave_slot(sequence)
+        self._leave_slot(sequence, ended=False)
         self.waiting.add(sequence, retracted=True)
         self.counters.retractions += 1
 
@@ -465,6 +469,7 @@ class Scheduler:
             pages_cached=tree.num_pages,
             pages_evictable=tree.num_evictable_pages,
             pages_free=free,
+            sessions=len(self.kv.sessions),
             forced_tokens=counters.forced_tokens,
             grammars=len(self.grammars),
             tree_nodes=tree.num_nodes,

@@ -11,12 +11,15 @@ from radixrt.scheduler.node import Node
 
 SMALLEST_REBUILD = 1024
 
+Key = float | tuple[int, int]
+"""All keys of one heap are of one kind."""
+
 
 class LeafHeap:
     """Evictable leaves, smallest key first, each with the key it was last pushed with."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Node, int]] = []
+        self._heap: list[tuple[Key, int, Node, int]] = []
         self._tickets = count()  # breaks ties, so that nodes are never compared
         self._rebuild_above = SMALLEST_REBUILD
 
@@ -24,7 +27,7 @@ class LeafHeap:
         """Entries, stale ones included."""
         return len(self._heap)
 
-    def push(self, key: float, leaf: Node) -> None:
+    def push(self, key: Key, leaf: Node) -> None:
         heapq.heappush(self._heap, (key, next(self._tickets), leaf, leaf.stamp))
         if len(self._heap) > self._rebuild_above:
             self._rebuild()
@@ -39,8 +42,10 @@ class LeafHeap:
         return None
 
     def peek_key(self) -> float:
-        """The key of what :meth:`peek` has just returned."""
-        return self._heap[0][0]
+        """The key of what :meth:`peek` has just returned, where keys are numbers."""
+        key = self._heap[0][0]
+        assert not isinstance(key, tuple)
+        return key
 
     def pop(self) -> Node | None:
         leaf = self.peek()
