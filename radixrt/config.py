@@ -299,6 +299,10 @@ class ServerConfig:
                 )
         if self.kv_events is None and (self.kv_events_replay or self.kv_events_tokens):
             raise ConfigError("--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS.")
+        if self.kv_events is not None and self.disable_radix_cache:
+            raise ConfigError(
+                "--kv-events has nothing to tell with --disable-radix-cache: leave one out."
+            )
 
     @property
     def model_name(self) -> str:

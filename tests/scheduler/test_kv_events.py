@@ -184,10 +184,15 @@ TestMirror.settings = settings(max_examples=60, stateful_step_count=40, deadline
 class Publishing:
     """A tree whose changes are published on real sockets."""
 
-    def __init__(self, folder: Path, *, page_size: int = 2, **settings: Any) -> None:
-        self.events, self.replays = f"ipc://{folder}/events", f"ipc://{folder}/replays"
-        config = ServerConfig(kv_events=self.events, kv_events_replay=self.replays, **settings)
-        self.tree = RadixTree(page_size)
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        addresses = {
+            "kv_events": f"ipc://{folder}/events",
+            "kv_events_replay": f"ipc://{folder}/replays",
+        }
+        config = ServerConfig(**{**addresses, **settings})
+        assert config.kv_events is not None and config.kv_events_replay is not None
+        self.events, self.replays = config.kv_events, config.kv_events_replay
+        self.tree = RadixTree(page_size=2)
         started = start_publisher(config, self.tree, 400_000)
         assert started is not None
         self.publisher: EventPublisher = started
@@ -373,6 +378,7 @@ def test_a_client_that_reads_no_replies_fills_no_memory(publishing: Publishing) 
         ({"kv_events": "127.0.0.1:5557"}, "tcp://IP:PORT"),
         ({"kv_events_replay": "ipc:///tmp/x"}, "need --kv-events"),
         ({"kv_events_tokens": True}, "need --kv-events"),
+        ({"kv_events": "ipc:///tmp/x", "disable_radix_cache": True}, "leave one out"),
         ({"kv_events": "ipc:///no/such/folder/x"}, "folder that exists"),
         ({"kv_events": "tcp://no.such.host.invalid:1"}, "IP address of this machine"),
     ],
@@ -380,6 +386,20 @@ def test_a_client_that_reads_no_replies_fills_no_memory(publishing: Publishing) 
 def test_an_address_that_cannot_be_had_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         start_publisher(ServerConfig(**settings).validate(), RadixTree(2), 10)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_tcp_serves_as_well(folder: Path, host: str) -> None:
+    with taken_port(host.strip("[]")) as port:
+        pass
+    address = f"tcp://{host}:{port}"
+    publishing = Publishing(folder, kv_events_replay=address)
+    publishing.insert([1, 2])
+    with connect(zmq.REQ, address, RCVTIMEO=5000, LINGER=0, IPV6=1) as request:
+        request.send(msgspec.msgpack.encode({"stream": "", "sequence": 0}))
+        publishing.answer()
+        assert len(msgspec.msgpack.decode(request.recv())) == 1
+    publishing.publisher.close()
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -390,9 +410,12 @@ def test_a_port_in_use_is_refused() -> None:
 
 
 @contextlib.contextmanager
-def taken_port() -> Iterator[int]:
+def taken_port(host: str = "127.0.0.1") -> Iterator[int]:
     """A port that somebody else has."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        try:
+            taken.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
         taken.listen()
         yield taken.getsockname()[1]

@@ -105,6 +105,7 @@ def _bind(kind: int, flag: str, address: str, max_queued: int) -> zmq.Socket:
     socket.setsockopt(zmq.SNDHWM, max_queued)
     socket.setsockopt(zmq.RCVHWM, 1)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, "[" in address)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
     try:
         socket.bind(address)
@@ -114,5 +115,5 @@ def _bind(kind: int, flag: str, address: str, max_queued: int) -> zmq.Socket:
             f"{flag} {address} can't be listened on ({error}): choose a free port and an IP address of this machine, "
             "or a file in a folder that exists."
         ) from error
-    log.info("KV events: %s on %s", flag, address)
+    log.info("%s listens on %s", flag, socket.getsockopt_string(zmq.LAST_ENDPOINT))
     return socket
