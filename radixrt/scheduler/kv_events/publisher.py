@@ -66,7 +66,8 @@ class EventPublisher:
         request = self._requests.decode(frame)
         if request is not None:
             # To whom does not read its replies, ROUTER drops them.
-            replays.send_multipart([*envelope, self.stream.replay(request)], zmq.NOBLOCK)
+            reply = self.stream.replay(request)
+            replays.send_multipart([*envelope, reply], zmq.NOBLOCK, copy=False)
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
         """The scheduler's stats with what the stream counts."""
