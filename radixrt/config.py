@@ -144,6 +144,16 @@ class ServerConfig:
         "has asked to keep, duel the better of lru and of who is least likely to come back.",
         group="Memory",
     )
+    max_pinned_fraction: float = setting(
+        0.5,
+        "Share of the KV pool that clients may pin in the cache at a time (POST /v1/cache/pin); 0: none.",
+        group="Memory",
+        at_least=0,
+        at_most=1,
+    )
+    max_pin_seconds: float = setting(
+        3600.0, "Longest time that a pin may ask for.", group="Memory", at_least=0
+    )
     disable_radix_cache: bool = setting(
         False, "Share no prefixes between requests (for measurements).", group="Memory"
     )

@@ -15,6 +15,7 @@ from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import make_policy
 from radixrt.scheduler.hint_writer import HintWriter
+from radixrt.scheduler.leases import Leases
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.prefix_watch import MissingPage
@@ -35,6 +36,8 @@ class KVCache:
         *,
         share_prefixes: bool,
         eviction_policy: EvictionPolicyName = "lru",
+        max_pinned_fraction: float = 0.5,
+        max_pin_seconds: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.page_size = page_size
@@ -42,6 +45,8 @@ class KVCache:
         policy = make_policy(eviction_policy, num_pages, page_size, clock)
         self.tree = RadixTree(page_size, policy, clock)
         self.sessions = Sessions(self.tree)
+        max_pinned = int(max_pinned_fraction * num_pages)
+        self.leases = Leases(self.tree, max_pinned, max_pin_seconds, clock)
         self.evicted_pages = 0
         self.on_growth: Callable[[MissingPage], None] = _ignore
         """Called with the first of the pages that an insertion has added to the tree."""
@@ -73,7 +78,7 @@ class KVCache:
         return len(pages)
 
     def flush(self) -> int:
-        """Drop everything from the tree that no running sequence uses; returns the number of pages."""
+        """Drop everything from the tree that no running sequence uses and no lease holds; returns the pages."""
         return self._evict(self.tree.num_evictable_pages)
 
     # ------------------------------------------------------------ a sequence's life
@@ -112,6 +117,13 @@ class KVCache:
             pages += node.num_pages
             node = node.parent
         return pages
+
+    def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
+        """Give up leases until there are pages for what is known of a sequence, which nobody else could free."""
+        missing = self.pages_for(sequence.num_tokens) - (0 if match is None else match.num_pages)
+        while missing > self.num_available - self.num_pages_locked_by(match):
+            if not self.leases.break_first():
+                return
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
@@ -190,6 +202,7 @@ class KVCache:
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
         self._tell_growth(sequence, start + existing, full)
+        sequence.written_tokens += (full - start - existing) * self.page_size
         node.traffic_class = sequence.traffic_class
         self.tree.move_lock(sequence.node, node)
         sequence.node = node

@@ -43,7 +43,9 @@ class Node(msgspec.Struct, gc=False, eq=False):
     children: "Mapping[bytes, Node]" = _NO_CHILDREN
     """By the packed tokens of the first page. Leaves share one that is empty."""
     lock_count: int = 0
-    """Sequences that use this node or one below it."""
+    """Sequences and leases that use this node or one below it."""
+    lease_count: int = 0
+    """Of those, the leases."""
     stamp: int = 0
     """When it was last used, on the tree's own clock."""
     created: int = 0

@@ -69,6 +69,8 @@ class RadixTree:
         """Pages in the tree."""
         self.num_locked_pages = 0
         """Of those, on the way from a root to a locked node."""
+        self.num_pinned_pages = 0
+        """Of those, on the way from a root to a pinned node."""
         self.num_nodes = 0
         self.generation = 0
         """Grows whenever a lookup may give another answer than before."""
@@ -141,6 +143,37 @@ class RadixTree:
         self._lock_path(new, old)
         self._join_upwards(new)
 
+    def pin(self, node: Node) -> None:
+        """Make a lock on ``node``, which the caller holds, a lease's; given up by :meth:`unpin`."""
+        above: Node | None = node
+        while above is not None:
+            if above.lease_count == 0:
+                self.num_pinned_pages += above.num_pages
+            above.lease_count += 1
+            above = above.parent
+
+    def unpin(self, node: Node) -> None:
+        """Give up a lease and its lock. Nobody has used the prefix now, so it keeps the time of its last use."""
+        above: Node | None = node
+        while above is not None:
+            assert above.lease_count > 0, "a node was unpinned more often than pinned"
+            above.lease_count -= 1
+            if above.lease_count == 0:
+                self.num_pinned_pages -= above.num_pages
+            above = above.parent
+        self._unlock_path(node)
+        self._offer_for_eviction(node)
+
+    def num_unpinned_pages(self, match: Match) -> int:
+        """Pages of a prefix that are under no lease yet."""
+        pages, node = 0, match.node
+        own = match.pages_in_edge
+        while node.lease_count == 0 and node.parent is not None:
+            pages += own
+            node = node.parent
+            own = node.num_pages
+        return pages
+
     def _lock_path(self, node: Node | None, end: Node | None) -> None:
         while node is not end:
             assert node is not None
@@ -152,6 +185,11 @@ class RadixTree:
     def unlock(self, node: Node) -> None:
         """Give up one lock: a request that used this prefix has ended, or found a longer one."""
         self._touch(node)
+        self._unlock_path(node)
+        self._join_upwards(node)
+        self._offer_for_eviction(node)
+
+    def _unlock_path(self, node: Node) -> None:
         above: Node | None = node
         while above is not None:
             assert above.lock_count > 0, "a node was unlocked more often than locked"
@@ -159,8 +197,6 @@ class RadixTree:
             if above.lock_count == 0:
                 self.num_locked_pages -= above.num_pages
             above = above.parent
-        self._join_upwards(node)
-        self._offer_for_eviction(node)
 
     def _touch(self, node: Node) -> None:
         node.stamp = self._new_stamp()
@@ -223,7 +259,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None and 0 < num_pages < node.num_pages
         upper = Node(parent, *self._cut(node, 0, num_pages))
-        upper.lock_count = node.lock_count
+        upper.lock_count, upper.lease_count = node.lock_count, node.lease_count
         upper.inherit(node)
         parent.hang(self._key(upper), upper)
         node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)

@@ -52,6 +52,8 @@ class Sequence:
 
     cached_tokens: int = 0
     """Prompt tokens that came from the tree before the first token was out."""
+    written_tokens: int = 0
+    """Prompt tokens whose KV it has put into the tree before the first token was out."""
     first_planned: float | None = None
     """When its first chunk was planned; on the scheduler's clock, like the other times."""
     first_token: float | None = None
