@@ -204,6 +204,32 @@ class ServerConfig:
         metavar="FILE",
     )
 
+    kv_events: str | None = setting(
+        None,
+        "Publish which blocks enter and leave the KV cache on this ZeroMQ address (tcp://127.0.0.1:5557 or "
+        "ipc:///run/radixrt/kv-events), for routers; see kv_events.md. Whoever can connect can read it.",
+        group="KV events",
+        metavar="ADDRESS",
+    )
+    kv_events_replay: str | None = setting(
+        None,
+        "Answer subscribers that have missed some of it on this ZeroMQ address.",
+        group="KV events",
+        metavar="ADDRESS",
+    )
+    kv_events_buffer: int = setting(
+        10_000,
+        "Most batches kept for replays (at most 32 MiB of them); who lacks more gets a snapshot.",
+        group="KV events",
+        at_least=0,
+        at_most=1_000_000,
+    )
+    kv_events_tokens: bool = setting(
+        False,
+        "Publish also the token ids of the blocks. They are the prompts and answers of all users.",
+        group="KV events",
+    )
+
     grammar_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = setting(
         "auto",
         "Which library enforces structured output; auto: for each constraint the one that is measured to enforce it. "
@@ -277,7 +303,22 @@ class ServerConfig:
             )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ConfigError(f"--chat-template {self.chat_template}: there is no such file.")
+        self._validate_kv_events()
         return self
+
+    def _validate_kv_events(self) -> None:
+        for name in ("kv_events", "kv_events_replay"):
+            address = getattr(self, name)
+            if address is not None and not address.startswith(("tcp://", "ipc://")):
+                raise ConfigError(
+                    f"{flag_of(name)} {address} is no ZeroMQ address: write tcp://IP:PORT or ipc://FILE."
+                )
+        if self.kv_events is None and (self.kv_events_replay or self.kv_events_tokens):
+            raise ConfigError("--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS.")
+        if self.kv_events is not None and self.disable_radix_cache:
+            raise ConfigError(
+                "--kv-events has nothing to tell with --disable-radix-cache: leave one out."
+            )
 
     @property
     def model_name(self) -> str:

@@ -183,6 +183,9 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
         ("malformed_frames", "Frames that the scheduler could not read.", stats.malformed_frames),
         ("forced_tokens", "Tokens that a grammar forced, not sampled.", stats.forced_tokens),
+        ("kv_events", "Published on the KV-event stream.", stats.kv_events),
+        ("kv_event_replays", "Subscribers helped out with batches.", stats.kv_event_replays),
+        ("kv_event_snapshots", "Subscribers helped out with all blocks.", stats.kv_event_snapshots),
         *_structured_counters(stats.structured),
     ]
 
