@@ -18,6 +18,7 @@ from radixrt.messages import (
     SequenceRequest,
     StepPlan,
     TokenBatch,
+    num_ids,
     pack_ids,
     unpack_ids,
 )
@@ -155,6 +156,8 @@ class EngineModel:
         for started in batch.started:
             self.cached[started.seq_id] = started.cached_tokens
             self.written[started.seq_id] = started.cache_write_tokens
+            num_prompt = num_ids(self.requests[started.seq_id].token_ids)
+            assert 0 <= started.cached_tokens + started.cache_write_tokens <= num_prompt
         for seq_id, token in zip(
             unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True
         ):
