@@ -7,7 +7,7 @@ beginning is rendered by itself, and kept is as much of it as the prompt begins 
 
 import re
 import secrets
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,14 +79,49 @@ def substitute(
     return "".join(pieces) + text[copied:], new_lengths
 
 
-def num_tokens_within(ends: Sequence[int], length: int) -> int:
+EncodeWithEnds = Callable[[str], tuple[list[int], list[int]]]
+"""Token ids of a text, and the character at which each ends, ascending."""
+
+
+def num_tokens_within(
+    text: str,
+    ids: list[int],
+    lengths: Sequence[int],
+    special: re.Pattern[str] | None,
+    encode: EncodeWithEnds,
+) -> list[int]:
     """How many leading tokens lie in a text's first characters.
 
+    To know where tokens end takes as long as to encode anew. But a text is split at special tokens before anything else,
+    so it is enough to encode what is before or after one beside the place in question, whichever is shorter.
+
     Args:
-        ends: where in the text each token ends, ascending.
-        length: so many characters.
+        ids: the text's tokens.
+        lengths: so many characters each.
+        special: the special tokens as they stand in the text; None: there are none.
     """
-    return bisect_right(ends, length)
+    borders = [match.start() for match in special.finditer(text)] if special and lengths else []
+    return [_num_tokens_within(text, ids, length, borders, encode) for length in lengths]
+
+
+def _num_tokens_within(
+    text: str, ids: list[int], length: int, borders: list[int], encode: EncodeWithEnds
+) -> int:
+    if length == len(text):
+        return len(ids)
+    before, after = bisect_right(borders, length), bisect_left(borders, length)
+    start = borders[before - 1] if before else 0
+    end = borders[after] if after < len(borders) else len(text)
+    if len(text) - start < end:
+        some, ends = encode(text[start:])
+        skipped = len(ids) - len(some)
+        if ids[skipped:] == some:
+            return skipped + bisect_right(ends, length - start)
+    else:
+        some, ends = encode(text[:end])
+        if ids[: len(some)] == some:
+            return bisect_right(ends, length)
+    return bisect_right(encode(text)[1], length)
 
 
 def _leading_system(messages: Messages) -> Messages:

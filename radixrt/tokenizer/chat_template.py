@@ -73,10 +73,10 @@ class ChatTemplate:
         about. Only the template adds special tokens."""
         if chat.literals:
             return self._encode_with_literals(chat)
-        if not chat.agreed:
-            return chat.text, self._vocabulary.encode(chat.text, add_special_tokens=False), []
-        ids, ends = self._vocabulary.encode_with_ends(chat.text)
-        return chat.text, ids, [num_tokens_within(ends, length) for length in chat.agreed]
+        text, backend = chat.text, self._vocabulary.backend
+        ids = self._vocabulary.encode(text, add_special_tokens=False)
+        encode = functools.partial(encode_aside_with_ends, backend)
+        return text, ids, num_tokens_within(text, ids, chat.agreed, self._special, encode)
 
     def _render(self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]) -> str:
         if not self._vocabulary.hf.chat_template:
@@ -138,12 +138,9 @@ class ChatTemplate:
         text, agreed = substitute(
             self._hidden_literal, lambda match: chat.literals[int(match.group(1))], text, agreed
         )
-        counts: list[int] = []
-        if agreed:
-            ids, ends = encode_aside_with_ends(plain_tokenizer, text)
-            counts = [num_tokens_within(ends, length) for length in agreed]
-        else:
-            ids = encode_aside(plain_tokenizer, text, add_special_tokens=False)
+        ids = encode_aside(plain_tokenizer, text, add_special_tokens=False)
+        encode = functools.partial(encode_aside_with_ends, plain_tokenizer)
+        counts = num_tokens_within(text, ids, agreed, self._special_name, encode)
         for special, name in names.items():
             text = text.replace(name, special)
         return text, [ids_of_names.get(i, i) for i in ids], counts
@@ -151,6 +148,10 @@ class ChatTemplate:
     @functools.cached_property
     def _hidden_literal(self) -> re.Pattern[str]:
         return re.compile(f"\ue000{self._nonce}text([0-9]+)\ue001")
+
+    @functools.cached_property
+    def _special_name(self) -> re.Pattern[str]:
+        return re.compile(f"\ue000{self._nonce}special[0-9]+\ue001")
 
     def _placeholder(self, kind: str, number: int) -> str:
         return f"\ue000{self._nonce}{kind}{number}\ue001"

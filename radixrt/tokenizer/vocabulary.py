@@ -76,10 +76,6 @@ class Vocabulary:
             return ids[1:]
         return ids
 
-    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of a text, and where in it, in characters, each of them ends."""
-        return encode_aside_with_ends(self.backend, text)
-
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         texts: list[str] = self.backend.decode_batch(
             [list(ids)], skip_special_tokens=skip_special_tokens

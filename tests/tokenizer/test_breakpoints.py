@@ -1,5 +1,6 @@
 """A cache breakpoint keeps the tokens that its message and those before it settle: no fewer, no more."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 
 from radixrt.config import ServerConfig
 from radixrt.messages import CacheBreakpoint, ChatPrompt, Retention
-from radixrt.tokenizer.breakpoints import common_length, substitute
+from radixrt.tokenizer.breakpoints import common_length, num_tokens_within, substitute
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompts import PromptEncoder
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside_with_ends
 from tests.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
 
 LIMITS = Limits(context_length=4096, kv_pool_tokens=4096, vocab_size=420)
@@ -158,6 +159,24 @@ def test_a_continued_message_is_kept_as_far_as_it_goes(chatml: Vocabulary) -> No
         chatml, messages, 2, add_generation_prompt=False, continue_final_message=True
     )
     assert count == len(ids)
+
+
+texts = st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "the ", " fox", "\n", "é", "🦊"]))
+
+
+@given(texts.map("".join), st.lists(st.integers(0, 60), max_size=4))
+@pytest.mark.parametrize("name", ["chatml", "brackets"])
+def test_encoding_a_part_finds_the_same_place_as_encoding_all(
+    request: pytest.FixtureRequest, name: str, text: str, lengths: list[int]
+) -> None:
+    tokenizer = request.getfixturevalue(name).backend
+    lengths = [min(length, len(text)) for length in lengths]
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    expected = [sum(end <= length for _, end in encoding.offsets) for length in lengths]
+    encode = functools.partial(encode_aside_with_ends, tokenizer)
+    special = re.compile(r"<\|im_start\|>|<\|im_end\|>")
+    for pattern in (special, None):
+        assert num_tokens_within(text, encoding.ids, lengths, pattern, encode) == expected
 
 
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12))
