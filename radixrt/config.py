@@ -146,8 +146,9 @@ class ServerConfig:
     )
     eviction_policy: Literal["lru", "fifo", "priority", "duel"] = setting(
         "lru",
-        "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what no client "
-        "has asked to keep, duel the better of lru and of who is least likely to come back.",
+        "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what the least urgent "
+        "requests used, duel the better of lru and of who is least likely to come back. What clients hint goes "
+        "before that in each.",
         group="Memory",
     )
     max_pinned_fraction: float = setting(
