@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.awaited import Awaited
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import make_policy
@@ -51,8 +50,9 @@ class KVCache:
         max_pinned = int(max_pinned_fraction * num_pages)
         self.leases = Leases(self.tree, max_pinned, max_pin_seconds, clock)
         self.evicted_pages = 0
-        self.on_growth: Callable[[MissingPage], None] = _ignore
-        """Called with the first of the pages that an insertion has added to the tree."""
+        self.on_growth: Callable[[str, int, bytes, int], None] = _ignore
+        """Called with the pages that an insertion has added to the tree; see
+        :meth:`radixrt.scheduler.prefix_watch.PrefixWatch.inserted`."""
         self._slots = slots
         self._share = share_prefixes
         self._clock = clock
@@ -102,14 +102,14 @@ class KVCache:
         """
         if not self._reads_tree(sequence):
             return None
-        return self._page_after(sequence.known_tokens()[:-1], sequence.salt, num_cached)
+        tokens = sequence.known_tokens()[:-1]
+        start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
+        if end > len(tokens):
+            return None
+        return sequence.salt, num_cached, tokens[start:end].tobytes()
 
     def _reads_tree(self, sequence: Sequence) -> bool:
         return self._share and sequence.reads_cache
-
-    def _page_after(self, tokens: TokenIds, salt: str, num_pages: int) -> MissingPage | None:
-        start, end = num_pages * self.page_size, (num_pages + 1) * self.page_size
-        return None if end > len(tokens) else (salt, num_pages, tokens[start:end].tobytes())
 
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that would be locked by using this prefix."""
@@ -257,9 +257,8 @@ class KVCache:
     def _tell_growth(self, sequence: Sequence, start: int, end: int) -> None:
         """The tree has got the pages from ``start`` to ``end`` of this sequence."""
         if start < end:
-            page = self._page_after(sequence.known_tokens(), sequence.salt, start)
-            assert page is not None
-            self.on_growth(page)
+            tokens = sequence.tokens[start * self.page_size : end * self.page_size]
+            self.on_growth(sequence.salt, start, tokens.tobytes(), self.page_size * tokens.itemsize)
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet."""
@@ -267,5 +266,5 @@ class KVCache:
         return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size
 
 
-def _ignore(_page: MissingPage) -> None:
+def _ignore(*_: object) -> None:
     pass

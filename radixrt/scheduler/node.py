@@ -79,6 +79,10 @@ class Node(msgspec.Struct, gc=False, eq=False):
         """An unlocked leaf. Roots have no parent, removed nodes have lost theirs."""
         return self.lock_count == 0 and not self.children and self.parent is not None
 
+    def __lt__(self, other: "Node") -> bool:
+        """Any order will do: only heaps ask, and only where all else is equal."""
+        return id(self) < id(other)
+
     def __repr__(self) -> str:
         return f"<Node of {self.num_pages} pages, {len(self.children)} children, {self.lock_count} locks>"
 

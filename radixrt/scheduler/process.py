@@ -30,6 +30,7 @@ from radixrt.messages import (
 )
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
+from radixrt.scheduler.kv_events.publisher import start_publisher
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
@@ -59,6 +60,11 @@ class SchedulerProcess:
         self._log = None
         if config.request_log is not None:
             self._log = RequestLog(Path(config.request_log), time.monotonic)
+        self._kv_events = start_publisher(
+            config, self.scheduler.kv.tree, self.scheduler.limits.num_pages
+        )
+        if self._kv_events is not None and self._kv_events.socket is not None:
+            self._poller.add(self._kv_events.socket)
         self._to_tokenizer.send(info)
 
     def _wait_for_worker(self) -> EngineInfo:
@@ -79,6 +85,8 @@ class SchedulerProcess:
             self._drop_expired()
             self._fill_pipeline()
             self._cache_calls.work()
+            if self._kv_events is not None:
+                self._kv_events.publish()  # last: the workers have their next step by now
 
     def _absorb(self, message: ToSchedulerFromWorker) -> None:
         match message:
@@ -150,9 +158,10 @@ class SchedulerProcess:
                 return CallReply(call_id=call.call_id, error=failed)
         malformed = call.malformed_frames
         malformed += self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
-        return CallReply(
-            call_id=call.call_id, value=msgspec.to_builtins(self.scheduler.stats(malformed))
-        )
+        stats = self.scheduler.stats(malformed)
+        if self._kv_events is not None:
+            stats = self._kv_events.add_stats(stats)
+        return CallReply(call_id=call.call_id, value=msgspec.to_builtins(stats))
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadline = self.scheduler.next_deadline()

@@ -8,16 +8,20 @@ import torch
 
 from radixrt.messages import LogprobRow, unpack_ids
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.admission import Admission
 from tests.checkpoints import make_checkpoint
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
+from tests.scheduler.engine_model import expect_nothing
 
 
 def seeded(seed: int) -> SamplingParams:
     return SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=24, ignore_eos=True)
 
 
-def test_a_seed_gives_the_same_answer_whatever_the_batch(checkpoint: Callable[[str], Path]) -> None:
+def test_a_seed_gives_the_same_answer_whatever_the_batch(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = make_prompts()
     params = [seeded(i) for i in range(len(prompts))]
     quiet = InProcessEngine(checkpoint("llama"), page_size=4)
@@ -25,6 +29,7 @@ def test_a_seed_gives_the_same_answer_whatever_the_batch(checkpoint: Callable[[s
     assert len(set(map(tuple, alone))) == len(alone)
     assert quiet.generate(prompts, params) == alone
     assert quiet.generate(prompts[::-1], params[::-1]) == alone[::-1]
+    monkeypatch.setattr(Admission, "_forecast", expect_nothing)  # so that pages run out
     crowded = InProcessEngine(checkpoint("llama"), page_size=4, max_total_tokens=120)
     assert crowded.generate(prompts, params) == alone
     assert crowded.scheduler.counters.retractions > 0

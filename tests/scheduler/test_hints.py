@@ -103,6 +103,60 @@ def test_clients_that_tell_their_whole_future_get_the_best_cache_there_is(
     assert hits == hits_of_belady(trace, size)
 
 
+class Cache:
+    """A tree of pages of one token, told of requests that end at once."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.tree = RadixTree(1, make_policy("lru", 100, 1, self.clock), self.clock)
+        self._writer = HintWriter(self.tree)
+
+    def request(self, tokens: list[int], at: float, next_use: float | None = None) -> None:
+        """The page of a token has its number."""
+        self.clock.now = at
+        end = use(self.tree, tokens, tokens)
+        hints = CacheHints(next_use_s=None if next_use is None else next_use - at)
+        self._writer.write(end, len(tokens), hints, at)
+        self.tree.unlock(end)
+
+    def evict_all(self, at: float) -> list[int]:
+        self.clock.now = at
+        return [int(self.tree.evict(1)[0]) for _ in range(self.tree.num_evictable_pages)]
+
+
+@pytest.mark.parametrize(("next_use", "goes_first"), [(19.5, 1), (20.5, 2), (30.0, 2)])
+def test_what_is_unused_for_ten_seconds_is_taken_to_stay_unused_for_ten_more(
+    next_use: float, goes_first: int
+) -> None:
+    cache = Cache()
+    cache.request([1], at=0.0)
+    cache.request([2], at=5.0, next_use=next_use)
+    assert cache.evict_all(at=10.0)[0] == goes_first
+
+
+@pytest.mark.parametrize(("due", "order"), [(3.0, [2, 1]), (5.0, [1, 2])])
+def test_who_is_overdue_counts_as_having_come_when_it_was_due(due: float, order: list[int]) -> None:
+    cache = Cache()
+    cache.request([2], at=0.0, next_use=due)
+    cache.request([1], at=4.0)
+    assert cache.evict_all(at=10.0) == order
+
+
+def test_what_is_above_an_evicted_leaf_is_needed_when_the_first_of_those_below_was() -> None:
+    cache = Cache()
+    for last, next_use in ((1, 15.0), (2, 60.0)):
+        cache.request([7, last], at=0.0, next_use=next_use)
+    cache.request([3], at=3.0)
+    leased = cache.tree.match(np.array([3], dtype=np.int32))
+    assert leased is not None
+    stranger = cache.tree.lock_match(leased)
+    cache.tree.pin(stranger)
+    cache.clock.now = 10.0
+    assert cache.tree.evict(2).tolist() == [2, 1]
+    cache.tree.unpin(stranger)  # unused for seven seconds; the other is wanted in five
+    assert cache.evict_all(at=10.0) == [3, 7]
+
+
 # ------------------------------------------------------------ whole engines
 
 

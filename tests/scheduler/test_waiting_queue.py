@@ -122,6 +122,18 @@ def test_every_pick_is_the_one_that_a_look_at_everybody_would_choose(
         assert len(bench.queue) == len(bench.waiting)
 
 
+def test_a_prefix_that_was_evicted_and_comes_back_longer_is_seen() -> None:
+    bench = Bench("lpm")
+    shorter = bench.add([0, 1, 0])
+    bench.compute([0, 1])
+    longer = bench.add([0, 1, 2, 0, 0])
+    bench.queue.refresh()
+    bench.evict(1)
+    bench.compute([0, 1, 2, 0])
+    bench.queue.refresh()
+    assert [bench.pick(), bench.pick()] == [longer, shorter]
+
+
 def test_an_insertion_concerns_only_those_who_lack_its_first_page() -> None:
     bench = Bench("lpm")
     strangers = [bench.add([10 + i, 10 + i, 3, 3]) for i in range(5 * LOOKUPS_PER_STEP)]
@@ -156,6 +168,19 @@ def test_a_prefix_that_was_evicted_and_computed_again_is_seen() -> None:
     bench.compute(DOCUMENT)
     bench.queue.refresh()
     assert bench.pick() == reader and bench.pick() == other
+
+
+def test_a_prefix_that_was_evicted_and_came_back_longer_is_seen() -> None:
+    """The insertion begins before the page that was known to be missing."""
+    bench, stranger_prefix = Bench("lpm"), [7] * 24
+    bench.compute(stranger_prefix)
+    bench.compute(DOCUMENT[:20])
+    stranger, reader = bench.add([*stranger_prefix, 1, 1]), bench.add([*DOCUMENT, 1])
+    bench.compute(stranger_prefix)  # used later than the document
+    bench.evict(5)
+    bench.compute(DOCUMENT)
+    bench.queue.refresh()
+    assert bench.pick() == reader and bench.pick() == stranger
 
 
 keys = st.tuples(st.integers(0, 5), st.integers(0, 5))
