@@ -52,6 +52,8 @@ class Sequence:
 
     cached_tokens: int = 0
     """Prompt tokens that came from the tree before the first token was out."""
+    num_reached: int = 0
+    """Leading tokens that were found or planned to be computed once, even if a retraction has set it back since."""
     written_tokens: int = 0
     """Prompt tokens whose KV it has put into the tree before the first token was out."""
     first_planned: float | None = None

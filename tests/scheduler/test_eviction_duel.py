@@ -166,6 +166,20 @@ def test_a_shadow_of_lru_finds_what_lru_finds(requests: list[list[int]], size: i
         assert len(shadow) == len(model)
 
 
+def test_prompts_that_come_again_and_again_leave_nothing_behind() -> None:
+    hot, size = list(range(10)), 20
+    history, shadow = VisitHistory(size, ReturnHazards()), ShadowCache(size, 1, lambda e: e[0])
+    keeps_all = VisitHistory(10**6, ReturnHazards())
+    for number in range(1000):
+        pages = [*hot[: 10 - number % 7], 100 + number % 5]
+        visit, expected = (h.record(pages, float(number)) for h in (history, keeps_all))
+        assert (visit.turns, visit.kind) == (expected.turns, expected.kind)
+        shadow.use(pages, 0, float(number))
+    kept = (history._visits, shadow._stacks[0])
+    assert all(sum(len(entry.pages) for entry in entries) <= 5 * size for entries in kept)
+    assert [*history.watched(1000.0)] == [*keeps_all.watched(1000.0)]
+
+
 # ------------------------------------------------------------ who rules
 
 

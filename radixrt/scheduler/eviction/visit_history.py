@@ -16,6 +16,9 @@ only the beginning in common, a system prompt."""
 MEDIAN_STEP = 1.02
 """By what the running median of pauses between turns moves towards each new one."""
 
+MOST_LISTED = 2
+"""Pages that visits may list for each that is remembered; beyond it they are cleared of those used again later."""
+
 
 @dataclass(eq=False, slots=True)
 class Visit:
@@ -27,7 +30,9 @@ class Visit:
     kind: int
     """Its class; see :func:`radixrt.scheduler.eviction.return_hazards.classify`."""
     pages: list[int]
-    """Hashes of its watched pages."""
+    """Hashes of its watched pages; some of those used again since may be missing."""
+    num_pages: int
+    """How many watched pages it had."""
     num_latest: int
     """Of those, how many nobody has used since."""
 
@@ -40,6 +45,8 @@ class VisitHistory:
         self._hazards = hazards
         self._last: dict[int, Visit] = {}
         self._visits: deque[Visit] = deque()
+        self._num_listed = 0
+        """Pages on all visits, with those that were used again later."""
         self._median_pause_s = 30.0
 
     def record(self, pages: list[int], now: float) -> Visit:
@@ -56,6 +63,9 @@ class VisitHistory:
         for page in pages:
             self._last[page] = visit
         self._visits.append(visit)
+        self._num_listed += len(pages)
+        if self._num_listed > MOST_LISTED * self._max_pages + len(pages):
+            self._drop_outdated()
         self._forget_oldest(now)
         return visit
 
@@ -75,21 +85,30 @@ class VisitHistory:
         return found
 
     def _turn_before(self, found: list[Visit]) -> Visit | None:
-        goes_on = bool(found) and len(found) > GOES_ON_FROM * len(found[-1].pages)
+        goes_on = bool(found) and len(found) > GOES_ON_FROM * found[-1].num_pages
         return found[-1] if goes_on else None
 
     def _visit(self, pages: list[int], before: Visit | None, now: float) -> Visit:
         if before is None:
-            return Visit(now, 1, classify(1, was_quick=False), pages, len(pages))
+            return Visit(now, 1, classify(1, was_quick=False), pages, len(pages), len(pages))
         pause_s = now - before.time_s
         was_quick = pause_s < self._median_pause_s
         self._median_pause_s *= 1 / MEDIAN_STEP if was_quick else MEDIAN_STEP
         turns = before.turns + 1
-        return Visit(now, turns, classify(turns, was_quick=was_quick), pages, len(pages))
+        kind = classify(turns, was_quick=was_quick)
+        return Visit(now, turns, kind, pages, len(pages), len(pages))
+
+    def _drop_outdated(self) -> None:
+        """Where the same prompts come again and again, no page is forgotten, and their visits would never be."""
+        self._visits = deque(visit for visit in self._visits if visit.num_latest)
+        for visit in self._visits:
+            visit.pages = [page for page in visit.pages if self._last[page] is visit]
+        self._num_listed = len(self._last)
 
     def _forget_oldest(self, now: float) -> None:
         while len(self._last) > self._max_pages:
             visit = self._visits.popleft()
+            self._num_listed -= len(visit.pages)
             for page in visit.pages:
                 if self._last[page] is visit:
                     del self._last[page]
