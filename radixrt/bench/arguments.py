@@ -8,6 +8,7 @@ from radixrt.config import ServerConfig
 
 EndpointName = Literal["completions", "chat"]
 WorkloadName = Literal["shared-prefix", "random", "multi-turn"]
+HintLevel = Literal["none", "session", "program", "exact"]
 
 _FIELD_TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
 EVICTION_POLICIES: tuple[str, ...] = get_args(_FIELD_TYPES["eviction_policy"])
@@ -103,6 +104,9 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument("--tokens", type=_tokens, nargs="+", default=[2**19 << i for i in range(5)], metavar="N", help="sizes of the KV pool in tokens, with K or M for 2^10 or 2^20 (default: 0.5M 1M 2M 4M 8M)")  # fmt: skip
     compared.add_argument("--policy", nargs="+", choices=EVICTION_POLICIES, default=["lru"], help="what is evicted first (default: lru)")  # fmt: skip
     compared.add_argument("--schedule-policy", nargs="+", choices=SCHEDULE_POLICIES, default=["fcfs"], help="order of the waiting queue (default: fcfs, in which all policies admit in the same order)")  # fmt: skip
+    compared.add_argument("--hints", nargs="+", choices=get_args(HintLevel), default=["none"], help="what clients say of their future, for traces that know sessions (default: none)")  # fmt: skip
+    compared.add_argument("--hint-error", type=_error, nargs="+", default=[0.5], metavar="S", help="with --hints program: standard deviation of the logarithm of the time that a tool is said to take, over the time it takes (default: 0.5)")  # fmt: skip
+    compared.add_argument("--closed-loop", action="store_true", help="a session's next request waits for the answer of the last; else all come when they were recorded")  # fmt: skip
 
     model = parser.add_argument_group("The simulated engine")
     model.add_argument("--page-size", type=_positive, default=512, metavar="N", help="tokens in a page; below 512, pages of answers outweigh what is known of them (default: %(default)s)")  # fmt: skip
@@ -135,6 +139,13 @@ def _rate(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return value
+
+
+def _error(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 10:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 10, not {text}")
     return value
 
 

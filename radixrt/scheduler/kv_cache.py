@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.scheduler.eviction.awaited import Awaited
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import make_policy
 from radixrt.scheduler.hint_writer import HintWriter
@@ -43,6 +44,8 @@ class KVCache:
         self.allocator = PageAllocator(num_pages)
         policy = make_policy(eviction_policy, num_pages, page_size, clock)
         self.tree = RadixTree(page_size, policy, clock)
+        self.awaited = policy if isinstance(policy, Awaited) else None
+        """Wants to hear whose prefix is waited for; None: the policy does not care."""
         self.sessions = Sessions(self.tree)
         max_pinned = int(max_pinned_fraction * num_pages)
         self.leases = Leases(self.tree, max_pinned, max_pin_seconds, clock)
@@ -127,10 +130,8 @@ class KVCache:
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
-        if self._share and sequence.reads_cache:
-            sequence.traffic_class = self.tree.policy.observe(
-                sequence.known_tokens(), sequence.salt
-            )
+        if self._reads_tree(sequence) and sequence.use is None:  # not after a retraction
+            sequence.use = self.tree.policy.observe(sequence.known_tokens(), sequence.salt)
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:
@@ -203,7 +204,6 @@ class KVCache:
         )
         self._tell_growth(sequence, start + existing, full)
         sequence.written_tokens += (full - start - existing) * self.page_size
-        node.traffic_class = sequence.traffic_class
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
@@ -226,7 +226,10 @@ class KVCache:
             self._tell_growth(sequence, start + existing, full)
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
-        sequence.node.traffic_class = sequence.traffic_class
+        if sequence.use is not None:
+            if ended:
+                self.tree.policy.observe_end(sequence.use, sequence.num_output)
+            sequence.node.traffic_class = sequence.use.kind
         if ended and self._share:
             self._heed_hints(sequence, sequence.node, max(start, full))
         self.tree.unlock(sequence.node)

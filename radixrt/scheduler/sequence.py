@@ -13,6 +13,7 @@ from radixrt.messages import (
     unpack_ids,
 )
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.eviction.policy import Use
 from radixrt.scheduler.node import Node
 
 NO_SLOT = -1
@@ -47,8 +48,8 @@ class Sequence:
     node: Node | None = None
     """Tree node at whose end this sequence's tree pages end; locked while it runs."""
 
-    traffic_class: int = 0
-    """What the eviction policy took it for; see :meth:`radixrt.scheduler.eviction.policy.EvictionPolicy.observe`."""
+    use: Use | None = None
+    """What the eviction policy has noted of it, from its first slot on."""
 
     cached_tokens: int = 0
     """Prompt tokens that came from the tree before the first token was out."""

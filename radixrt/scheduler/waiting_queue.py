@@ -7,6 +7,7 @@ eviction can only have made its prefix shorter, and so its place worse.
 """
 
 from dataclasses import dataclass
+from itertools import islice
 
 from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.lazy_heap import LazyHeap
@@ -18,6 +19,9 @@ from radixrt.scheduler.sequence import Sequence
 LOOKUPS_PER_STEP = 8
 TOKENS_PER_STEP = 1 << 17
 """Prompt tokens compared in those lookups. Both bound the time of a step; the rest has to wait for the next."""
+
+NEXT_IN_LINE, LOOKUPS_IN_LINE = 16, 4
+"""Of so many of the oldest, so many are looked up in each step, where the eviction policy cares who waits."""
 
 LOOKUPS_PER_PICK = 8
 """If so many in a row turn out to have lost their prefix, the best one known by then is picked."""
@@ -43,7 +47,10 @@ class WaitingQueue:
         self._oldest = LazyHeap()
         self._watch = PrefixWatch()
         self._picks = 0
-        if order.depends_on_cache:
+        self._next_in_line: list[int] = []
+        self._watches = order.depends_on_cache or kv.awaited is not None
+        """Whether anybody wants to know the prefixes of those who wait."""
+        if self._watches:
             kv.on_growth = self._watch.inserted
 
     def __len__(self) -> int:
@@ -54,7 +61,7 @@ class WaitingQueue:
         waiting = self._waiting[sequence.seq_id] = _Waiting(sequence, retracted)
         rank = self._order.rank(sequence)
         self._oldest.place(sequence.seq_id, rank, not retracted)
-        if self._order.depends_on_cache:
+        if self._watches:
             self._place(waiting, self._kv.find_prefix(sequence))
 
     def remove(self, seq_id: int) -> None:
@@ -62,6 +69,8 @@ class WaitingQueue:
         waiting = self._waiting.pop(seq_id, None)
         if waiting is None:
             return
+        if self._kv.awaited is not None:
+            self._kv.awaited.forget(seq_id)
         self._best.discard(seq_id)
         self._oldest.discard(seq_id)
         if waiting.lacks is not None:
@@ -76,6 +85,18 @@ class WaitingQueue:
                 self._place(waiting, self._kv.find_prefix(waiting.sequence))
                 lookups -= 1
                 tokens -= waiting.num_cached * self._kv.page_size
+        if self._kv.awaited is not None:
+            self._refresh_next_in_line()
+
+    def _refresh_next_in_line(self) -> None:
+        """Look a few of the oldest up anew, in turn: eviction is to spare their prefixes, and where those end changes
+        whenever others cut, join or lose the edges there."""
+        if not self._next_in_line:
+            self._next_in_line = [*islice(self._waiting, NEXT_IN_LINE)]
+        for _ in range(min(LOOKUPS_IN_LINE, len(self._next_in_line))):
+            waiting = self._waiting.get(self._next_in_line.pop())
+            if waiting is not None:
+                self._place(waiting, self._kv.find_prefix(waiting.sequence))
 
     def head(self) -> tuple[Sequence, Match | None]:
         """Whose turn it is, and its cached prefix; the queue must not be empty."""
@@ -107,6 +128,8 @@ class WaitingQueue:
             waiting.lacks = self._kv.page_lacked(sequence, num_cached)
         if waiting.lacks is not None:
             self._watch.add(sequence.seq_id, waiting.lacks)
+        if self._kv.awaited is not None and match is not None:
+            self._kv.awaited.expect(sequence.seq_id, sequence.arrived, match.node)
 
     def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:
         """What decides before age. Retracted sequences keep to the order of their arrival: they have been

@@ -233,7 +233,7 @@ def test_the_least_likely_leaf_is_found_at_the_ends_of_the_classes(
         leaf = Node(root, np.zeros(1, np.int32), np.zeros(1, np.int32))
         leaf.traffic_class, leaf.stamp = kind, second * 10**9
         queue.push(leaf)
-    found = queue.least_likely(hazards, now=100.0)  # type: ignore[arg-type]
+    found = queue.pop_least_likely(hazards, now=100.0)  # type: ignore[arg-type]
     assert found is not None
     least = min(hazards.index(kind, 100.0 - second) for kind, second in leaves)
     assert hazards.index(found.traffic_class, 100.0 - found.stamp / 1e9) == pytest.approx(least)

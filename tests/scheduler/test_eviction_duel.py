@@ -1,6 +1,7 @@
 """What the duel learns from, each part against plain arithmetic, and that it wins where it should."""
 
 from collections import OrderedDict
+from itertools import takewhile
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,14 +11,17 @@ from hypothesis import given, settings
 from radixrt.scheduler.eviction.duel import Duel
 from radixrt.scheduler.eviction.page_sample import PageSample
 from radixrt.scheduler.eviction.return_hazards import (
+    EVEN_ODDS,
     NUM_BINS,
     NUM_CLASSES,
-    PRIOR_PAGES,
+    NUM_LEVELS,
+    Observations,
     ReturnHazards,
     age_bin,
+    features_of,
 )
 from radixrt.scheduler.eviction.shadow_cache import ShadowCache
-from radixrt.scheduler.eviction.visit_history import VisitHistory
+from radixrt.scheduler.eviction.visit_history import Visit, VisitHistory
 
 requests = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=7).map(
@@ -61,57 +65,96 @@ def test_one_page_in_sixteen_is_watched_and_the_same_for_everyone() -> None:
 # ------------------------------------------------------------ what is learned
 
 
-observations = st.lists(
+visits = st.lists(
     st.tuples(
-        st.sampled_from(["return", "wait", "watched"]),
-        st.integers(0, NUM_CLASSES - 1),
-        st.floats(0, 5000),
+        st.tuples(*(st.integers(0, 2) for _ in NUM_LEVELS)),
         st.integers(1, 9),
+        st.floats(0, 5000),
+        st.booleans(),
     ),
+    min_size=1,
     max_size=30,
 )
+"""Levels of the features, watched pages, seconds until the return or until now, whether they returned."""
+
+
+def observations(rows: list[tuple[tuple[int, ...], int, float, bool]]) -> Observations:
+    features, pages, waited, returned = zip(*rows, strict=True)
+    return Observations(
+        np.array(features, dtype=np.intp),
+        np.array(pages, dtype=np.float64),
+        np.array(waited, dtype=np.float64),
+        np.array(returned),
+    )
+
+
+STARTS = [0.0] + [0.5 * 2 ** (i / 2) for i in range(NUM_BINS - 1)]
+WIDTHS = [b - a for a, b in zip(STARTS, [*STARTS[1:], 2 * STARTS[-1]], strict=True)]
+
+
+def pages_returned(rows: list, bin_: int) -> float:
+    stop = STARTS[bin_] + WIDTHS[bin_]
+    return sum(n for _, n, after, returned in rows if returned and STARTS[bin_] <= after < stop)
+
+
+def page_seconds(rows: list, bin_: int) -> float:
+    waited = sum(n * min(max(t - STARTS[bin_], 0.0), WIDTHS[bin_]) for _, n, t, _ in rows)
+    return waited + WIDTHS[bin_]  # as if one page more had waited through it all
 
 
 @settings(max_examples=100, deadline=None)
-@given(observations=observations, kind=st.integers(0, NUM_CLASSES - 1), age=st.floats(0, 5000))
+@given(rows=visits, age=st.floats(0, 5000))
 def test_the_index_is_the_best_quotient_of_returns_and_page_seconds(
-    observations: list[tuple[str, int, float, int]], kind: int, age: float
+    rows: list[tuple[tuple[int, ...], int, float, bool]], age: float
 ) -> None:
     hazards = ReturnHazards()
-    for what, of_kind, after, pages in observations:
-        if what == "return":
-            hazards.observe_return(of_kind, after, pages)
-        elif what == "wait":
-            hazards.observe_wait(of_kind, after, pages)
-    hazards.refresh([o[1:] for o in observations if o[0] == "watched"])
-
-    starts = [0.0] + [0.5 * 2 ** (i / 2) for i in range(NUM_BINS - 1)]
-    widths = [b - a for a, b in zip(starts, [*starts[1:], 2 * starts[-1]], strict=True)]
-
-    def returns(of_kind: int | None, bin_: int) -> float:
-        return sum(
-            pages
-            for what, other, after, pages in observations
-            if what == "return" and other in (of_kind, other if of_kind is None else of_kind)
-            and starts[bin_] <= after < starts[bin_] + widths[bin_]
-        )  # fmt: skip
-
-    def waited(of_kind: int | None, bin_: int) -> float:
-        return sum(
-            pages * min(max(after - starts[bin_], 0.0), widths[bin_])
-            for _, other, after, pages in observations
-            if of_kind is None or other == of_kind
-        )
-
+    hazards.fit(observations(rows))
     best, above, below = 0.0, 0.0, 0.0
     for bin_ in range(age_bin(age), NUM_BINS):
-        prior = PRIOR_PAGES * widths[bin_]
-        above += returns(kind, bin_) + prior * returns(None, bin_) / (
-            waited(None, bin_) + widths[bin_]
-        )
-        below += waited(kind, bin_) + prior
+        above += pages_returned(rows, bin_)
+        below += page_seconds(rows, bin_)
         best = max(best, above / below)
-    assert hazards.index(kind, age) == pytest.approx(best, rel=1e-6, abs=1e-12)
+    assert hazards.index(EVEN_ODDS, age) == pytest.approx(best, rel=1e-6, abs=1e-12)
+    assert hazards.index(EVEN_ODDS + 2, age) == pytest.approx(2 * best, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odds_are_found_again_in_traffic_that_was_made_with_them(seed: int) -> None:
+    """Returns at random times from an exponential distribution; two features act, two do nothing."""
+    rng, num_visits = np.random.default_rng(seed), 4000
+    by_turns, by_output = np.array([0.5, 1.0, 2.0]), np.array([0.25, 1.0, 4.0])
+    features = rng.integers(0, 3, (num_visits, len(NUM_LEVELS)))
+    rate = 0.01 * by_turns[features[:, 0]] * by_output[features[:, 2]]
+    returns_s, watched_s = rng.exponential(1 / rate), rng.uniform(0, 300, num_visits)
+    hazards = ReturnHazards()
+    hazards.fit(
+        Observations(
+            features, np.ones(num_visits), np.minimum(returns_s, watched_s), returns_s < watched_s
+        )
+    )
+    kinds = [[hazards.classify((turns, 1, output, 1)) for output in range(3)] for turns in range(3)]
+    low, even = kinds[0][0], kinds[1][1]
+    for turns in range(3):
+        for output in range(3):
+            true = 2 * np.log2(by_turns[turns] * by_output[output])  # in classes
+            assert abs(kinds[turns][output] - even - true) <= 1
+    assert low < even
+    assert abs(hazards.classify((1, 2, 1, 0)) - even) <= 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    turns=st.integers(1, 10**6),
+    pause_s=st.none() | st.floats(0, 1e6),
+    num_prompt=st.integers(0, 10**7),
+    num_output=st.none() | st.integers(0, 10**7),
+)
+def test_every_visit_has_levels_that_there_are(
+    turns: int, pause_s: float | None, num_prompt: int, num_output: int | None
+) -> None:
+    features = features_of(turns, pause_s, num_prompt, num_output)
+    assert all(0 <= level < n for level, n in zip(features, NUM_LEVELS, strict=True))
+    assert 0 <= ReturnHazards().classify(features) < NUM_CLASSES
 
 
 def chat(turns: int, pages_a_turn: int = 4, name: str = "") -> list[list[int]]:
@@ -121,31 +164,40 @@ def chat(turns: int, pages_a_turn: int = 4, name: str = "") -> list[list[int]]:
 
 
 def test_turns_are_counted_along_a_conversation_and_not_through_a_system_prompt() -> None:
-    history = VisitHistory(1000, ReturnHazards())
+    history = VisitHistory(1000)
     for number, prompt in enumerate(chat(5, name="a")):
-        assert history.record(prompt, now=10.0 * number).turns == number + 1
+        visit = history.begin(prompt, 99, now=10.0 * number)
+        assert visit.turns == number + 1
+        assert visit.pause_s == (None if number == 0 else 7.0)
+        history.end(visit, 9, now=10.0 * number + 3)
         # strangers with the same system prompt come in between
         stranger = chat(1, name=f"stranger {number}")[0]
-        assert history.record(stranger, now=10.0 * number + 1).turns == 1
+        assert history.begin(stranger, 99, now=10.0 * number + 1).turns == 1
+    seen = history.observations(now=50.0)
+    assert seen is not None, "of the strangers none has ended"
+    assert seen.waited_s.tolist() == [7.0, 7.0, 7.0, 7.0, 7.0]
+    assert seen.returned.tolist() == [True] * 4 + [False]
 
 
 @settings(max_examples=100, deadline=None)
 @given(requests=requests, limit=st.integers(5, 30))
-def test_history_watches_each_page_once_and_keeps_to_its_size(
+def test_history_knows_the_turn_before_as_long_as_its_size_allows(
     requests: list[list[int]], limit: int
 ) -> None:
-    history, last = VisitHistory(limit, ReturnHazards()), OrderedDict[int, float]()
+    history, last = VisitHistory(limit), dict[int, int]()
+    known: list[Visit] = []
     for number, pages in enumerate(requests):
-        history.record(pages, float(number))
-        for page in pages:
-            last[page] = float(number)
-            last.move_to_end(page)
+        found = [last[page] for page in takewhile(last.__contains__, pages)]
+        before = (
+            known[found[-1]] if found and 2 * len(found) > len(known[found[-1]].pages) else None
+        )
+        visit = history.begin(pages, 9, float(number))
+        assert visit.turns == (1 if before is None else before.turns + 1)
+        known.append(visit)
+        last |= dict.fromkeys(pages, number)
         while len(last) > limit:  # a whole visit is forgotten at a time, the oldest
             oldest = min(last.values())
-            last = OrderedDict((p, t) for p, t in last.items() if t != oldest)
-        ages = sorted(number - time for time in last.values())
-        watched = history.watched(float(number))
-        assert sorted(age for _, age, count in watched for _ in range(count)) == ages
+            last = {page: n for page, n in last.items() if n != oldest}
 
 
 @settings(max_examples=100, deadline=None)
@@ -168,16 +220,11 @@ def test_a_shadow_of_lru_finds_what_lru_finds(requests: list[list[int]], size: i
 
 def test_prompts_that_come_again_and_again_leave_nothing_behind() -> None:
     hot, size = list(range(10)), 20
-    history, shadow = VisitHistory(size, ReturnHazards()), ShadowCache(size, 1, lambda e: e[0])
-    keeps_all = VisitHistory(10**6, ReturnHazards())
+    shadow = ShadowCache(size, 1, lambda ends: ends[0])
     for number in range(1000):
-        pages = [*hot[: 10 - number % 7], 100 + number % 5]
-        visit, expected = (h.record(pages, float(number)) for h in (history, keeps_all))
-        assert (visit.turns, visit.kind) == (expected.turns, expected.kind)
-        shadow.use(pages, 0, float(number))
-    kept = (history._visits, shadow._stacks[0])
-    assert all(sum(len(entry.pages) for entry in entries) <= 5 * size for entries in kept)
-    assert [*history.watched(1000.0)] == [*keeps_all.watched(1000.0)]
+        shadow.use([*hot[: 10 - number % 7], 100 + number % 5], 0, float(number))
+    assert sum(len(stack.pages) for stack in shadow._stacks[0]) <= 5 * size
+    assert len(shadow) == 15
 
 
 # ------------------------------------------------------------ who rules
@@ -194,7 +241,8 @@ class Traffic:
     def send(self, policy: Duel, seconds: int) -> None:
         for second in range(seconds):
             for prompt in (*self._regular(second), *self._new()):
-                policy.observe(np.array(prompt, dtype=np.int32), "")
+                use = policy.observe(np.array(prompt, dtype=np.int32), "")
+                policy.observe_end(use, num_output=8)
             self.now += 1.0
 
     def _regular(self, second: int) -> list[list[int]]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from radixrt.bench.arguments import HintLevel
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.result import CacheResult, evaluate, gap_closed
 from radixrt.bench.cache.service import ServiceModel
@@ -53,9 +54,26 @@ def _setups(arguments: argparse.Namespace) -> Iterator[Setup]:
     service = ServiceModel(
         arguments.prefill_rate, arguments.decode_ms / 1e3, arguments.tokens_per_symbol
     )
-    choices = product(arguments.tokens, arguments.schedule_policy, arguments.policy)
-    for pool_tokens, schedule_policy, eviction_policy in choices:
-        yield Setup(pool_tokens, eviction_policy, schedule_policy, arguments.page_size, service)
+    choices = product(
+        arguments.tokens, arguments.schedule_policy, arguments.policy, _hint_choices(arguments)
+    )
+    for pool_tokens, schedule_policy, eviction_policy, (hints, error) in choices:
+        yield Setup(
+            pool_tokens,
+            eviction_policy,
+            schedule_policy,
+            arguments.page_size,
+            hints,
+            error,
+            arguments.closed_loop,
+            service,
+        )
+
+
+def _hint_choices(arguments: argparse.Namespace) -> Iterator[tuple[HintLevel, float]]:
+    for level in arguments.hints:
+        errors = arguments.hint_error if level == "program" else arguments.hint_error[:1]
+        yield from ((level, error) for error in errors)
 
 
 def _replay_cell(trace: Trace, setup: Setup) -> CacheResult:
@@ -65,7 +83,11 @@ def _replay_cell(trace: Trace, setup: Setup) -> CacheResult:
 
 
 def _with_gaps(results: list[CacheResult]) -> list[CacheResult]:
-    lru = {_cell(result): result for result in results if result.eviction_policy == "lru"}
+    lru = {
+        _cell(result): result
+        for result in results
+        if result.eviction_policy == "lru" and result.hints == "none"
+    }
     return [
         replace(result, lru_gap_closed_percent=gap_closed(result, lru[_cell(result)]))
         if _cell(result) in lru
@@ -85,7 +107,7 @@ def _table(trace: Trace, results: list[CacheResult]) -> Table:
         f"{results[0].infinite_percent:.1f} % hits in an infinite cache"
     )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("pool", "queue", "eviction"):
+    for name in ("pool", "queue", "eviction", "hints"):
         table.add_column(name, no_wrap=True)
     for name in ("hit %", "FLOPs", "Belady", "gap %", "TTFT s", "p50", "p99", "retr.", "evicted"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -102,6 +124,7 @@ def _row(result: CacheResult) -> list[str]:
         f"{result.pool_tokens / 2**20:g}M",
         result.schedule_policy,
         result.eviction_policy,
+        result.hints,
         f"{result.hit_percent:.2f}",
         f"{result.flops_hit_percent:.2f}",
         f"{result.belady_percent:.2f}",

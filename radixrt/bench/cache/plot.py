@@ -29,17 +29,22 @@ def _panel(axes: Any, trace: str, results: list[CacheResult]) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     several = len({result.schedule_policy for result in results}) > 1
-    lines = list(dict.fromkeys((r.schedule_policy, r.eviction_policy) for r in results))
-    for number, (schedule, eviction) in enumerate(lines):
-        rows = [r for r in results if (r.schedule_policy, r.eviction_policy) == (schedule, eviction)]  # fmt: skip
+    lines = list(dict.fromkeys(map(_line, results)))
+    for number, (schedule, eviction, hints) in enumerate(lines):
+        rows = [row for row in results if _line(row) == (schedule, eviction, hints)]
         rows.sort(key=lambda row: row.pool_tokens)
-        label = f"{eviction}, {schedule}" if several else eviction
+        label = eviction if hints == "none" else f"{eviction}, hints: {hints}"
+        label = f"{label}, {schedule}" if several else label
         pools = [row.pool_tokens / 2**20 for row in rows]
         color = COLORS[number % len(COLORS)]
         axes.plot(pools, [row.hit_percent for row in rows], "o-", color=color, label=label)
-        if eviction == "lru" or not any(other[1] == "lru" for other in lines):
+        if (eviction, hints) == ("lru", "none") or not any(other[1] == "lru" for other in lines):
             belady = [row.belady_percent for row in rows]
             axes.plot(pools, belady, "--", color=INK, linewidth=1, label=f"Belady ({schedule})")
     axes.axhline(results[0].infinite_percent, color=FAINT, linewidth=1, label="infinite cache")
     axes.set_ylim(0, 1.05 * results[0].infinite_percent)
     axes.legend(fontsize=8)
+
+
+def _line(result: CacheResult) -> tuple[str, str, str]:
+    return result.schedule_policy, result.eviction_policy, result.hints

@@ -8,11 +8,14 @@ prompt, which holds the answer, is recorded and is. A client asks for at most ``
 answer ends where the recorded one did. One step is in flight at a time.
 """
 
+import heapq
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from radixrt.bench.arguments import HintLevel
+from radixrt.bench.cache.future import look_ahead
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
 from radixrt.errors import ConfigError
@@ -36,6 +39,11 @@ class Setup:
     schedule_policy: Any = "fcfs"
     """As in :class:`radixrt.config.ServerConfig`."""
     page_size: int = BLOCK_TOKENS
+    hints: HintLevel = "none"
+    hint_error: float = 0.5
+    """See :mod:`radixrt.bench.cache.future`."""
+    closed_loop: bool = False
+    """A session's next request comes so long after the answer of the last as it was recorded, not at its recorded time."""
     service: ServiceModel = field(default_factory=ServiceModel)
 
 
@@ -73,10 +81,12 @@ class _Run:
         self._clock, self._worker = VirtualClock(), SimulatedWorker()
         self._limits = scheduler_limits(trace, setup)
         self._scheduler = Scheduler(self._limits, self._clock)
-        self._next = 0
+        self._future = look_ahead(trace, setup.hints, setup.hint_error, setup.service.decode_step_s)
+        self._coming = self._first_arrivals()
         self._order: list[int] = []
         self._cached = [0] * len(trace.requests)
         self._ttft: list[float | None] = [None] * len(trace.requests)
+        self._arrival = [0.0] * len(trace.requests)
 
     def run(self) -> Replay:
         while self._arrive():
@@ -93,17 +103,26 @@ class _Run:
             steps=counters.steps,
         )
 
+    def _first_arrivals(self) -> list[tuple[float, int]]:
+        """A heap of times and requests: everybody, or in a closed loop who waits for no answer."""
+        follows = {after for after in self._future.following if after is not None}
+        return [
+            (request.arrival_s, number)
+            for number, request in enumerate(self._trace.requests)
+            if not (self._setup.closed_loop and number in follows)
+        ]
+
     def _arrive(self) -> bool:
         """Queue whoever has come by now; with nothing else to do, wait for the next. False: all is done."""
-        requests = self._trace.requests
         idle = not (self._scheduler.num_running or len(self._scheduler.waiting))
         if idle:
-            if self._next == len(requests):
+            if not self._coming:
                 return False
-            self._clock.now = max(self._clock.now, requests[self._next].arrival_s)
-        while self._next < len(requests) and requests[self._next].arrival_s <= self._clock.now:
-            self._scheduler.add(self._request(self._next))
-            self._next += 1
+            self._clock.now = max(self._clock.now, self._coming[0][0])
+        while self._coming and self._coming[0][0] <= self._clock.now:
+            arrival, number = heapq.heappop(self._coming)
+            self._arrival[number] = arrival
+            self._scheduler.add(self._request(number))
         return True
 
     def _request(self, number: int) -> SequenceRequest:
@@ -114,7 +133,10 @@ class _Run:
             max_tokens=max(self._answer_length(recorded), min(self._most_symbols, room))
         )
         return SequenceRequest(
-            seq_id=number, token_ids=self._prompt(recorded, num_symbols), sampling=sampling
+            seq_id=number,
+            token_ids=self._prompt(recorded, num_symbols),
+            sampling=sampling,
+            cache_hints=self._future.hints[number],
         )
 
     def _prompt(self, recorded: TraceRequest, num_symbols: int) -> PackedIds:
@@ -152,8 +174,18 @@ class _Run:
     def _record(self, batch: TokenBatch) -> None:
         for started in batch.started:
             self._cached[started.seq_id] = started.cached_tokens * self._symbol
-            arrival = self._trace.requests[started.seq_id].arrival_s
-            self._ttft[started.seq_id] = self._clock.now - arrival
+            self._ttft[started.seq_id] = self._clock.now - self._arrival[started.seq_id]
+        for finished in batch.finished:
+            self._go_on_after(finished.seq_id)
+
+    def _go_on_after(self, number: int) -> None:
+        """An answer is complete: its session ends, or sends its next request after a pause."""
+        if self._future.is_last_of_session(number):
+            self._scheduler.release_session(self._future.hints[number].session)
+        after = self._future.following[number]
+        if self._setup.closed_loop and after is not None:
+            arrival = self._clock.now + self._future.pause_s[number]
+            heapq.heappush(self._coming, (arrival, after))
 
 
 def scheduler_limits(trace: Trace, setup: Setup) -> SchedulerLimits:

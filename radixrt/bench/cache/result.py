@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from radixrt.bench.cache.bounds import belady, infinite_cache
-from radixrt.bench.cache.replay import Replay
+from radixrt.bench.cache.replay import Replay, Setup
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace
 from radixrt.bench.report import Percentiles
 
@@ -23,6 +23,9 @@ class CacheResult:
     pool_tokens: int
     eviction_policy: str
     schedule_policy: str
+    hints: str
+    """What clients said of their future; after "program", how wrong they were about tools."""
+    closed_loop: bool
     hit_percent: float
     """Cached prompt tokens of all prompt tokens."""
     flops_hit_percent: float
@@ -59,6 +62,8 @@ def evaluate(trace: Trace, run: Replay, replay_s: float) -> CacheResult:
         pool_tokens=run.setup.pool_tokens,
         eviction_policy=run.setup.eviction_policy,
         schedule_policy=run.setup.schedule_policy,
+        hints=_hints(run.setup),
+        closed_loop=run.setup.closed_loop,
         hit_percent=100 * sum(run.cached_tokens) / total,
         flops_hit_percent=100 * saved / flops,
         infinite_percent=100 * sum(infinite_cache(admitted)) / total,
@@ -71,6 +76,10 @@ def evaluate(trace: Trace, run: Replay, replay_s: float) -> CacheResult:
         steps=run.steps,
         replay_s=replay_s,
     )
+
+
+def _hints(setup: Setup) -> str:
+    return f"program {setup.hint_error:g}" if setup.hints == "program" else setup.hints
 
 
 def prefill_flops(num_tokens: int) -> float:

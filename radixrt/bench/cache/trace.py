@@ -6,7 +6,8 @@ Two formats, one JSON object a line, gzipped or not, told apart by their keys:
   publishes its traces and as ``radixrt serve --request-log FILE`` writes them;
 - the same with ``"runs": [[first_id, count], ...]`` in place of ``hash_ids``: ids that follow each other.
 
-A block is 512 tokens, the last one of a prompt may be shorter. An id stands for the block and everything
+Either may have ``"session"``, a number, and ``"tool"``, 1 where the answer ended in a tool call; only ``--hints`` and
+``--closed-loop`` ask for them. A block is 512 tokens, the last one of a prompt may be shorter. An id stands for the block and everything
 before it, so that two prompts share a prefix exactly as far as their ids are equal.
 """
 
@@ -37,6 +38,10 @@ class TraceRequest:
     output_tokens: int
     blocks: BlockIds
     """[number of blocks]; equal ids, equal prefixes."""
+    session: int | None = None
+    """Whose request it is, where the recording knows."""
+    called_tool: bool = False
+    """Its answer ended in a tool call."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class _Line(msgspec.Struct):
     output_length: int
     hash_ids: list[int] | None = None
     runs: list[tuple[int, int]] | None = None
+    session: int | None = None
+    tool: int = 0
 
 
 def read_trace(path: Path, *, limit: int | None = None, speed: float = 1.0) -> Trace:
@@ -112,7 +119,12 @@ def _request(line: bytes, dense: "_DenseIds", speed: float) -> TraceRequest:
         raise ValueError(f"{row.input_length} tokens are {expected} blocks, not {len(blocks)}")
     arrival_s = row.timestamp / 1e3 / speed
     return TraceRequest(
-        arrival_s, row.input_length, max(1, row.output_length), blocks.astype(np.int64)
+        arrival_s,
+        row.input_length,
+        max(1, row.output_length),
+        blocks.astype(np.int64),
+        row.session,
+        bool(row.tool),
     )
 
 

@@ -8,23 +8,25 @@ evicts the page whose return is least likely for each second that it would stay,
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
 from radixrt.scheduler.eviction.page_sample import PageSample
+from radixrt.scheduler.eviction.policy import Use
 from radixrt.scheduler.eviction.return_hazards import NUM_CLASSES, ReturnHazards
 from radixrt.scheduler.eviction.shadow_cache import ShadowCache, Stack
-from radixrt.scheduler.eviction.visit_history import VisitHistory
+from radixrt.scheduler.eviction.visit_history import Visit, VisitHistory
 from radixrt.scheduler.node import Node
 
-SHADOW_PAGES = 1024
+SHADOW_PAGES = 4096
 """Size of a shadow cache, or up to twice that; bounds memory and time a request, whatever the pool's size."""
 
-HISTORY_POOLS = 32
+HISTORY_POOLS = 64
 """How far back returns are seen: pools' worth of pages."""
 
-REFRESH_EVERY = 4 * SHADOW_PAGES
-"""Watched pages from one look at the hazards to the next."""
+FIT_EVERY, FIRST_FIT = 256, 32
+"""Requests from one fit of the hazards to the next; at the start more often, to get going."""
 
 MEMORY = 0.997
 """What a duel's score keeps from request to request: half of it after 230."""
@@ -32,13 +34,22 @@ MEMORY = 0.997
 MIN_LEAD = 8
 """Pages that return hazard has to be ahead of LRU in any case."""
 
-LEAD, LEAD_TO_BEGIN = 0.03, 1.1
+LEAD, LEAD_TO_BEGIN = 0.01, 1.05
 """Return hazard rules while what it finds and LRU misses is more than what LRU finds and it misses, by this share of
 all that LRU finds; to take over, LRU's part counts LEAD_TO_BEGIN times, and a shadow is not the pool to the last page."""
 
 
+@dataclass(eq=False, slots=True)
+class _DuelUse(Use):
+    """A request, in the history and in both shadows."""
+
+    visit: Visit
+    in_lru: Stack
+    in_hazard: Stack
+
+
 class ReturnHazardQueue:
-    """The evictable leaves, by class of turns, with the oldest and the newest of each at hand.
+    """The evictable leaves, by class of odds, with the oldest and the newest of each at hand.
 
     The index changes with time, and every leaf's changes with it; within a class it falls with age, or rises to the time of the
     usual pause and falls then. So the least is at one end, and a handful of candidates is enough.
@@ -53,20 +64,26 @@ class ReturnHazardQueue:
         self._oldest[kind].push(leaf.stamp, leaf)
         self._newest[kind].push(-leaf.stamp, leaf)
 
-    def oldest(self) -> Node | None:
-        leaves = [leaf for heap in self._oldest if (leaf := heap.peek()) is not None]
-        return min(leaves, key=lambda leaf: leaf.stamp, default=None)
+    def pop_oldest(self) -> Node | None:
+        return self._pop_first(self._oldest, lambda leaf: (0.0, leaf.stamp))
 
-    def least_likely(self, hazards: ReturnHazards, now: float) -> Node | None:
+    def pop_least_likely(self, hazards: ReturnHazards, now: float) -> Node | None:
         """The leaf with the smallest index, older ones first among equals."""
 
         def order(leaf: Node) -> tuple[float, int]:
             age_s = max(0.0, now - leaf.stamp * 1e-9)
             return hazards.index(leaf.traffic_class, age_s), leaf.stamp
 
-        heaps = (*self._oldest, *self._newest)
-        leaves = [leaf for heap in heaps if (leaf := heap.peek()) is not None]
-        return min(leaves, key=order, default=None)
+        return self._pop_first([*self._oldest, *self._newest], order)
+
+    def _pop_first(
+        self, heaps: list[LeafHeap], order: Callable[[Node], tuple[float, int]]
+    ) -> Node | None:
+        """A leaf that is also in another heap stays there until it has changed; the tree takes or offers it."""
+        tops = [(leaf, heap) for heap in heaps if (leaf := heap.peek()) is not None]
+        if not tops:
+            return None
+        return min(tops, key=lambda top: order(top[0]))[1].pop()
 
 
 class Duel:
@@ -78,11 +95,11 @@ class Duel:
         self._sample = PageSample(page_size, one_in)
         shadow_pages = max(1, num_pages // one_in)
         self._hazards = ReturnHazards()
-        self._history = VisitHistory(HISTORY_POOLS * shadow_pages, self._hazards)
+        self._history = VisitHistory(HISTORY_POOLS * shadow_pages)
         self._lru = ShadowCache(shadow_pages, 1, lambda ends: ends[0])
         self._hazard = ShadowCache(shadow_pages, NUM_CLASSES, self._least_likely)
         self._found_by_lru = self._only_lru = self._only_hazard = 0.0
-        self._until_refresh = SHADOW_PAGES // 2
+        self._num_seen, self._next_fit = 0, FIRST_FIT
         self.hazard_rules = False
         self._leaves = ReturnHazardQueue()
 
@@ -92,27 +109,39 @@ class Duel:
         self._leaves.push(leaf)
 
     def pop(self) -> Node | None:
-        """The leaf stays in the heaps until it has changed; the tree takes it, or offers what is left of it."""
         if self.hazard_rules:
-            return self._leaves.least_likely(self._hazards, self._clock())
-        return self._leaves.oldest()
+            return self._leaves.pop_least_likely(self._hazards, self._clock())
+        return self._leaves.pop_oldest()
 
     # ------------------------------------------------------------ the shadows
 
-    def observe(self, tokens: TokenIds, salt: str) -> int:
+    def observe(self, tokens: TokenIds, salt: str) -> Use:
         pages = self._sample.pick(tokens, salt)
-        if not pages:
-            return 0
         now = self._clock()
         self._judge(self._lru.num_found(pages), self._hazard.num_found(pages))
-        visit = self._history.record(pages, now)
-        self._lru.use(pages, 0, now)
-        self._hazard.use(pages, visit.kind, now)
-        self._until_refresh -= len(pages)
-        if self._until_refresh <= 0:
-            self._until_refresh = REFRESH_EVERY
-            self._hazards.refresh(self._history.watched(now))
-        return visit.kind
+        self._fit_if_due(now)
+        visit = self._history.begin(pages, len(tokens), now)
+        kind = self._hazards.classify(visit.features)
+        return _DuelUse(
+            kind, visit, self._lru.use(pages, 0, now), self._hazard.use(pages, kind, now)
+        )
+
+    def observe_end(self, use: Use, num_output: int) -> None:
+        assert isinstance(use, _DuelUse)
+        now = self._clock()
+        self._history.end(use.visit, num_output, now)
+        use.kind = self._hazards.classify(use.visit.features)
+        self._lru.use_again(use.in_lru, 0, now)
+        self._hazard.use_again(use.in_hazard, use.kind, now)
+
+    def _fit_if_due(self, now: float) -> None:
+        self._num_seen += 1
+        if self._num_seen < self._next_fit:
+            return
+        self._next_fit = self._num_seen + min(FIT_EVERY, max(FIRST_FIT, self._num_seen // 8))
+        seen = self._history.observations(now)
+        if seen is not None:
+            self._hazards.fit(seen)
 
     def _judge(self, found_by_lru: int, found_by_hazard: int) -> None:
         """Only what one of them finds and the other does not counts."""

@@ -2,6 +2,7 @@
 
 from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
+from radixrt.scheduler.eviction.policy import Use
 from radixrt.scheduler.node import Node
 
 
@@ -17,5 +18,8 @@ class FIFO:
     def pop(self) -> Node | None:
         return self._leaves.pop()
 
-    def observe(self, tokens: TokenIds, salt: str) -> int:
-        return 0  # The order of arrival is on the nodes.
+    def observe(self, tokens: TokenIds, salt: str) -> None:
+        return None  # The order of arrival is on the nodes.
+
+    def observe_end(self, use: Use, num_output: int) -> None:
+        pass

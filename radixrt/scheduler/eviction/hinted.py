@@ -12,7 +12,7 @@ from collections.abc import Callable
 from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
 from radixrt.scheduler.eviction.lru import LeafLRU
-from radixrt.scheduler.eviction.policy import EvictionPolicy
+from radixrt.scheduler.eviction.policy import EvictionPolicy, Use
 from radixrt.scheduler.hint import DEFAULT, HIGH, NONE, Hint
 from radixrt.scheduler.node import Node
 
@@ -50,8 +50,11 @@ class Hinted:
         leaves = (level.pop(now) for level in self._levels)
         return next((leaf for leaf in leaves if leaf is not None), None)
 
-    def observe(self, tokens: TokenIds, salt: str) -> int:
+    def observe(self, tokens: TokenIds, salt: str) -> Use | None:
         return self._base.observe(tokens, salt)
+
+    def observe_end(self, use: Use, num_output: int) -> None:
+        self._base.observe_end(use, num_output)
 
     def _forget_what_is_past(self, leaf: Node) -> None:
         """A use that was due counts as one, so the base is offered a leaf with a new stamp."""

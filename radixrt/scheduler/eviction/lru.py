@@ -2,6 +2,7 @@
 
 from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
+from radixrt.scheduler.eviction.policy import Use
 from radixrt.scheduler.node import Node
 
 
@@ -20,5 +21,8 @@ class LeafLRU:
     def pop(self) -> Node | None:
         return self._leaves.pop()
 
-    def observe(self, tokens: TokenIds, salt: str) -> int:
-        return 0  # Recency is on the nodes.
+    def observe(self, tokens: TokenIds, salt: str) -> None:
+        return None  # Recency is on the nodes.
+
+    def observe_end(self, use: Use, num_output: int) -> None:
+        pass

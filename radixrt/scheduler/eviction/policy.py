@@ -6,11 +6,20 @@ conversation led to it, what its client asked for.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from radixrt.messages import TokenIds
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.node import Node
+
+
+@dataclass(eq=False, slots=True)
+class Use:
+    """What a policy has noted of one request."""
+
+    kind: int
+    """A class of traffic, which is noted on the nodes that the request uses last."""
 
 
 class EvictionPolicy(Protocol):
@@ -22,22 +31,22 @@ class EvictionPolicy(Protocol):
     def pop(self) -> Node | None:
         """Take the leaf that should go first; None if every leaf is locked."""
 
-    def observe(self, tokens: TokenIds, salt: str) -> int:
-        """A request with this prompt is being admitted; for policies that learn from the traffic.
+    def observe(self, tokens: TokenIds, salt: str) -> Use | None:
+        """A request with this prompt is being admitted; for policies that learn from the traffic, else None."""
 
-        Returns:
-            How many requests led to this prompt, itself included, each going on where the one before ended; 0 if
-            the policy does not count them. It is noted on the nodes that the request uses last.
-        """
+    def observe_end(self, use: Use, num_output: int) -> None:
+        """Its answer is complete, or its client gone, after so many tokens: may change its kind."""
 
 
 def make_policy(
     name: EvictionPolicyName, num_pages: int, page_size: int, clock: Callable[[], float]
 ) -> EvictionPolicy:
     """A new policy for a pool of ``num_pages`` pages that heeds hints; ``clock`` gives seconds."""
+    from radixrt.scheduler.eviction.awaited import Awaited
     from radixrt.scheduler.eviction.hinted import Hinted
 
-    return Hinted(make_base_policy(name, num_pages, page_size, clock), clock)
+    policy = Hinted(make_base_policy(name, num_pages, page_size, clock), clock)
+    return Awaited(policy) if name == "duel" else policy
 
 
 def make_base_policy(

@@ -42,17 +42,31 @@ class ShadowCache:
                 return number
         return len(pages)
 
-    def use(self, pages: list[int], kind: int, now: float) -> None:
+    def use(self, pages: list[int], kind: int, now: float) -> Stack:
         """Take a request's pages in, and evict what exceeds the size."""
         stack = Stack(now, kind, pages.copy())
         for page in pages:
             self._stack_of[page] = stack
-        self._stacks[kind].append(stack)
+        if pages:
+            self._stacks[kind].append(stack)
         self._num_listed += len(pages)
         if self._num_listed > MOST_LISTED * self._max_pages + len(pages):
             self._drop_outdated()
-        while len(self) > self._max_pages:
-            del self._stack_of[self._choose(self._ends()).pages.pop()]
+        self._evict(len(self) - self._max_pages)
+        return stack
+
+    def use_again(self, stack: Stack, kind: int, now: float) -> None:
+        """What is left of a request's pages counts as used now, by a request of another class."""
+        pages = [page for page in stack.pages if self._stack_of.get(page) is stack]
+        if pages:
+            self.use(pages, kind, now)
+
+    def _evict(self, count: int) -> None:
+        while count > 0:
+            stack = self._choose(self._ends())
+            while count > 0 and self._trim(stack):
+                del self._stack_of[stack.pages.pop()]
+                count -= 1
 
     def _drop_outdated(self) -> None:
         """Where the same prompts come again and again, nothing is evicted, and :meth:`_ends` would never see them."""

@@ -1,116 +1,105 @@
-"""Who has been here, and how many turns ago did that begin? The last use of every watched page.
+"""Who has been here, how many turns ago did that begin, and who came back? The last use of every watched page.
 
 It reaches further back than the pool: that a page returned after it was evicted is what a policy has to learn.
 """
 
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 
-from radixrt.scheduler.eviction.return_hazards import ReturnHazards, classify
+import numpy as np
+
+from radixrt.scheduler.eviction.return_hazards import (
+    NUM_LEVELS,
+    Features,
+    Observations,
+    features_of,
+)
 
 GOES_ON_FROM = 0.5
 """A request is the next turn of another if it shares more than this share of the other's pages. Who shares less has
-only the beginning in common, a system prompt."""
+only the beginning in common, a system prompt, which says nothing about who comes back."""
 
-MEDIAN_STEP = 1.02
-"""By what the running median of pauses between turns moves towards each new one."""
-
-MOST_LISTED = 2
-"""Pages that visits may list for each that is remembered; beyond it they are cleared of those used again later."""
+MAX_VISITS = 4096
+"""More would make a fit take longer than ten milliseconds."""
 
 
 @dataclass(eq=False, slots=True)
 class Visit:
     """One request."""
 
-    time_s: float
-    turns: int
-    """How many requests it is the last of, each going on from the one before."""
-    kind: int
-    """Its class; see :func:`radixrt.scheduler.eviction.return_hazards.classify`."""
     pages: list[int]
-    """Hashes of its watched pages; some of those used again since may be missing."""
-    num_pages: int
-    """How many watched pages it had."""
-    num_latest: int
-    """Of those, how many nobody has used since."""
+    """Hashes of its watched pages."""
+    num_prompt: int
+    """Tokens."""
+    turns: int = 1
+    """How many requests it is the last of, each going on from the one before."""
+    pause_s: float | None = None
+    """From the end of the turn before to this one."""
+    num_output: int | None = None
+    """Tokens of the answer, once it is complete."""
+    ended_s: float | None = None
+    waited_s: float | None = None
+    """From its end to the next turn, once that has come."""
+
+    @property
+    def features(self) -> Features:
+        return features_of(self.turns, self.pause_s, self.num_prompt, self.num_output)
 
 
 class VisitHistory:
-    """The last visit of each of up to ``max_pages`` pages; teaches ``hazards`` what it sees."""
+    """The last visit of each of up to ``max_pages`` pages, and what became of the last ``MAX_VISITS`` visits."""
 
-    def __init__(self, max_pages: int, hazards: ReturnHazards) -> None:
+    def __init__(self, max_pages: int) -> None:
         self._max_pages = max_pages
-        self._hazards = hazards
         self._last: dict[int, Visit] = {}
         self._visits: deque[Visit] = deque()
-        self._num_listed = 0
-        """Pages on all visits, with those that were used again later."""
-        self._median_pause_s = 30.0
 
-    def record(self, pages: list[int], now: float) -> Visit:
-        """Note a request; counts its turns."""
-        found = self._found(pages)
-        before = self._turn_before(found)
-        visit = self._visit(pages, before, now)
-        for other, num_pages in Counter(found).items():
-            other.num_latest -= num_pages
-            if other is before:
-                self._hazards.observe_return(other.kind, now - other.time_s, num_pages)
-            else:  # a shared beginning: says nothing about who comes back
-                self._hazards.observe_wait(other.kind, now - other.time_s, num_pages)
+    def begin(self, pages: list[int], num_prompt: int, now: float) -> Visit:
+        """Note a request; counts its turns. One without watched pages counts as a stranger and teaches nothing."""
+        visit, before = Visit(pages, num_prompt), self._turn_before(pages)
+        if not pages:
+            return visit
+        if before is not None:
+            visit.turns = before.turns + 1
+            visit.pause_s = 0.0 if before.ended_s is None else now - before.ended_s
+            before.waited_s = visit.pause_s
         for page in pages:
             self._last[page] = visit
         self._visits.append(visit)
-        self._num_listed += len(pages)
-        if self._num_listed > MOST_LISTED * self._max_pages + len(pages):
-            self._drop_outdated()
-        self._forget_oldest(now)
+        while len(self._last) > self._max_pages or len(self._visits) > MAX_VISITS:
+            self._forget_oldest()
         return visit
 
-    def watched(self, now: float) -> Iterator[tuple[int, float, int]]:
-        """Class, age and number of the pages that wait for their return."""
-        for visit in self._visits:
-            if visit.num_latest:
-                yield visit.kind, now - visit.time_s, visit.num_latest
+    def end(self, visit: Visit, num_output: int, now: float) -> None:
+        """The answer is complete."""
+        visit.num_output, visit.ended_s = num_output, now
 
-    def _found(self, pages: list[int]) -> list[Visit]:
-        found = []
+    def observations(self, now: float) -> Observations | None:
+        """What became of the visits that have ended; None if none has."""
+        ended = [visit for visit in self._visits if visit.ended_s is not None]
+        if not ended:
+            return None
+        waited = [v.waited_s if v.waited_s is not None else now - (v.ended_s or 0.0) for v in ended]
+        return Observations(
+            np.array([v.features for v in ended], dtype=np.intp).reshape(-1, len(NUM_LEVELS)),
+            np.array([len(v.pages) for v in ended], dtype=np.float64),
+            np.array(waited, dtype=np.float64),
+            np.array([v.waited_s is not None for v in ended]),
+        )
+
+    def _turn_before(self, pages: list[int]) -> Visit | None:
+        latest, num_found = None, 0
         for page in pages:
             visit = self._last.get(page)
             if visit is None:
                 break
-            found.append(visit)
-        return found
+            latest, num_found = visit, num_found + 1
+        if latest is None or num_found <= GOES_ON_FROM * len(latest.pages):
+            return None
+        return latest
 
-    def _turn_before(self, found: list[Visit]) -> Visit | None:
-        goes_on = bool(found) and len(found) > GOES_ON_FROM * found[-1].num_pages
-        return found[-1] if goes_on else None
-
-    def _visit(self, pages: list[int], before: Visit | None, now: float) -> Visit:
-        if before is None:
-            return Visit(now, 1, classify(1, was_quick=False), pages, len(pages), len(pages))
-        pause_s = now - before.time_s
-        was_quick = pause_s < self._median_pause_s
-        self._median_pause_s *= 1 / MEDIAN_STEP if was_quick else MEDIAN_STEP
-        turns = before.turns + 1
-        kind = classify(turns, was_quick=was_quick)
-        return Visit(now, turns, kind, pages, len(pages), len(pages))
-
-    def _drop_outdated(self) -> None:
-        """Where the same prompts come again and again, no page is forgotten, and their visits would never be."""
-        self._visits = deque(visit for visit in self._visits if visit.num_latest)
-        for visit in self._visits:
-            visit.pages = [page for page in visit.pages if self._last[page] is visit]
-        self._num_listed = len(self._last)
-
-    def _forget_oldest(self, now: float) -> None:
-        while len(self._last) > self._max_pages:
-            visit = self._visits.popleft()
-            self._num_listed -= len(visit.pages)
-            for page in visit.pages:
-                if self._last[page] is visit:
-                    del self._last[page]
-            if visit.num_latest:
-                self._hazards.observe_wait(visit.kind, now - visit.time_s, visit.num_latest)
+    def _forget_oldest(self) -> None:
+        visit = self._visits.popleft()
+        for page in visit.pages:
+            if self._last[page] is visit:
+                del self._last[page]
