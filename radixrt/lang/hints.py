@@ -1,0 +1,53 @@
+"""What does a run tell the cache about its future? Advice, sent in the background, that changes no answer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from radixrt.lang.backends.protocol import Backend, CacheHints
+from radixrt.lang.background import BACKGROUND
+
+FORKS_ARE_USED_FOR_S = 60.0
+"""How long the prefix of forks is worth keeping after its last use: branches of a tree of thought return to it."""
+
+
+class Hints:
+    """The hints of one run."""
+
+    def __init__(self, session: str, backend: Backend) -> None:
+        self._session = session
+        self._backend = backend
+        self._was_used = False
+
+    def of_call(self, next_use_s: float | None, is_forked: bool) -> CacheHints:
+        """Those that go with a call.
+
+        Args:
+            next_use_s: how long the program expects to do something else after it.
+            is_forked: other branches begin with the same prompt.
+        """
+        self._was_used = True
+        return CacheHints(
+            session=self._session,
+            next_use_s=next_use_s,
+            keep_for_s=FORKS_ARE_USED_FOR_S if is_forked else None,
+        )
+
+    def program_ended(self) -> None:
+        """Nothing of the run is needed any more. Returns at once."""
+        if self._was_used:
+            BACKGROUND.submit(self._backend.program_ended(self._session))
+
+
+class ExpectedWaits:
+    """For how long a state's next calls will leave its KV unused."""
+
+    def __init__(self) -> None:
+        self.next_use_s: float | None = None
+
+    @contextmanager
+    def waiting(self, seconds: float) -> Iterator[None]:
+        before, self.next_use_s = self.next_use_s, seconds
+        try:
+            yield
+        finally:
+            self.next_use_s = before
