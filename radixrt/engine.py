@@ -122,7 +122,7 @@ class LLM:
             )
         config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
         self._engine = BackgroundEngine(prepare(config))
-        self._reasoning_parser = config.reasoning_parser
+        self.config = config
         self.info: EngineInfo = self._engine.info
         self._new_id = itertools.count()
         # An LLM that is forgotten, or lives to the end of the program, leaves no process behind.
@@ -257,6 +257,11 @@ class LLM:
 
     # ------------------------------------------------------------ the engine
 
+    @property
+    def background(self) -> BackgroundEngine:
+        """The processes, for code that makes requests of its own."""
+        return self._engine
+
     def flush_cache(self) -> int:
         """Empty the radix tree of what no running request uses; returns the number of pages freed."""
         return self._engine.run(self._engine.client.flush_cache())
@@ -287,7 +292,7 @@ class LLM:
         stream: bool = False,
     ) -> GenerateRequest:
         check_sampling(structured, sampling)
-        thinks = isinstance(prompt, ChatPrompt) and self._reasoning_parser != "none"
+        thinks = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
         return GenerateRequest(
             request_id=f"llm-{os.getpid()}-{next(self._new_id)}",
             prompt=prompt,
@@ -295,7 +300,7 @@ class LLM:
             stream=stream,
             cache_salt=cache_salt,
             structured=structured,
-            parse_reasoning=self._reasoning_parser if thinks else "",
+            parse_reasoning=self.config.reasoning_parser if thinks else "",
         )
 
     def _answer(

@@ -4,6 +4,8 @@ docs/lang.md teaches it in ten minutes. It needs neither torch nor a model in th
 """
 
 from radixrt.lang.backends.default import set_default_backend
+from radixrt.lang.backends.engine import Engine
+from radixrt.lang.backends.openai import OpenAI
 from radixrt.lang.backends.server import Server
 from radixrt.lang.batch import FailedRun
 from radixrt.lang.errors import (
@@ -32,10 +34,12 @@ __all__ = [
     "BadRequest",
     "Cancelled",
     "ConnectionLost",
+    "Engine",
     "FailedRun",
     "Forks",
     "Function",
     "LangError",
+    "OpenAI",
     "ProgramError",
     "Sampling",
     "Server",

@@ -58,7 +58,7 @@ Begin = Callable[[Any, Gate], tuple[State, Callable[[], State]]]
 class BatchGate:
     """Lets runs send their first calls: so many at a time, in the order of what they share.
 
-    Lives in the runtime's event loop, but for :meth:`leave`.
+    Lives in the runtime's event loop, but for :meth:`leave` and :meth:`close`.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -72,15 +72,23 @@ class BatchGate:
     async def admit(self, run: Run, prompt: Prompt) -> None:
         if run.id in self._inside:
             return
-        if run.id not in self._turns:
-            self._turns[run.id] = asyncio.get_running_loop().create_future()
+        turn = self._turns.get(run.id)
+        if turn is None:
+            turn = self._turns[run.id] = asyncio.get_running_loop().create_future()
             self._order.add(_as_text(prompt), run.id)
             self._open_soon()
-        await asyncio.shield(self._turns[run.id])
+        await asyncio.shield(turn)
 
     def leave(self, run: Run) -> None:
         """A run has ended: its place is free. From any thread."""
         BACKGROUND.get().call_soon_threadsafe(self._leave, run.id)
+
+    def close(self) -> None:
+        """Let nobody in any more. From any thread."""
+        BACKGROUND.get().call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        self._room = 0
 
     def _open_soon(self) -> None:
         if self._is_open:
@@ -163,6 +171,7 @@ class _Batch:
                 self._under_way.discard(run)
 
     def cancel(self) -> None:
+        self._gate.close()
         with self._lock:
             self._cancelled = True
             for run in self._under_way:

@@ -159,8 +159,11 @@ def _value(answer: _Answer, gen: Gen, kind: AnswerType) -> Any:
     """
     if gen.tools:
         return ToolAnswer(answer.text, read_calls(answer.tool_calls, gen.tools))
+    cut_off = answer.finish_reason == "length"
     try:
-        return kind.read(answer.text)
+        value = kind.read(answer.text)
     except ValueError as error:
-        cut_off = answer.finish_reason == "length"
         raise unreadable(answer.text, kind.description, error, cut_off) from error
+    if cut_off and isinstance(value, int | float) and not isinstance(value, bool):
+        raise unreadable(answer.text, kind.description, "more digits may follow", cut_off)
+    return value

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from radixrt.lang.errors import ProgramError
+
 if TYPE_CHECKING:
     from radixrt.lang.state import State
 
@@ -18,6 +20,15 @@ class Forks(Sequence["State"]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._branches[index]
+
+    def __setitem__(self, index: int, branch: "State") -> None:
+        """What ``forks[0] += ...`` does: it puts the branch back where it was.
+
+        Raises:
+            ProgramError: it is another.
+        """
+        if branch is not self._branches[index]:
+            raise ProgramError("The branches of a fork can't be replaced; append to them with +=.")
 
     def __len__(self) -> int:
         return len(self._branches)

@@ -34,7 +34,7 @@ class Run:
         self.sampling = sampling
         self.changes = Changes()
         self.calls: list[CallRecord] = []
-        self.hints = Hints(self.id, backend)
+        self.hints = Hints(self.id, backend, is_one_of_many=gate is not None)
         self._gate = gate
         self._admitted = gate is None
         self._lock = threading.Lock()

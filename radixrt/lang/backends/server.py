@@ -9,6 +9,7 @@ from typing import Any
 from radixrt.lang.backends.http import HttpClient
 from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body
 from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt, Score
+from radixrt.lang.backends.token_scoring import score_choices
 from radixrt.lang.constraints import Choices, Constraint, Grammar, Regex
 from radixrt.lang.errors import BackendError
 
@@ -36,10 +37,8 @@ class Server:
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
         body = standard_body(call, None)
-        body |= {name: value for name, value in call.sampling.given().items() if name not in body}
         body |= call.sampling.given() | _constraint_fields(call.constraint)
-        if call.continues:
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        body |= _continuation_fields(call.continues)
         if await self._offers("/v1/cache/release"):
             body["cache"] = cache_fields(call.hints)
         async with aclosing(self._http.events(path_of(call), body)) as events:
@@ -50,22 +49,9 @@ class Server:
     async def score(
         self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
     ) -> list[Score]:
-        """Encode the prompt with each choice behind it, as it will be encoded when it is part of a prompt, and score
-        what differs from the prompt alone."""
-        alone, *whole = await asyncio.gather(
-            self._encode(prompt, continues, ""),
-            *(self._encode(prompt, continues, choice) for choice in choices),
+        return await score_choices(
+            prompt, continues, choices, unconditional, self._encode, self._logprobs
         )
-        start = min(shared_tokens(alone, ids) for ids in whole)
-        start = max(start, 1)  # nothing comes before the first token that could make it likely
-        sequences = list(whole)
-        starts = [start] * len(whole)
-        if unconditional:
-            sequences += [ids[:1] + ids[start:] for ids in whole]
-            starts += [1] * len(whole)
-        logprobs = await self._logprobs(sequences, starts)
-        without = logprobs[len(whole) :] if unconditional else [()] * len(whole)
-        return [Score(*pair) for pair in zip(logprobs, without, strict=False)]
 
     async def program_ended(self, session: str) -> None:
         with contextlib.suppress(BackendError):
@@ -75,20 +61,17 @@ class Server:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _encode(self, prompt: Prompt, continues: bool, choice: str) -> list[int]:
-        """The token ids of a prompt and what follows it."""
-        if isinstance(prompt, str):
-            body: dict[str, Any] = {"prompt": prompt + choice}
-        else:
-            body = _with_continuation(list(prompt), continues, choice)
-        answer = await self._http.post("/tokenize", body)
+    async def _encode(self, prompt: Prompt, continues: bool) -> list[int]:
+        body: dict[str, Any] = (
+            {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
+        )
+        answer = await self._http.post("/tokenize", body | _continuation_fields(continues))
         ids: list[int] = answer["tokens"]
         return ids
 
     async def _logprobs(
         self, sequences: list[list[int]], starts: list[int]
     ) -> list[tuple[float, ...]]:
-        """The log-probabilities of each sequence's tokens from its start on, in one batch."""
         body = {
             "input_ids": sequences,
             "return_logprob": True,
@@ -125,28 +108,9 @@ def cache_fields(hints: CacheHints) -> dict[str, Any]:
     return fields
 
 
-def shared_tokens(one: list[int], other: list[int]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
-
-
-def _with_continuation(messages: list[Any], continues: bool, choice: str) -> dict[str, Any]:
-    """A conversation whose last message, the assistant's, goes on with the choice."""
-    if not continues and not choice:
-        return {"messages": messages}
-    if continues:
-        last = {**messages[-1], "content": messages[-1]["content"] + choice}
-        messages = [*messages[:-1], last]
-    else:
-        messages = [*messages, {"role": "assistant", "content": choice}]
-    return {
-        "messages": messages,
-        "continue_final_message": True,
-        "add_generation_prompt": False,
-    }
+def _continuation_fields(continues: bool) -> dict[str, Any]:
+    """Those of a conversation whose last message is to be continued."""
+    return {"continue_final_message": True, "add_generation_prompt": False} if continues else {}
 
 
 def _constraint_fields(constraint: Constraint | None) -> dict[str, Any]:
