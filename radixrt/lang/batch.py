@@ -187,17 +187,18 @@ def _show_progress(futures: "list[Future[BatchResult]]", title: str | None) -> N
 
 @contextlib.contextmanager
 def _progress_bar(title: str | None, total: int) -> Iterator[Callable[[int], None]]:
-    """Where ``rich`` is installed."""
+    """Where ``rich`` is installed and someone looks."""
     try:
-        from rich import progress
+        from rich import console, progress
     except ImportError:
         title = None
     if title is None:
         yield lambda _: None
         return
+    screen = console.Console(stderr=True)
     with progress.Progress(
         progress.TextColumn(title), progress.BarColumn(), progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(), transient=True,
+        progress.TimeRemainingColumn(), transient=True, console=screen, disable=not screen.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)
