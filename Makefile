@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-tree test-scheduler lint format bench eval-demo docs clean
@@ -20,8 +21,8 @@ $(VENV)/.installed: pyproject.toml deploy/set_up_venv.py
 serve: install ## Serve a model on 127.0.0.1:30000; ARGS="--model-path DIR" for your own
 	@$(BIN)/radixrt serve $(ARGS)
 
-test: install ## Run the tests; ARGS="-k radix" for some of them
-	$(BIN)/python -m pytest $(ARGS)
+test: install ## Run the tests, in TEST_WORKERS=2 processes; ARGS="-k radix" for some of them
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary; minutes
 	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py $(ARGS)

@@ -80,7 +80,7 @@ class LLM:
             )
         config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
         self._engine = BackgroundEngine(prepare(config))
-        self._reasoning_parser = config.reasoning_parser
+        self.config = config
         self.info: EngineInfo = self._engine.info
         self._new_id = itertools.count()
         # An LLM that is forgotten, or lives to the end of the program, leaves no process behind.
@@ -283,6 +283,11 @@ class LLM:
 
     # ------------------------------------------------------------ the engine
 
+    @property
+    def background(self) -> BackgroundEngine:
+        """The processes, for code that makes requests of its own."""
+        return self._engine
+
     def flush_cache(self) -> int:
         """Empty the radix tree of what no running request uses; returns the number of pages freed."""
         return self._engine.run(self._engine.client.flush_cache())
@@ -312,7 +317,7 @@ class LLM:
         stream: bool = False,
     ) -> GenerateRequest:
         check_sampling(for_all.structured, sampling)
-        thinks = isinstance(prompt, ChatPrompt) and self._reasoning_parser != "none"
+        thinks = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
         return GenerateRequest(
             request_id=self._new_request_id(),
             prompt=prompt,
@@ -321,7 +326,7 @@ class LLM:
             cache_salt=for_all.cache_salt,
             cache_hints=for_all.hints,
             structured=for_all.structured,
-            parse_reasoning=self._reasoning_parser if thinks else "",
+            parse_reasoning=self.config.reasoning_parser if thinks else "",
         )
 
     def _answer(

@@ -59,7 +59,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     They are those of the model itself, before temperature, penalties and filters.
     """
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt; computes the whole prompt, cached or not."""
+    """The same for the tokens of the prompt; computes those, cached or not."""
+    prompt_logprobs_start: int = 0
+    """From which token of the prompt on. What comes before it may be cached."""
 
     @property
     def is_greedy(self) -> bool:
@@ -132,6 +134,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("seed", -(2**63), 2**63 - 1),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs_start", 0, 2**31 - 1),
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "radixrt"
+RUNTIME = {"api", "tokenizer", "scheduler", "worker", "engine", "launch", "messages", "ipc"}
 PROCESSES = {"api", "tokenizer", "scheduler", "worker"}
 NO_TORCH = [
     "radixrt",
@@ -35,6 +36,14 @@ def test_processes_share_messages_and_no_code(process: str) -> None:
             parts = module.split(".")
             if parts[0] == "radixrt" and len(parts) > 1:
                 assert parts[1] not in PROCESSES - {process}, f"{file} imports {module}"
+
+
+def test_the_language_needs_the_runtime_only_for_an_engine_in_its_process() -> None:
+    for file in (PACKAGE / "lang").rglob("*.py"):
+        if file.name != "engine.py":
+            for module in imported_modules(file):
+                assert module.split(".")[0] not in ("torch", "numpy"), f"{file} imports {module}"
+                assert module.partition("radixrt.")[2].split(".")[0] not in RUNTIME, file
 
 
 def test_nothing_is_unpickled_and_no_shell_is_started() -> None:

@@ -137,7 +137,7 @@ class _Report:
             return {}
         fields = self._lists("output", [] if self.prompt_only else whole.logprobs)
         if self.prompt_start >= 0:
-            fields |= self._lists("input", whole.prompt_logprobs[self.prompt_start :])
+            fields |= self._lists("input", whole.prompt_logprobs)
         return fields
 
     def _lists(self, which: str, tokens: list[TokenLogprob]) -> dict[str, Any]:
@@ -363,6 +363,7 @@ def _sampling(given: NativeSampling, report: _Report, state: ServerState) -> Sam
     settings["logprobs"] = report.logprobs
     if report.logprobs is not None and report.prompt_start >= 0:
         settings["prompt_logprobs"] = report.logprobs
+        settings["prompt_logprobs_start"] = report.prompt_start
     with _native_names():
         settings["stop"] = stop_strings(given.stop)
         settings["stop_token_ids"] = tuple(given.stop_token_ids or ())
@@ -406,6 +407,7 @@ _NATIVE_NAMES = (
     {name: f"sampling_params.{name}" for name in NativeSampling.__struct_fields__}
     | {ours: f"sampling_params.{native}" for native, ours in _RENAMED.items()}
     | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
+    | {"prompt_logprobs_start": "logprob_start_len"}
 )
 """What this endpoint's clients call each sampling setting."""
 

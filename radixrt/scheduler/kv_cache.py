@@ -87,13 +87,10 @@ class KVCache:
     # ------------------------------------------------------------ a sequence's life
 
     def find_prefix(self, sequence: Sequence) -> Match | None:
-        """The longest cached prefix, at most up to the last token but one.
-
-        The last known token is always computed: its logits give the next one.
-        """
+        """The longest cached prefix of :meth:`Sequence.cacheable_tokens`."""
         if not self._reads_tree(sequence):
             return None
-        return self.tree.match(sequence.known_tokens()[:-1], sequence.salt)
+        return self.tree.match(sequence.cacheable_tokens(), sequence.salt)
 
     def expect(self, sequence: Sequence, match: Match) -> None:
         """A sequence waits for its cached prefix. What goes on beyond it in the same edge is none of its business: the
@@ -111,10 +108,10 @@ class KVCache:
         """
         if not self._reads_tree(sequence):
             return None
-        tokens = sequence.known_tokens()[:-1]
+        tokens = sequence.cacheable_tokens()
         start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
         if end > len(tokens):
-            return None
+            return None  # the rest is computed in any case
         return sequence.salt, num_cached, tokens[start:end].tobytes()
 
     def _reads_tree(self, sequence: Sequence) -> bool:
@@ -158,7 +155,7 @@ class KVCache:
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
         beyond = int(slots.num_tree_pages[slot]) * self.page_size
-        if not self.tree.holds_first_page(sequence.node, sequence.known_tokens()[beyond:-1]):
+        if not self.tree.holds_first_page(sequence.node, sequence.cacheable_tokens()[beyond:]):
             return 0  # nothing new; spares a lookup of the whole prompt
         match = self.find_prefix(sequence)
         gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])

@@ -290,10 +290,9 @@ class Scheduler:
         for sequence in list(self._prefilling.values()):
             if draft.prefill_budget <= 0:
                 return
-            adopted = self.kv.adopt_longer_prefix(sequence)
-            if adopted:
+            if self.kv.adopt_longer_prefix(sequence):
                 self._adopters.add(sequence.slot)
-                self._count_cached(sequence, adopted)
+                self._count_cached(sequence)
             self._plan_chunk(sequence, draft)
 
     def _admit_waiting(self, draft: PlanDraft) -> None:
@@ -316,17 +315,16 @@ class Scheduler:
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         self.kv.enter(sequence, match)
         slot = sequence.slot
-        num_cached = int(self.slots.planned[slot])
         self._prefilling[sequence.seq_id] = sequence
         if sequence.first_planned is None:
             sequence.first_planned = self.clock()
             self.counters.prompt_tokens += sequence.num_tokens
-            self._count_cached(sequence, num_cached)
+        self._count_cached(sequence)
         draft.admit.append(
             Admit(
                 slot=slot,
                 token_ids=pack_ids(sequence.known_tokens()),
-                num_cached=num_cached,
+                num_cached=int(self.slots.planned[slot]),
                 pages=pack_ids(self.slots.block_table(slot)),
                 sampling=sequence.sampling,
                 num_output=sequence.num_output,
@@ -334,11 +332,16 @@ class Scheduler:
             )
         )
 
-    def _count_cached(self, sequence: Sequence, num_tokens: int) -> None:
-        """Tokens that this sequence needn't compute; what it computes again after a retraction is its own."""
+    def _count_cached(self, sequence: Sequence) -> None:
+        """Note how far the tree has brought a sequence. What it had reached before a retraction counts no second time."""
+        found = int(self.slots.planned[sequence.slot])
+        gain = found - sequence.num_reached
+        if gain <= 0:
+            return
+        sequence.num_reached = found
         if sequence.first_token is None:
-            sequence.cached_tokens += num_tokens
-            self.counters.cached_tokens += num_tokens
+            sequence.cached_tokens += gain
+            self.counters.cached_tokens += gain
 
     def _plan_chunk(self, sequence: Sequence, draft: PlanDraft) -> None:
         """Compute the next piece of a prompt, as much of it as budget and pages allow."""
@@ -361,6 +364,7 @@ class Scheduler:
         draft.prefill.append(Prefill(slot, start, end - start))
         draft.prefill_budget -= end - start
         slots.planned[slot] = end
+        sequence.num_reached = max(sequence.num_reached, end)
         self.kv.publish_prefill(sequence)
         if end == sequence.num_tokens:
             del self._prefilling[sequence.seq_id]

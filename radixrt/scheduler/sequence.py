@@ -53,6 +53,8 @@ class Sequence:
 
     cached_tokens: int = 0
     """Prompt tokens that came from the tree before the first token was out."""
+    num_reached: int = 0
+    """Leading tokens that were found or planned to be computed once, even if a retraction has set it back since."""
     written_tokens: int = 0
     """Prompt tokens whose KV it has put into the tree before the first token was out."""
     first_planned: float | None = None
@@ -99,8 +101,19 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Prompt log-probabilities need the logits of every prompt position, cached or not."""
-        return self.sampling.prompt_logprobs is None
+        """Log-probabilities of the whole prompt need the logits of every position, cached or not."""
+        return self.sampling.prompt_logprobs is None or self.sampling.prompt_logprobs_start > 1
+
+    def cacheable_tokens(self) -> TokenIds:
+        """Those that needn't be computed if the tree has them.
+
+        The last known token is always computed: its logits give the next one. So is, where log-probabilities of the
+        prompt are asked for, the token before the first of those.
+        """
+        end = self.num_tokens - 1
+        if self.sampling.prompt_logprobs is not None:
+            end = min(end, max(self.sampling.prompt_logprobs_start - 1, 0))
+        return self.tokens[:end]
 
     def known_tokens(self) -> TokenIds:
         return self.tokens[: self.num_tokens]

@@ -201,7 +201,7 @@ class Answer:
         return msgspec.structs.replace(prompt, logprobs=list(self._prompt_logprobs()))
 
     def _prompt_logprobs(self) -> Iterator[TokenLogprob]:
-        if self._prompt_ids:
+        if self.request.sampling.prompt_logprobs_start == 0:
             yield self._vocabulary.token_logprob(self._prompt_ids[0], None, [])
         for row in self._prompt_rows:
             yield self._token_logprob(row)

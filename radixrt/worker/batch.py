@@ -217,9 +217,11 @@ class PersistentBatch:
                 continue
             prompt = unpack_ids(admit.token_ids)
             prompt = prompt[: len(prompt) - admit.num_output]
-            following = prompt[chunk.start + 1 : chunk.start + 1 + chunk.num_tokens]
+            first = max(chunk.start + 1, sampling.prompt_logprobs_start)
+            following = prompt[first : chunk.start + 1 + chunk.num_tokens]
             if len(following):
-                spans.append(PromptSpan(chunk.slot, first_row, following, sampling.prompt_logprobs))
+                row = first_row + first - (chunk.start + 1)
+                spans.append(PromptSpan(chunk.slot, row, following, sampling.prompt_logprobs))
         return spans
 
     def _to_device(self, array: NDArray) -> torch.Tensor:

@@ -157,7 +157,8 @@ class EngineModel:
             self.cached[started.seq_id] = started.cached_tokens
             self.written[started.seq_id] = started.cache_write_tokens
             num_prompt = num_ids(self.requests[started.seq_id].token_ids)
-            assert 0 <= started.cached_tokens + started.cache_write_tokens <= num_prompt
+            assert 0 <= started.cached_tokens < num_prompt
+            assert 0 <= started.cache_write_tokens <= num_prompt - started.cached_tokens
         for seq_id, token in zip(
             unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True
         ):

@@ -218,6 +218,15 @@ def test_a_shadow_of_lru_finds_what_lru_finds(requests: list[list[int]], size: i
         assert len(shadow) == len(model)
 
 
+def test_prompts_that_come_again_and_again_leave_nothing_behind() -> None:
+    hot, size = list(range(10)), 20
+    shadow = ShadowCache(size, 1, lambda ends: ends[0])
+    for number in range(1000):
+        shadow.use([*hot[: 10 - number % 7], 100 + number % 5], 0, float(number))
+    assert sum(len(stack.pages) for stack in shadow._stacks[0]) <= 5 * size
+    assert len(shadow) == 15
+
+
 # ------------------------------------------------------------ who rules
 
 

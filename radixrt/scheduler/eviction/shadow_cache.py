@@ -4,6 +4,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MOST_LISTED = 4
+"""Pages that stacks may list for each that the cache may hold; beyond it they are cleared of those used again later."""
+
 
 @dataclass(eq=False, slots=True)
 class Stack:
@@ -26,6 +29,8 @@ class ShadowCache:
         self._choose = choose
         self._stacks: list[deque[Stack]] = [deque() for _ in range(num_classes)]
         self._stack_of: dict[int, Stack] = {}
+        self._num_listed = 0
+        """Pages on all stacks, with those that were used again later."""
 
     def __len__(self) -> int:
         return len(self._stack_of)
@@ -44,6 +49,9 @@ class ShadowCache:
             self._stack_of[page] = stack
         if pages:
             self._stacks[kind].append(stack)
+        self._num_listed += len(pages)
+        if self._num_listed > MOST_LISTED * self._max_pages + len(pages):
+            self._drop_outdated()
         self._evict(len(self) - self._max_pages)
         return stack
 
@@ -59,6 +67,16 @@ class ShadowCache:
             while count > 0 and self._trim(stack):
                 del self._stack_of[stack.pages.pop()]
                 count -= 1
+
+    def _drop_outdated(self) -> None:
+        """Where the same prompts come again and again, nothing is evicted, and :meth:`_ends` would never see them."""
+        self._stacks = [deque(filter(self._keeps_latest, stacks)) for stacks in self._stacks]
+        self._num_listed = len(self)
+
+    def _keeps_latest(self, stack: Stack) -> bool:
+        """Take off all pages that were used again later; False if nothing is left."""
+        stack.pages = [page for page in stack.pages if self._stack_of.get(page) is stack]
+        return bool(stack.pages)
 
     def _ends(self) -> list[Stack]:
         ends = []

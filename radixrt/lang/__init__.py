@@ -1,0 +1,63 @@
+"""A small language for programs of many model calls, whose runtime tells the KV cache what comes next.
+
+docs/lang.md teaches it in ten minutes. It needs neither torch nor a model in this process.
+"""
+
+from radixrt.lang.backends.default import set_default_backend
+from radixrt.lang.backends.engine import Engine
+from radixrt.lang.backends.openai import OpenAI
+from radixrt.lang.backends.server import Server
+from radixrt.lang.batch import FailedRun
+from radixrt.lang.errors import (
+    AnswerError,
+    BackendError,
+    BadRequest,
+    Cancelled,
+    ConnectionLost,
+    LangError,
+    ProgramError,
+    ServerFailed,
+    UnknownVariable,
+    UnsupportedFeature,
+)
+from radixrt.lang.expressions import assistant, gen, image, select, system, user
+from radixrt.lang.forks import Forks, join
+from radixrt.lang.function import Function, function
+from radixrt.lang.sampling import Sampling
+from radixrt.lang.state import State
+from radixrt.lang.stream import Stream
+from radixrt.lang.tools import ToolAnswer, ToolCall, tool
+
+__all__ = [
+    "AnswerError",
+    "BackendError",
+    "BadRequest",
+    "Cancelled",
+    "ConnectionLost",
+    "Engine",
+    "FailedRun",
+    "Forks",
+    "Function",
+    "LangError",
+    "OpenAI",
+    "ProgramError",
+    "Sampling",
+    "Server",
+    "ServerFailed",
+    "State",
+    "Stream",
+    "ToolAnswer",
+    "ToolCall",
+    "UnknownVariable",
+    "UnsupportedFeature",
+    "assistant",
+    "function",
+    "gen",
+    "image",
+    "join",
+    "select",
+    "set_default_backend",
+    "system",
+    "tool",
+    "user",
+]

@@ -1,0 +1,261 @@
+"""How does a model inside this process answer a program's calls? Without HTTP, with all that the engine has."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from radixrt.errors import EngineDiedError, RequestError
+from radixrt.lang.backends.protocol import (
+    DEFAULT_MAX_TOKENS,
+    CacheHints,
+    Call,
+    Piece,
+    Prompt,
+    Score,
+    ToolCallPiece,
+    Usage,
+)
+from radixrt.lang.backends.token_scoring import score_choices
+from radixrt.lang.background import outcome
+from radixrt.lang.constraints import Choices, Constraint, Grammar, JsonSchema, Regex
+from radixrt.lang.errors import BackendError, BadRequest, ConnectionLost, UnsupportedFeature
+
+if TYPE_CHECKING:
+    from radixrt.constrained.spec import Spec
+    from radixrt.engine import LLM
+    from radixrt.messages import AnswerChunk, GenerateRequest
+
+
+class Engine:
+    """A :class:`radixrt.LLM`. It is not closed with the backend: whoever made it closes it."""
+
+    def __init__(self, llm: "LLM") -> None:
+        self.name = "The engine in this process"
+        self._llm = llm
+
+    async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
+        request = self._request(call)
+        completion_tokens: dict[int, int] = {}
+        usage = Usage()
+        async with aclosing(self._chunks(request)) as chunks:
+            async for chunk in chunks:
+                completion_tokens[chunk.index] = chunk.num_output_tokens
+                if chunk.prompt is not None:
+                    usage = Usage(prompt_tokens=chunk.prompt.num_tokens)
+                usage = Usage(
+                    prompt_tokens=usage.prompt_tokens,
+                    cached_tokens=chunk.cached_tokens if chunk.index == 0 else usage.cached_tokens,
+                    completion_tokens=sum(completion_tokens.values()),
+                )
+                yield _piece(chunk, usage)
+
+    async def score(
+        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
+    ) -> list[Score]:
+        return await score_choices(
+            prompt, continues, choices, unconditional, self._encode, self._logprobs
+        )
+
+    async def program_ended(self, session: str) -> None:
+        """Retention ends with the requests' own time to live."""
+
+    async def close(self) -> None:
+        """Nothing of its own is open."""
+
+    async def _encode(self, prompt: Prompt, continues: bool) -> list[int]:
+        engine = self._llm.background
+        wire_prompt = _wire_prompt(prompt, continues, ())
+        try:
+            ids, _ = await outcome(engine.submit(engine.client.tokenize(wire_prompt)))
+        except (RequestError, EngineDiedError) as error:
+            raise _translated(error) from error
+        return ids
+
+    async def _logprobs(
+        self, sequences: list[list[int]], starts: list[int]
+    ) -> list[tuple[float, ...]]:
+        from radixrt.messages import TokenPrompt, pack_ids
+        from radixrt.sampling_params import SamplingParams
+
+        async def score(ids: list[int], start: int) -> tuple[float, ...]:
+            sampling = SamplingParams(
+                max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
+            )
+            request = self._wire_request(TokenPrompt(pack_ids(ids)), sampling)
+            async with aclosing(self._chunks(request)) as chunks:
+                (chunk,) = [chunk async for chunk in chunks]
+            assert chunk.prompt is not None and chunk.prompt.logprobs is not None
+            return tuple(
+                token.logprob for token in chunk.prompt.logprobs if token.logprob is not None
+            )
+
+        return await asyncio.gather(*map(score, sequences, starts))
+
+    def _request(self, call: Call) -> "GenerateRequest":
+        """Raises:
+        BadRequest: the engine could not do it.
+        """
+        from radixrt.constrained.requests import check_sampling
+        from radixrt.messages import ChatPrompt
+        from radixrt.sampling_params import SamplingParams
+
+        prompt = _wire_prompt(call.prompt, call.continues, call.tools)
+        config, info = self._llm.config, self._llm.info
+        settings = dict(info.default_sampling)
+        if isinstance(call.prompt, str):
+            settings["max_tokens"] = DEFAULT_MAX_TOKENS
+        settings |= call.sampling.given()
+        if isinstance(settings.get("stop"), str):
+            settings["stop"] = (settings["stop"],)
+        try:
+            sampling = SamplingParams(**settings, n=call.n).validate(info.vocab_size)
+            structured = self._spec(call)
+            check_sampling(structured, sampling)
+        except RequestError as error:
+            raise _translated(error) from error
+        thinks = isinstance(prompt, ChatPrompt) and not call.continues
+        return self._wire_request(
+            prompt,
+            sampling,
+            structured=structured,
+            stream=call.stream,
+            cache_hints=_cache_hints(call.hints),
+            parse_tool_calls=config.tool_call_parser if call.tools else "",
+            parse_reasoning=config.reasoning_parser
+            if thinks and config.reasoning_parser != "none"
+            else "",
+        )
+
+    def _spec(self, call: Call) -> "Spec | None":
+        """What the answer is held to.
+
+        Raises:
+            RequestError: it is not well formed.
+            UnsupportedFeature: calls of tools and a constraint together.
+        """
+        from radixrt.constrained.requests import ConstraintKeywords, from_keywords
+        from radixrt.constrained.tool_calls import FORMATS, Tool, calls
+
+        if not call.tools or call.tool_choice == "none":
+            keywords: ConstraintKeywords = _constraint_keywords(call.constraint)  # type: ignore[assignment]
+            return from_keywords(keywords)
+        if call.constraint is not None:
+            raise UnsupportedFeature(
+                "tools together with a constraint", self.name, "Leave one of them out."
+            )
+        functions = [tool["function"] for tool in call.tools]
+        if call.tool_choice not in (None, "auto", "required"):
+            functions = [one for one in functions if one["name"] == call.tool_choice]
+        tools = [Tool.of(one["name"], one["parameters"], False, one["name"]) for one in functions]
+        required = call.tool_choice not in (None, "auto")
+        most = None if call.tool_choice in (None, "auto", "required") else 1
+        return calls(
+            tools, FORMATS[self._llm.config.tool_call_parser], required=required, most=most
+        )
+
+    def _wire_request(self, prompt: Any, sampling: Any, **fields: Any) -> "GenerateRequest":
+        from radixrt.messages import GenerateRequest
+
+        return GenerateRequest(
+            request_id=f"lang-{uuid.uuid4().hex}", prompt=prompt, sampling=sampling, **fields
+        )
+
+    async def _chunks(self, request: "GenerateRequest") -> "AsyncGenerator[AnswerChunk, None]":
+        """The chunks of an answer, brought over from the engine's event loop. Closing it aborts the request."""
+        here = asyncio.get_running_loop()
+        arrivals: asyncio.Queue[AnswerChunk | Exception | None] = asyncio.Queue()
+
+        async def bring_over() -> None:
+            last: Exception | None = None
+            try:
+                async with aclosing(engine.client.generate(request)) as chunks:
+                    async for chunk in chunks:
+                        here.call_soon_threadsafe(arrivals.put_nowait, chunk)
+            except (RequestError, EngineDiedError) as error:
+                last = _translated(error)
+            here.call_soon_threadsafe(arrivals.put_nowait, last)
+
+        engine = self._llm.background
+        try:
+            work = engine.submit(bring_over())
+        except EngineDiedError as error:
+            raise _translated(error) from error
+        try:
+            while (arrival := await arrivals.get()) is not None:
+                if isinstance(arrival, Exception):
+                    raise arrival
+                yield arrival
+        finally:
+            work.cancel()
+
+
+def _wire_prompt(prompt: Prompt, continues: bool, tools: Sequence[dict[str, Any]]) -> Any:
+    from radixrt.messages import ChatPrompt, TextPrompt
+
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    return ChatPrompt(
+        messages=[_template_message(message) for message in prompt],
+        tools=list(tools) or None,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+    )
+
+
+def _template_message(message: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI writes the arguments of calls as a text; templates write them as JSON themselves."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": msgspec.json.decode(call["function"]["arguments"] or "{}")}}
+        for call in message["tool_calls"]
+    ]  # fmt: skip
+    return {**message, "tool_calls": calls}
+
+
+def _piece(chunk: "AnswerChunk", usage: Usage) -> Piece:
+    calls = tuple(
+        ToolCallPiece(
+            index=call.index,
+            id=f"call-{uuid.uuid4().hex}" if call.name else "",
+            name=call.name,
+            arguments=call.arguments,
+        )
+        for call in chunk.tool_calls or ()
+    )
+    return Piece(
+        index=chunk.index,
+        text=chunk.text,
+        tool_calls=calls,
+        finish_reason=chunk.finish_reason,
+        usage=usage,
+    )
+
+
+def _cache_hints(hints: CacheHints) -> Any:
+    from radixrt import messages
+
+    return messages.CacheHints(next_use_s=hints.next_use_s, session=hints.session)
+
+
+def _constraint_keywords(constraint: Constraint | None) -> dict[str, Any]:
+    match constraint:
+        case JsonSchema():
+            return {"schema": constraint.schema}
+        case Regex():
+            return {"regex": constraint.pattern}
+        case Choices():
+            return {"choices": list(constraint.texts)}
+        case Grammar():
+            return {"grammar": constraint.text}
+    return {}
+
+
+def _translated(error: RequestError | EngineDiedError) -> BackendError:
+    if isinstance(error, EngineDiedError):
+        return ConnectionLost(f"The engine in this process ended: {error}")
+    return BadRequest(error.message, error.status, error.param)

@@ -1,0 +1,170 @@
+"""How does one talk to a server? JSON there, JSON or server-sent events back, every failure as a typed error."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from radixrt.lang.errors import BackendError, BadRequest, ConnectionLost, ServerFailed
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_TIMEOUT_S = 10.0
+LONGEST_RETRY_S = 60.0
+"""For so long in all, calls that a full server sends away with a Retry-After are sent again."""
+
+
+class HttpClient:
+    """Connections to one server. Lives in the runtime's event loop, from the first call on."""
+
+    def __init__(self, base_url: str, api_key: str | None, if_absent: str) -> None:
+        """
+        Args:
+            if_absent: what to do when no server is there, as a sentence.
+        """
+        self.base_url = base_url
+        self._api_key = api_key
+        self._if_absent = if_absent
+        self._client: httpx.AsyncClient | None = None
+
+    async def get(self, path: str) -> Any:
+        """Raises:
+        BackendError: one of its family.
+        """
+        async with self._answer("GET", path, None) as response:
+            return _decoded(await response.aread())
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Raises:
+        BackendError: one of its family.
+        """
+        async with self._answer("POST", path, body) as response:
+            return _decoded(await response.aread())
+
+    async def answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        """The JSON of the answer, or of each event if the body asks for a stream. Closing the generator ends the
+        work on the other side.
+
+        Raises:
+            BackendError: one of its family.
+        """
+        if body.get("stream"):
+            async with aclosing(self.events(path, body)) as events:
+                async for event in events:
+                    yield event
+        else:
+            yield await self.post(path, body)
+
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        """The JSON of each server-sent event. Closing the generator closes the stream.
+
+        Raises:
+            BackendError: one of its family.
+        """
+        async with self._answer("POST", path, body) as response:
+            async for data in _event_data(response.aiter_bytes()):
+                if data == b"[DONE]":
+                    return
+                event = _decoded(data)
+                if isinstance(event, dict) and event.get("error"):
+                    raise _error_of(500, event)
+                yield event
+        raise ConnectionLost(f"The server at {self.base_url} ended its answer in the middle.")
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> "AsyncIterator[httpx.Response]":
+        """Send, until the server has room; the response, with its headers read."""
+        import httpx  # here: it is the larger part of what importing the language would cost
+
+        waited_s = 0.0
+        while True:
+            try:
+                async with self._request(httpx, method, path, body) as response:
+                    if response.status_code < 400:
+                        yield response
+                        return
+                    error = _error_of(response.status_code, _decoded(await response.aread(), {}))
+                    retry_after_s = _retry_after_s(response)
+            except httpx.ConnectError as cause:
+                raise ConnectionLost(
+                    f"No server answers at {self.base_url}. {self._if_absent}"
+                ) from cause
+            except httpx.TransportError as cause:
+                reason = str(cause) or type(cause).__name__
+                raise ConnectionLost(
+                    f"The connection to the server at {self.base_url} was lost: {reason}."
+                ) from cause
+            if retry_after_s is None or waited_s + retry_after_s > LONGEST_RETRY_S:
+                raise error
+            await asyncio.sleep(retry_after_s)
+            waited_s += retry_after_s
+
+    def _request(self, httpx: Any, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        if self._client is None:
+            headers = {"content-type": "application/json"}
+            if self._api_key:
+                headers["authorization"] = f"Bearer {self._api_key}"
+            self._client = httpx.AsyncClient(
+                headers=headers,
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                trust_env=False,
+            )
+        content = None if body is None else msgspec.json.encode(body)
+        return self._client.stream(method, self.base_url + path, content=content)
+
+
+async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of each event. Only line feeds end lines: JSON texts may hold Unicode's other line separators."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+def _decoded(data: bytes, otherwise: Any = None) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        if otherwise is not None:
+            return otherwise
+        raise ServerFailed(
+            f"The server's answer is not JSON: {error}. Is the address right?"
+        ) from error
+
+
+def _error_of(status: int, body: Any) -> BackendError:
+    """From OpenAI's error object, or what resembles it."""
+    detail = body.get("error", body) if isinstance(body, dict) else {}
+    if not isinstance(detail, dict):
+        detail = {"message": str(detail)}
+    message = (
+        detail.get("message")
+        or detail.get("detail")
+        or f"The server answered with status {status}."
+    )
+    if status >= 500 or status == 429:
+        return ServerFailed(str(message), status)
+    return BadRequest(str(message), status, detail.get("param"))
+
+
+def _retry_after_s(response: "httpx.Response") -> float | None:
+    """Of a server that is full, if it says when to come back."""
+    if response.status_code not in (429, 503):
+        return None
+    try:
+        return max(float(response.headers["retry-after"]), 0.05)
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,130 @@
+"""How does any OpenAI-compatible server answer a program's calls? By standard fields alone; the rest is refused."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from radixrt.lang.backends.http import HttpClient
+from radixrt.lang.backends.openai_format import (
+    STANDARD_SAMPLING,
+    path_of,
+    pieces_of,
+    standard_body,
+)
+from radixrt.lang.backends.protocol import Call, Piece, Prompt, Score
+from radixrt.lang.constraints import FEATURE_NAMES, JsonSchema
+from radixrt.lang.errors import BadRequest, UnsupportedFeature
+
+
+class OpenAI:
+    """A server with OpenAI's API.
+
+    Args:
+        base_url: its address, with or without ``/v1``.
+        api_key: sent as a bearer token.
+        model: which of its models.
+    """
+
+    def __init__(
+        self, base_url: str = "https://api.openai.com/v1", api_key: str = "none", *, model: str
+    ) -> None:
+        self.url = base_url.rstrip("/").removesuffix("/v1")
+        self.model = model
+        self.name = f"The OpenAI-compatible server at {self.url}"
+        self._http = HttpClient(self.url, api_key, "Check base_url, and whether the server runs.")
+
+    async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
+        self._refuse_unsupported(call)
+        body = standard_body(call, self.model)
+        async with aclosing(self._http.answer(path_of(call), body)) as events:
+            async for event in events:
+                for piece in pieces_of(event):
+                    yield piece
+
+    async def score(
+        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
+    ) -> list[Score]:
+        """Have the prompt with each choice behind it echoed with log-probabilities; only completions offer that."""
+        if not isinstance(prompt, str):
+            raise self._unsupported(
+                "log-probabilities of a conversation's tokens, which select needs",
+                "Write the program as plain text without roles, or ask for JSON: rl.gen(schema=...).",
+            )
+        if not prompt:
+            raise self._unsupported("select at the very beginning of a text", "Put text before it.")
+        texts = [prompt + choice for choice in choices]
+        starts = [len(prompt)] * len(choices)
+        if unconditional:
+            texts += [f"\n{choice}" for choice in choices]
+            starts += [1] * len(choices)
+        logprobs = await self._echoed(texts, starts)
+        without = logprobs[len(choices) :] if unconditional else [()] * len(choices)
+        return [Score(*pair) for pair in zip(logprobs, without, strict=False)]
+
+    async def program_ended(self, session: str) -> None:
+        """Such a server has no place for hints."""
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _echoed(self, texts: list[str], starts: list[int]) -> list[tuple[float, ...]]:
+        """The log-probabilities of each text's tokens that reach beyond its start, in one batch."""
+        body = {
+            "model": self.model, "prompt": texts, "echo": True, "logprobs": 0, "max_tokens": 0, "temperature": 0,
+        }  # fmt: skip
+        try:
+            answer = await self._http.post("/v1/completions", body)
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            echoed = [choice["logprobs"] for choice in choices]
+            return [
+                _beyond(start, logprobs) for start, logprobs in zip(starts, echoed, strict=True)
+            ]
+        except (BadRequest, KeyError, TypeError, ValueError) as error:
+            raise self._unsupported(
+                f"echoed log-probabilities of completions, which select needs ({error})",
+                "Use rl.gen(schema=...) instead.",
+            ) from error
+
+    def _refuse_unsupported(self, call: Call) -> None:
+        """Raises:
+        UnsupportedFeature: the call needs a field that is not standard.
+        """
+        if call.constraint is not None and not isinstance(call.constraint, JsonSchema):
+            raise self._unsupported(
+                FEATURE_NAMES[type(call.constraint)], "Use gen's schema=, or a radixrt server."
+            )
+        if isinstance(call.prompt, str) and call.constraint is not None:
+            raise self._unsupported(
+                "JSON schemas in plain text",
+                "Write the program with roles, or use a radixrt server.",
+            )
+        if isinstance(call.prompt, str) and call.tools:
+            raise self._unsupported("tools in plain text", "Write the program with roles.")
+        if call.continues:
+            raise self._unsupported(
+                "a gen that continues a message of the assistant",
+                "Begin each assistant message with its one gen, or use a radixrt server.",
+            )
+        for name in call.sampling.given():
+            if name not in STANDARD_SAMPLING:
+                raise self._unsupported(f"the sampling setting {name}", "Leave it out.")
+
+    def _unsupported(self, feature: str, instead: str) -> UnsupportedFeature:
+        return UnsupportedFeature(feature, self.name, instead)
+
+
+def _beyond(start: int, logprobs: dict[str, Any]) -> tuple[float, ...]:
+    """Of the tokens that end after a place in the text.
+
+    Raises:
+        ValueError: there are none.
+    """
+    offsets: list[int] = logprobs["text_offset"]
+    values: list[float | None] = logprobs["token_logprobs"]
+    ends = [*offsets[1:], float("inf")]
+    beyond = tuple(
+        value for value, end in zip(values, ends, strict=True) if end > start and value is not None
+    )
+    if not beyond:
+        raise ValueError("it sent none")
+    return beyond

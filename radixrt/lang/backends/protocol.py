@@ -1,0 +1,118 @@
+"""What must something offer to answer a program's calls? One small protocol, and its typed calls and answers."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from radixrt.lang.constraints import Constraint
+from radixrt.lang.sampling import Sampling
+
+Messages = Sequence[dict[str, Any]]
+"""A conversation in OpenAI's form."""
+Prompt = str | Messages
+
+DEFAULT_MAX_TOKENS = 128
+"""In plain text, where most models find no end by themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheHints:
+    """What the program knows of its own future. Advice: a backend may ignore all of it."""
+
+    session: str = ""
+    """The run of a program that the call belongs to."""
+    next_use_s: float | None = None
+    """Seconds until the program expects to go on from here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of a model."""
+
+    prompt: Prompt
+    continues: bool = False
+    """The answer continues the conversation's last message, which is the assistant's."""
+    sampling: Sampling = field(default_factory=Sampling)
+    constraint: Constraint | None = None
+    n: int = 1
+    tools: tuple[dict[str, Any], ...] = ()
+    """In OpenAI's form."""
+    tool_choice: str | None = None
+    stream: bool = False
+    """Someone reads along. Else the answer may come as a whole, which costs less."""
+    hints: CacheHints = field(default_factory=CacheHints)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Tokens of one call."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt: found in the server's KV cache."""
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallPiece:
+    """A piece of a call that the answer makes; only the first of each has an id and a name."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What came of a call at one moment."""
+
+    index: int = 0
+    """Of which of the n answers."""
+    text: str = ""
+    tool_calls: tuple[ToolCallPiece, ...] = ()
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    """In the last piece of a call, where the backend tells."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a continuation is, token by token."""
+
+    logprobs: tuple[float, ...]
+    unconditional: tuple[float, ...] = field(default=())
+    """The same without the prompt, where it was asked for."""
+
+
+class Backend(Protocol):
+    """Its coroutines all run in one event loop: the runtime's."""
+
+    name: str
+    """For errors."""
+
+    def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
+        """Run a call. Closing the generator ends the call on the other side, too.
+
+        Raises:
+            BackendError: one of its family.
+        """
+        ...
+
+    async def score(
+        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
+    ) -> list[Score]:
+        """Score continuations of a prompt, in one batch.
+
+        Raises:
+            BackendError: one of its family; UnsupportedFeature, where it can't.
+        """
+        ...
+
+    async def program_ended(self, session: str) -> None:
+        """The KV of a run is not needed any more. Advice: never raises."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections. May be called twice."""
+        ...

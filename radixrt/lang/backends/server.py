@@ -1,0 +1,123 @@
+"""How does a radixrt server answer a program's calls? With all it has: constraints, scoring, cache hints."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from radixrt.lang.backends.http import HttpClient
+from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body
+from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt, Score
+from radixrt.lang.backends.token_scoring import score_choices
+from radixrt.lang.constraints import Choices, Constraint, Grammar, Regex
+from radixrt.lang.errors import BackendError
+
+DEFAULT_URL = "http://127.0.0.1:30000"
+
+
+class Server:
+    """A radixrt server.
+
+    Args:
+        url: its address, with or without ``/v1``.
+        api_key: where it was started with ``--api-key``.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.name = f"The radixrt server at {self.url}"
+        self._http = HttpClient(
+            self.url,
+            api_key,
+            "Start one with `radixrt serve` (the built-in model) or `radixrt serve --model-path DIR`, or give the "
+            "address of one: rl.set_default_backend(rl.Server(url)), or RADIXRT_URL in the environment.",
+        )
+        self._endpoints: asyncio.Future[frozenset[str]] | None = None
+
+    async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
+        body = standard_body(call, None)
+        body |= call.sampling.given() | _constraint_fields(call.constraint)
+        body |= _continuation_fields(call.continues)
+        if await self._offers("/v1/cache/release"):
+            body["cache"] = cache_fields(call.hints)
+        async with aclosing(self._http.answer(path_of(call), body)) as events:
+            async for event in events:
+                for piece in pieces_of(event):
+                    yield piece
+
+    async def score(
+        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
+    ) -> list[Score]:
+        return await score_choices(
+            prompt, continues, choices, unconditional, self._encode, self._logprobs
+        )
+
+    async def program_ended(self, session: str) -> None:
+        with contextlib.suppress(BackendError):
+            if await self._offers("/v1/cache/release"):
+                await self._http.post("/v1/cache/release", {"session": session})
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _encode(self, prompt: Prompt, continues: bool) -> list[int]:
+        body: dict[str, Any] = (
+            {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
+        )
+        answer = await self._http.post("/tokenize", body | _continuation_fields(continues))
+        ids: list[int] = answer["tokens"]
+        return ids
+
+    async def _logprobs(
+        self, sequences: list[list[int]], starts: list[int]
+    ) -> list[tuple[float, ...]]:
+        body = {
+            "input_ids": sequences,
+            "return_logprob": True,
+            "logprob_start_len": starts,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        }
+        results = await self._http.post("/generate", body)
+        return [
+            tuple(entry[0] for entry in result["meta_info"]["input_token_logprobs"])
+            for result in results
+        ]
+
+    async def _offers(self, endpoint: str) -> bool:
+        """Whether the server has an endpoint; it is asked once."""
+        if self._endpoints is None:
+            self._endpoints = asyncio.ensure_future(self._ask_for_endpoints())
+        return endpoint in await asyncio.shield(self._endpoints)
+
+    async def _ask_for_endpoints(self) -> frozenset[str]:
+        try:
+            return frozenset((await self._http.get("/"))["endpoints"])
+        except (BackendError, KeyError, TypeError):
+            self._endpoints = None  # asked again at the next call
+            return frozenset()
+
+
+def cache_fields(hints: CacheHints) -> dict[str, Any]:
+    """The ``cache`` object of a request."""
+    fields: dict[str, Any] = {"session": hints.session}
+    if hints.next_use_s is not None:
+        fields["next_use_s"] = hints.next_use_s
+    return fields
+
+
+def _continuation_fields(continues: bool) -> dict[str, Any]:
+    """Those of a conversation whose last message is to be continued."""
+    return {"continue_final_message": True, "add_generation_prompt": False} if continues else {}
+
+
+def _constraint_fields(constraint: Constraint | None) -> dict[str, Any]:
+    """Those of constraints that OpenAI's API does not know."""
+    match constraint:
+        case Regex():
+            return {"regex": constraint.pattern}
+        case Choices():
+            return {"guided_choice": constraint.texts}
+        case Grammar():
+            return {"guided_grammar": constraint.text}
+    return {}

@@ -1,0 +1,170 @@
+"""How is a hole filled? Wait for what comes before it, send the call, read the answer as its type."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt, ToolCallPiece
+from radixrt.lang.constraints import Choices
+from radixrt.lang.errors import locate, unreadable
+from radixrt.lang.expressions import Gen, Select
+from radixrt.lang.hole import Filling, Hole
+from radixrt.lang.records import CallRecord
+from radixrt.lang.run import Run
+from radixrt.lang.scoring import likeliest
+from radixrt.lang.tools import ToolAnswer, as_tools, read_calls
+from radixrt.lang.transcript import Transcript
+from radixrt.lang.typed import AnswerType, answer_type
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a call stands in a program."""
+
+    run: Run
+    before: Transcript
+    hole: Hole
+    hints: CacheHints
+    record: CallRecord
+
+    async def prompt(self) -> tuple[Prompt, bool]:
+        """What the call answers, once all of it is known; and whether it continues the last message."""
+        for hole in self.before.holes():
+            await hole.wait_async()
+        prompt, continues = self.before.as_prompt()
+        await self.run.admission(prompt)
+        self.record.sent_at = time.monotonic()
+        return prompt, continues
+
+    def tell(self, text: str) -> None:
+        """More of the hole's text is there."""
+        if self.record.first_piece_at is None:
+            self.record.first_piece_at = time.monotonic()
+        if text:
+            self.hole.pieces.append(text)
+            self.run.changes.tell()
+
+
+def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
+    """The work of a gen.
+
+    Raises:
+        ProgramError: its type, or one of its tools, can't be described. Raised at once.
+    """
+    kind = answer_type(gen)
+    tools = as_tools(gen.tools)
+
+    async def work() -> Filling:
+        prompt, continues = await site.prompt()
+        call = Call(
+            prompt=prompt,
+            continues=continues,
+            sampling=gen.sampling.over(site.run.sampling),
+            constraint=kind.constraint,
+            n=gen.n,
+            tools=tools,
+            tool_choice=gen.tool_choice,
+            stream=gen.stream or site.run.is_watched,
+            hints=site.hints,
+        )
+        answers = await _collect(site, site.run.backend.generate(call), gen.n)
+        values = [_value(answer, gen, kind) for answer in answers]
+        return Filling(
+            text=answers[0].text,
+            value=values[0] if gen.n == 1 else values,
+            tool_calls=tuple(answers[0].tool_calls),
+            finish_reason=answers[0].finish_reason,
+        )
+
+    return _recorded(site, work)
+
+
+def selecting(site: Site, select: Select) -> Coroutine[Any, Any, Filling]:
+    """The work of a select."""
+
+    async def work() -> Filling:
+        prompt, continues = await site.prompt()
+        if select.method == "constrained":
+            call = Call(
+                prompt=prompt,
+                continues=continues,
+                sampling=site.run.sampling,
+                constraint=Choices(select.choices),
+                hints=site.hints,
+            )
+            (answer,) = await _collect(site, site.run.backend.generate(call), 1)
+            return Filling(answer.text, answer.text)
+        against_none = select.method == "unconditional_likelihood_normalized"
+        scores = await site.run.backend.score(prompt, continues, select.choices, against_none)
+        choice = select.choices[likeliest(scores, select.method)]
+        site.tell(choice)
+        return Filling(choice, choice)
+
+    return _recorded(site, work)
+
+
+async def _recorded(site: Site, work: Callable[[], Coroutine[Any, Any, Filling]]) -> Filling:
+    try:
+        return await work()
+    except Exception as error:
+        locate(error, site.hole.source, site.hole.what)
+        site.record.error = str(error)
+        raise
+    finally:
+        site.record.ended_at = time.monotonic()
+
+
+@dataclass
+class _Answer:
+    """One of the n answers, as far as it has come."""
+
+    text: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """In OpenAI's form."""
+    finish_reason: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        for call in piece.tool_calls:
+            self._add_call(call)
+
+    def _add_call(self, piece: ToolCallPiece) -> None:
+        while len(self.tool_calls) <= piece.index:
+            function = {"name": "", "arguments": ""}
+            self.tool_calls.append({"id": "", "type": "function", "function": function})
+        call = self.tool_calls[piece.index]
+        call["id"] = piece.id or call["id"]
+        call["function"]["name"] += piece.name
+        call["function"]["arguments"] += piece.arguments
+
+
+async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> list[_Answer]:
+    """All of a call's answers; the first one's text is told as it comes."""
+    answers = [_Answer() for _ in range(n)]
+    async with aclosing(pieces):
+        async for piece in pieces:
+            answers[piece.index].add(piece)
+            if piece.usage is not None:
+                site.record.usage = piece.usage
+            if piece.index == 0:
+                site.tell(piece.text)
+    return answers
+
+
+def _value(answer: _Answer, gen: Gen, kind: AnswerType) -> Any:
+    """Raises:
+    AnswerError: the answer is not of the type that was asked for.
+    """
+    if gen.tools:
+        return ToolAnswer(answer.text, read_calls(answer.tool_calls, gen.tools))
+    cut_off = answer.finish_reason == "length"
+    try:
+        value = kind.read(answer.text)
+    except ValueError as error:
+        raise unreadable(answer.text, kind.description, error, cut_off) from error
+    if cut_off and isinstance(value, int | float) and not isinstance(value, bool):
+        raise unreadable(answer.text, kind.description, "more digits may follow", cut_off)
+    return value

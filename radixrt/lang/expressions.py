@@ -1,0 +1,237 @@
+"""What can be appended to a state? Text, calls of the model, messages, and sums of these."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from radixrt.lang.errors import ProgramError
+from radixrt.lang.sampling import Sampling
+from radixrt.lang.source_line import SourceLine, caller
+
+Role = Literal["system", "user", "assistant", "tool"]
+SelectMethod = Literal[
+    "token_length_normalized",
+    "greedy_token_selection",
+    "unconditional_likelihood_normalized",
+    "constrained",
+]
+
+
+class Expression:
+    """Anything that can be appended; ``+`` puts two behind each other."""
+
+    def __add__(self, other: "Expression | str") -> "Concatenation":
+        return Concatenation((*parts_of(self), *parts_of(other)))
+
+    def __radd__(self, other: str) -> "Concatenation":
+        return Concatenation((*parts_of(other), *parts_of(self)))
+
+
+@dataclass(frozen=True)
+class Text(Expression):
+    text: str
+
+
+@dataclass(frozen=True)
+class Concatenation(Expression):
+    parts: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class Message(Expression):
+    """A whole message of a conversation."""
+
+    role: Role
+    parts: tuple[Expression, ...]
+    fields: tuple[tuple[str, str], ...] = ()
+    """Further fields of the message, such as ``tool_call_id``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gen(Expression):
+    """A call of the model; see :func:`gen`."""
+
+    name: str | None
+    sampling: Sampling
+    source: SourceLine
+    n: int = 1
+    regex: str | None = None
+    schema: Any = None
+    choices: tuple[str, ...] | None = None
+    grammar: str | None = None
+    type: Any = None
+    tools: tuple[Callable[..., Any], ...] = ()
+    tool_choice: str | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Select(Expression):
+    """A choice by likelihood; see :func:`select`."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: SelectMethod
+    source: SourceLine
+
+
+def gen(
+    name: str | None = None,
+    *,
+    regex: str | None = None,
+    schema: Any = None,
+    choices: Sequence[str] | None = None,
+    grammar: str | None = None,
+    type: Any = None,
+    n: int = 1,
+    tools: Sequence[Callable[..., Any]] = (),
+    tool_choice: str | None = None,
+    stream: bool = False,
+    **sampling: Any,
+) -> Gen:
+    """What the model says here. It starts at once in the background; ``s[name]`` waits for it.
+
+    Args:
+        name: the variable that holds the value.
+        regex: hold the answer to a regular expression.
+        schema: hold it to a JSON schema: a dict (the value is what the JSON says), or a pydantic model, dataclass,
+            msgspec.Struct or TypedDict (the value is one of these).
+        choices: hold it to one of several texts.
+        grammar: hold it to an EBNF or Lark grammar.
+        type: the Python type of the value: ``int``, ``bool``, ``float``, ``Literal[...]``, an Enum, ``list[...]``,
+            or what ``schema`` takes.
+        n: so many answers; the value is the list of them, and the state goes on with the first.
+        tools: Python functions that the answer may call; the value is a :class:`radixrt.lang.ToolAnswer`.
+        tool_choice: "auto" (default), "required", "none", or the name of the one function to call.
+        stream: have the text come piece by piece for ``s.text_iter(name)``, also in programs that are not streamed
+            themselves.
+        sampling: any field of :class:`radixrt.lang.Sampling`, such as ``max_tokens=64, temperature=0``.
+
+    Raises:
+        ProgramError: these exclude each other, or there is no such setting.
+    """
+    given = {"regex": regex, "schema": schema, "choices": choices, "grammar": grammar, "type": type}
+    asked = [field for field, value in given.items() if value is not None]
+    if len(asked) > 1:
+        raise ProgramError(f"gen takes one of {', '.join(given)}; leave all but one of {', '.join(asked)} out.")  # fmt: skip
+    if n < 1:
+        raise ProgramError(f"gen's n must be at least 1, not {n}.")
+    if tool_choice is not None and not tools:
+        raise ProgramError("gen's tool_choice needs tools; give them, or leave it out.")
+    return Gen(
+        name=name,
+        sampling=_sampling(sampling),
+        source=caller(),
+        n=n,
+        regex=regex,
+        schema=schema,
+        choices=None if choices is None else _choices("gen", choices),
+        grammar=grammar,
+        type=type,
+        tools=tuple(tools),
+        tool_choice=tool_choice,
+        stream=stream,
+    )
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] = (),
+    method: SelectMethod = "token_length_normalized",
+) -> Select:
+    """The likeliest of several texts. All are scored in one batch.
+
+    Args:
+        name: the variable that holds the chosen text.
+        choices: the texts.
+        method: ``token_length_normalized``: the highest mean log-probability of its tokens;
+            ``greedy_token_selection``: the likeliest first token, then the next one among those that share it, as
+            greedy decoding would choose; ``unconditional_likelihood_normalized``: the highest gain of the context
+            over no context, so that common texts have no advantage; ``constrained``: let the model write one of
+            them, for backends that can't score.
+
+    Raises:
+        ProgramError: there is nothing to choose from, or no such method.
+    """
+    methods = SelectMethod.__args__  # type: ignore[attr-defined]
+    if method not in methods:
+        raise ProgramError(f"select's method must be one of {', '.join(methods)}, not {method!r}.")
+    return Select(name, _choices("select", choices), method, caller())
+
+
+def system(content: Expression | str) -> Message:
+    """A message of the system."""
+    return _message("system", content)
+
+
+def user(content: Expression | str) -> Message:
+    """A message of the user."""
+    return _message("user", content)
+
+
+def assistant(content: Expression | str) -> Message:
+    """A message of the assistant: where ``gen`` and ``select`` may stand in a conversation."""
+    return _message("assistant", content)
+
+
+def image(*_: Any, **__: Any) -> NoReturn:
+    """Raises:
+    ProgramError: always, until there are vision models.
+    """
+    raise ProgramError(
+        "image needs a vision model, and radixrt serves none yet: describe the image in text, or leave it out."
+    )
+
+
+def parts_of(value: Any) -> tuple[Expression, ...]:
+    """An expression as those it consists of.
+
+    Raises:
+        ProgramError: it is neither text nor an expression.
+    """
+    match value:
+        case Concatenation():
+            return value.parts
+        case Expression():
+            return (value,)
+        case str():
+            return (Text(value),)
+    raise ProgramError(
+        f"Only text and expressions can be appended to a state, not {value.__class__.__name__}; write str(...) for "
+        "its text."
+    )
+
+
+def _message(role: Role, content: Expression | str) -> Message:
+    parts = parts_of(content)
+    if any(isinstance(part, Message) for part in parts):
+        raise ProgramError(f"A message can't stand inside another: take it out of rl.{role}(...).")
+    if role != "assistant" and any(isinstance(part, Gen | Select) for part in parts):
+        raise ProgramError(
+            f"The model writes only the assistant's messages: move gen or select from rl.{role}(...) to rl.assistant(...)."
+        )
+    return Message(role, parts)
+
+
+def _choices(what: str, choices: Sequence[str]) -> tuple[str, ...]:
+    if (
+        isinstance(choices, str)
+        or not choices
+        or not all(isinstance(c, str) and c for c in choices)
+    ):
+        raise ProgramError(
+            f"{what}'s choices must be a list of texts, with at least one, none empty."
+        )
+    if len(set(choices)) < len(choices):
+        raise ProgramError(f"{what}'s choices hold a text twice; give each once.")
+    return tuple(choices)
+
+
+def _sampling(settings: dict[str, Any]) -> Sampling:
+    unknown = sorted(settings.keys() - Sampling.__dataclass_fields__.keys())
+    if unknown:
+        known = ", ".join(Sampling.__dataclass_fields__)
+        raise ProgramError(
+            f"gen has no setting {', '.join(unknown)}; its sampling settings are {known}."
+        )
+    return Sampling(**settings)

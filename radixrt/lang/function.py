@@ -1,0 +1,235 @@
+"""How does a program run? ``@function`` makes a Python function one that runs, streams, and runs in batches."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from radixrt.lang.backends.default import backend_of, default_backend
+from radixrt.lang.backends.protocol import Backend
+from radixrt.lang.batch import BatchResult, run_side_by_side
+from radixrt.lang.errors import ProgramError
+from radixrt.lang.run import CURRENT_RUN, Gate, Run, inside
+from radixrt.lang.sampling import Sampling
+from radixrt.lang.state import State
+from radixrt.lang.stream import Stream
+
+
+class Function:
+    """A program. Called with a state, it goes on in that state, as a part of the program that calls it."""
+
+    def __init__(
+        self, body: Callable[..., Any], backend: Backend | str | None, sampling: Sampling
+    ) -> None:
+        self._body = body
+        self._backend = backend
+        self._sampling = sampling
+        self.is_async = inspect.iscoroutinefunction(body)
+        self.__name__: str = body.__name__
+        functools.update_wrapper(self, body)
+
+    def __call__(self, state: State, *args: Any, **kwargs: Any) -> Any:
+        """Go on in a state; returns what the function returns (of an ``async def``: what to await).
+
+        Raises:
+            ProgramError: the first argument is no state.
+        """
+        if not isinstance(state, State):
+            raise ProgramError(
+                f"{self.__name__} was called without a state. Start it with {self.__name__}.run(...), or call it with the "
+                "state of the program that it is to be a part of."
+            )
+        return self._body(state, *args, **kwargs)
+
+    # ------------------------------------------------------------ once
+
+    def run(
+        self,
+        *args: Any,
+        backend: Backend | str | None = None,
+        sampling: Sampling | None = None,
+        **kwargs: Any,
+    ) -> State:
+        """Run the program with these arguments and wait for all of it.
+
+        Args:
+            backend: what answers; by default the function's, that of the program this is called in, or the default.
+            sampling: settings for every gen that does not set them itself.
+
+        Returns:
+            The state: ``state["name"]`` for variables, ``state.result`` for what the function returned.
+
+        Raises:
+            LangError: a call failed; the error names its line.
+            Exception: whatever the program raises. What it has under way is cancelled then.
+        """
+        run = self._new_run(backend, sampling)
+        return self._finished(State(run), args, kwargs)
+
+    async def arun(
+        self,
+        *args: Any,
+        backend: Backend | str | None = None,
+        sampling: Sampling | None = None,
+        **kwargs: Any,
+    ) -> State:
+        """As :meth:`run`, in an event loop. A function that is not ``async def`` runs in a thread."""
+        state = State(self._new_run(backend, sampling))
+        if self.is_async:
+            return await self._finished_async(state, args, kwargs)
+        try:
+            return await asyncio.to_thread(self._finished, state, args, kwargs)
+        except asyncio.CancelledError:
+            state._run.cancel()
+            raise
+
+    # ------------------------------------------------------------ many times
+
+    def run_batch(
+        self,
+        inputs: Sequence[Mapping[str, Any]],
+        *,
+        max_concurrency: int | None = None,
+        num_threads: int | None = None,
+        progress: bool = True,
+        backend: Backend | str | None = None,
+        sampling: Sampling | None = None,
+    ) -> list[BatchResult]:
+        """Run the program once for each input, side by side; those that begin alike one after another.
+
+        Args:
+            inputs: the arguments of each run.
+            max_concurrency: most runs that may have calls under way; 64 by default.
+            num_threads: another name of the same.
+            progress: show a progress bar, if ``rich`` is installed.
+            backend, sampling: as of :meth:`run`.
+
+        Returns:
+            A state for each input, in their order; a :class:`radixrt.lang.FailedRun` where the run raised an error.
+
+        Raises:
+            ProgramError: the inputs are no list of arguments.
+        """
+        _check_inputs(inputs)
+        chosen = self._choose_backend(backend)
+
+        def begin(arguments: Mapping[str, Any], gate: Gate) -> tuple[State, Callable[[], State]]:
+            state = State(self._new_run(chosen, sampling, gate))
+            return state, lambda: self._finished(state, (), arguments)
+
+        concurrency = max_concurrency or num_threads
+        return run_side_by_side(begin, inputs, concurrency, self.__name__ if progress else None)
+
+    # ------------------------------------------------------------ while it runs
+
+    def stream(
+        self,
+        *args: Any,
+        backend: Backend | str | None = None,
+        sampling: Sampling | None = None,
+        **kwargs: Any,
+    ) -> Stream:
+        """Run the program in a thread and iterate over its text as it comes; leaving the stream cancels it."""
+        state = State(self._new_run(backend, sampling))
+        return Stream(state, lambda: self._finished(state, args, kwargs))
+
+    def astream(
+        self,
+        *args: Any,
+        backend: Backend | str | None = None,
+        sampling: Sampling | None = None,
+        **kwargs: Any,
+    ) -> Stream:
+        """As :meth:`stream`, for ``async for``."""
+        return self.stream(*args, backend=backend, sampling=sampling, **kwargs)
+
+    # ------------------------------------------------------------ inside
+
+    def _choose_backend(self, given: Backend | str | None) -> Backend:
+        chosen = given if given is not None else self._backend
+        if chosen is not None:
+            return backend_of(chosen)
+        enclosing = CURRENT_RUN.get()
+        return default_backend() if enclosing is None else enclosing.backend
+
+    def _new_run(
+        self, backend: Backend | str | None, sampling: Sampling | None, gate: Gate | None = None
+    ) -> Run:
+        settings = self._sampling if sampling is None else sampling.over(self._sampling)
+        return Run(self._choose_backend(backend), settings, gate)
+
+    def _finished(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> State:
+        """Run the body in this thread and wait for all that it started."""
+        if self.is_async:
+            return _run_in_new_loop(self._finished_async(state, args, kwargs))
+        run = state._run
+        try:
+            with inside(run):
+                state.result = self._body(state, *args, **kwargs)
+                run.finish()
+        except BaseException:
+            run.cancel()
+            raise
+        finally:
+            run.ended()
+        return state
+
+    async def _finished_async(
+        self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> State:
+        run = state._run
+        try:
+            with inside(run):
+                state.result = await self._body(state, *args, **kwargs)
+                await run.finish_async()
+        except BaseException:
+            run.cancel()
+            raise
+        finally:
+            run.ended()
+        return state
+
+
+@overload
+def function(body: Callable[..., Any], /) -> Function: ...
+@overload
+def function(
+    *, backend: Backend | str | None = None, **sampling: Any
+) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    body: Callable[..., Any] | None = None,
+    /,
+    *,
+    backend: Backend | str | None = None,
+    **sampling: Any,
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Make a program of a function whose first parameter is its state. ``async def`` is welcome.
+
+    Args:
+        backend: what answers its calls, unless a run says otherwise.
+        sampling: any field of :class:`Sampling`, for all its gens that do not say otherwise.
+    """
+    if body is None:
+        return lambda body: Function(body, backend, Sampling(**sampling))
+    return Function(body, backend, Sampling(**sampling))
+
+
+def _run_in_new_loop(program: Any) -> State:
+    """Raises:
+    ProgramError: this thread has a running event loop already.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        state: State = asyncio.run(program)
+        return state
+    program.close()
+    raise ProgramError("An event loop runs here already: write `await program.arun(...)`.")
+
+
+def _check_inputs(inputs: Sequence[Mapping[str, Any]]) -> None:
+    if isinstance(inputs, Mapping | str) or not all(isinstance(one, Mapping) for one in inputs):
+        raise ProgramError(
+            'run_batch takes a list of arguments, such as [{"question": "..."}, {"question": "..."}].'
+        )

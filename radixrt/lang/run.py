@@ -1,0 +1,119 @@
+"""What belongs to one run of a program? Its backend and settings, its calls under way, and how they end."""
+
+import contextlib
+import contextvars
+import threading
+import uuid
+from collections.abc import Coroutine, Iterator
+from typing import Any, Protocol
+
+from radixrt.lang.backends.protocol import Backend, Prompt
+from radixrt.lang.background import BACKGROUND
+from radixrt.lang.changes import Changes
+from radixrt.lang.errors import Cancelled
+from radixrt.lang.hints import Hints
+from radixrt.lang.hole import Filling, Hole
+from radixrt.lang.records import CallRecord
+from radixrt.lang.sampling import Sampling
+
+
+class Gate(Protocol):
+    """Decides when a run may send its first call."""
+
+    async def admit(self, run: "Run", prompt: Prompt) -> None:
+        """Return when it may; ``prompt`` is what that call begins with."""
+        ...
+
+
+class Run:
+    """One run of a program. Its forks, and the functions it calls on its state, are part of it."""
+
+    def __init__(self, backend: Backend, sampling: Sampling, gate: Gate | None = None) -> None:
+        self.id = uuid.uuid4().hex
+        self.backend = backend
+        self.sampling = sampling
+        self.changes = Changes()
+        self.is_watched = False
+        """Someone reads along, so that answers are to come piece by piece."""
+        self.calls: list[CallRecord] = []
+        self.hints = Hints(self.id, backend, is_one_of_many=gate is not None)
+        self._gate = gate
+        self._admitted = gate is None
+        self._lock = threading.Lock()
+        self._holes: list[Hole] = []
+        self._cancelled = False
+
+    def start(self, hole: Hole, work: Coroutine[Any, Any, Filling]) -> None:
+        """Fill a hole in the background.
+
+        Raises:
+            Cancelled: the run was.
+        """
+        with self._lock:
+            if self._cancelled:
+                work.close()
+                raise Cancelled("This run was cancelled, so nothing more can be generated in it.")
+            hole.filled_by(BACKGROUND.submit(work))
+            self._holes.append(hole)
+        hole.future.add_done_callback(lambda _: self.changes.tell())
+
+    async def admission(self, prompt: Prompt) -> None:
+        """Wait until the run may send its first call; all later calls follow freely."""
+        if self._gate is not None and not self._admitted:
+            await self._gate.admit(self, prompt)
+            self._admitted = True
+
+    def finish(self) -> None:
+        """Wait for all that was started.
+
+        Raises:
+            LangError: the first failure that the program has not met itself.
+        """
+        for hole in self._unsettled():
+            with contextlib.suppress(Exception):
+                hole.future.result()
+        self._raise_unseen()
+
+    async def finish_async(self) -> None:
+        """The same without blocking the event loop."""
+        for hole in self._unsettled():
+            with contextlib.suppress(Exception):
+                await hole.wait_async()
+        self._raise_unseen()
+
+    def cancel(self) -> None:
+        """Give up all calls under way; the servers drop them."""
+        with self._lock:
+            self._cancelled = True
+            holes = list(self._holes)
+        for hole in holes:
+            hole.cancel()
+
+    def ended(self) -> None:
+        """Tell the backend, in the background, that the run's KV is needed no more."""
+        self.hints.program_ended()
+        self.changes.tell()
+
+    def _unsettled(self) -> list[Hole]:
+        with self._lock:
+            return [hole for hole in self._holes if not hole.is_settled]
+
+    def _raise_unseen(self) -> None:
+        for hole in self._holes:
+            if not hole.future.cancelled() and not hole.error_was_seen:
+                hole.wait()
+
+
+CURRENT_RUN: contextvars.ContextVar[Run | None] = contextvars.ContextVar(
+    "current run", default=None
+)
+"""The run that this thread or task is inside of: programs run from there use the same backend."""
+
+
+@contextlib.contextmanager
+def inside(run: Run) -> Iterator[None]:
+    token = CURRENT_RUN.set(run)
+    try:
+        yield
+    finally:
+        CURRENT_RUN.reset(token)

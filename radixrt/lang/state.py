@@ -1,0 +1,253 @@
+"""What does a program hold in its hands? A state: what has been said, and the variables in it."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixrt.lang.calling import Site, generating, selecting
+from radixrt.lang.errors import ProgramError, UnknownVariable
+from radixrt.lang.expressions import (
+    Concatenation,
+    Expression,
+    Gen,
+    Message,
+    Role,
+    Select,
+    Text,
+    parts_of,
+)
+from radixrt.lang.forks import Forks
+from radixrt.lang.hints import ExpectedWaits
+from radixrt.lang.hole import Hole
+from radixrt.lang.reading import Pieces, hole_pieces
+from radixrt.lang.records import CallRecord
+from radixrt.lang.run import Run
+from radixrt.lang.transcript import Part, Transcript, Turn, text_of
+
+
+@dataclass(frozen=True)
+class Given:
+    """A variable that the program set itself."""
+
+    value: Any
+
+
+class State:
+    """Append to it with ``+=``; ``s["name"]`` waits for a variable's value.
+
+    Nothing waits before that: calls of the model run in the background, each as soon as what comes before it is
+    there. A state is either a conversation (all of it in roles) or plain text (no roles).
+    """
+
+    error: None = None
+    """A failed run of a batch has one: see :class:`radixrt.lang.FailedRun`."""
+
+    def __init__(self, run: Run, branch: str = "0") -> None:
+        """Programs do not make states: :meth:`Function.run` and :meth:`fork` do."""
+        self.result: Any = None
+        """What the program's function returned."""
+        self._run = run
+        self._branch = branch
+        self._transcript = Transcript()
+        self._variables: dict[str, Hole | Given] = {}
+        self._own_holes: list[Hole] = []
+        self._in_block = False
+        self._num_forks = 0
+        self._waits = ExpectedWaits()
+
+    # ------------------------------------------------------------ appending
+
+    def __iadd__(self, expression: Expression | str) -> "State":
+        for part in parts_of(expression):
+            self._append(part)
+        self._run.changes.tell()
+        return self
+
+    def system(self) -> contextlib.AbstractContextManager[None]:
+        """``with s.system():``: what is appended inside is one message."""
+        return self._role("system")
+
+    def user(self) -> contextlib.AbstractContextManager[None]:
+        """``with s.user():``: what is appended inside is one message."""
+        return self._role("user")
+
+    def assistant(self) -> contextlib.AbstractContextManager[None]:
+        """``with s.assistant():``: what is appended inside is one message."""
+        return self._role("assistant")
+
+    @contextlib.contextmanager
+    def _role(self, role: Role, fields: tuple[tuple[str, str], ...] = ()) -> Iterator[None]:
+        if self._in_block:
+            raise ProgramError(
+                f"A message can't stand inside another: end the block before the {role} message."
+            )
+        self._transcript = self._transcript.closed().with_turn(Turn(role, fields=fields))
+        self._in_block = True
+        try:
+            yield
+        finally:
+            self._in_block = False
+            self._transcript = self._transcript.closed()
+
+    def _append(self, expression: Expression) -> None:
+        match expression:
+            case Text():
+                self._transcript = self._transcript.with_part(expression.text)
+            case Gen() | Select():
+                self._call(expression)
+            case Message():
+                with self._role(expression.role, expression.fields):
+                    for part in expression.parts:
+                        self._append(part)
+            case Concatenation():
+                for part in expression.parts:
+                    self._append(part)
+
+    def _call(self, expression: Gen | Select) -> None:
+        """Start a call of the model, and leave a hole for what it says."""
+        self._transcript.check_model_may_speak()
+        kind = "gen" if isinstance(expression, Gen) else "select"
+        what = f"{kind}({expression.name!r})" if expression.name else kind
+        hole = Hole(expression.name, what, expression.source)
+        record = CallRecord(expression.name, what, expression.source, self._branch)
+        hints = self._run.hints.of_call(self._waits.next_use_s)
+        site = Site(self._run, self._transcript, hole, hints, record)
+        after = self._transcript.with_part(hole)
+        if isinstance(expression, Gen):
+            self._run.start(hole, generating(site, expression))
+        else:
+            self._run.start(hole, selecting(site, expression))
+        self._run.calls.append(record)
+        self._transcript = after
+        self._own_holes.append(hole)
+        if expression.name is not None:
+            self._variables[expression.name] = hole
+
+    # ------------------------------------------------------------ reading
+
+    def __getitem__(self, name: str) -> Any:
+        """Wait for the value of a variable.
+
+        Raises:
+            UnknownVariable: there is none of that name.
+            LangError: it could not be computed; the error names the line of its gen.
+        """
+        variable = self._variable(name)
+        return variable.value if isinstance(variable, Given) else variable.wait().value
+
+    async def value(self, name: str) -> Any:
+        """``await s.value("x")``: as ``s["x"]``, without blocking the event loop."""
+        variable = self._variable(name)
+        return (
+            variable.value if isinstance(variable, Given) else (await variable.wait_async()).value
+        )
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set a variable of the program's own; the transcript does not change."""
+        self._variables[name] = Given(value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._variables
+
+    def variables(self) -> list[str]:
+        """Names, in the order in which they first appeared."""
+        return list(self._variables)
+
+    def text(self) -> str:
+        """Wait for all of the state. Of a conversation: each message after its role, one a line."""
+        self.wait_for_all()
+        if not self._transcript.turns:
+            return text_of(self._transcript.text)
+        return "\n".join(f"{turn.role}: {text_of(turn.parts)}" for turn in self._transcript.turns)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Wait for all of the conversation; its messages in OpenAI's form."""
+        self.wait_for_all()
+        return self._transcript.messages()
+
+    def wait_for_all(self) -> None:
+        """Wait until all that was appended so far is computed.
+
+        Raises:
+            LangError: the first failure, in the order of the transcript.
+        """
+        for hole in self._transcript.holes():
+            hole.wait()
+
+    async def wait_for_all_async(self) -> None:
+        """The same without blocking the event loop."""
+        for hole in self._transcript.holes():
+            await hole.wait_async()
+
+    def finish_reason(self, name: str) -> str | None:
+        """Wait for a variable; why its answer ended: "stop", "length", "tool_calls"; None: it is no gen's."""
+        variable = self._variable(name)
+        return None if isinstance(variable, Given) else variable.wait().finish_reason
+
+    def text_iter(self, name: str) -> Iterator[str]:
+        """The pieces of a variable's text, as they come: in a streamed program, or of ``gen(..., stream=True)``; the
+        text of others comes as a whole."""
+        return iter(self._pieces_of(name))
+
+    def text_aiter(self, name: str) -> AsyncIterator[str]:
+        """The same for ``async for``."""
+        return aiter(self._pieces_of(name))
+
+    def calls(self) -> list[CallRecord]:
+        """What the whole run has asked of the model so far, in the order in which it was written."""
+        return list(self._run.calls)
+
+    def _pieces_of(self, name: str) -> Pieces:
+        variable = self._variable(name)
+        if isinstance(variable, Given):
+            raise ProgramError(f"{name!r} was set by the program, so it has no text that streams.")
+        return hole_pieces(variable, self._run.changes)
+
+    def _variable(self, name: str) -> Hole | Given:
+        try:
+            return self._variables[name]
+        except KeyError:
+            there = ", ".join(map(repr, self._variables)) or "none yet"
+            raise UnknownVariable(
+                f"This state has no variable {name!r}. Its variables: {there}."
+            ) from None
+
+    # ------------------------------------------------------------ branches
+
+    def fork(self, n: int = 1) -> Forks:
+        """Copies that go on from here, side by side; what they have in common is computed once.
+
+        They see the variables that there are so far. What happens in one is seen by no other.
+        """
+        if n < 1:
+            raise ProgramError(f"fork needs at least one branch, not {n}.")
+        return Forks(self, [self._branch_off() for _ in range(n)])
+
+    def copy(self) -> "State":
+        """One copy that goes on from here."""
+        return self._branch_off()
+
+    def cancel(self) -> None:
+        """Give up the calls that this state started. Other branches go on, unless they wait for these."""
+        for hole in self._own_holes:
+            hole.cancel()
+
+    @contextlib.contextmanager
+    def waiting(self, seconds: float) -> Iterator[None]:
+        """``with s.waiting(30):``: the calls inside are followed by a pause, such as that of a slow tool, so that
+        the cache can plan for it."""
+        with self._waits.waiting(seconds):
+            yield
+
+    def _branch_off(self) -> "State":
+        branch = State(self._run, f"{self._branch}.{self._num_forks}")
+        self._num_forks += 1
+        branch._transcript = self._transcript
+        branch._variables = dict(self._variables)
+        branch._waits.next_use_s = self._waits.next_use_s
+        return branch
+
+    def _parts(self) -> Sequence[Part]:
+        """For those who read along."""
+        return self._transcript.parts()

@@ -1,0 +1,123 @@
+"""How does the model call Python functions? A signature and docstring become a tool; calls come back checked."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from radixrt.lang.errors import AnswerError, ProgramError
+from radixrt.lang.expressions import Message, Text
+from radixrt.lang.typed import closed, convert, parameter_types, schema_of
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model makes, with arguments of the function's own types."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str
+    function: Callable[..., Any] = field(repr=False, compare=False)
+
+    def run(self) -> Any:
+        """Call the function."""
+        return self.function(**self.arguments)
+
+
+@dataclass(frozen=True)
+class ToolAnswer:
+    """The value of a gen with tools."""
+
+    text: str
+    """What the model says beside its calls."""
+    calls: list[ToolCall]
+
+
+def tool(call: ToolCall, result: Any) -> Message:
+    """The message that tells the model what a call returned: a text as it is, all else as JSON."""
+    content = result if isinstance(result, str) else msgspec.json.encode(result).decode()
+    return Message("tool", (Text(content),), (("tool_call_id", call.id), ("name", call.name)))
+
+
+def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[dict[str, Any], ...]:
+    """Functions in OpenAI's form.
+
+    Raises:
+        ProgramError: two have the same name, or one can't be described.
+    """
+    names = [function.__name__ for function in functions]
+    for name in names:
+        if names.count(name) > 1:
+            raise ProgramError(f"Two tools are called {name}; rename one.")
+    return tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": function.__name__,
+                "description": inspect.getdoc(function) or "",
+                "parameters": _parameters(function),
+            },
+        }
+        for function in functions
+    )
+
+
+def read_calls(
+    raw_calls: Sequence[dict[str, Any]], functions: Sequence[Callable[..., Any]]
+) -> list[ToolCall]:
+    """The calls of an answer, with their arguments checked and converted.
+
+    Args:
+        raw_calls: in OpenAI's form.
+
+    Raises:
+        AnswerError: a call is to no such tool, or its arguments are not of the function's types.
+    """
+    by_name = {function.__name__: function for function in functions}
+    return [_read_call(raw, by_name) for raw in raw_calls]
+
+
+def _read_call(raw: dict[str, Any], by_name: dict[str, Callable[..., Any]]) -> ToolCall:
+    name, text = raw["function"]["name"], raw["function"]["arguments"]
+    function = by_name.get(name)
+    if function is None:
+        raise AnswerError(
+            f"The model called {name!r}, which is none of the tools {', '.join(by_name)}.", text
+        )
+    try:
+        given = msgspec.json.decode(text or "{}", type=dict[str, Any])
+        hints = parameter_types(function)
+        arguments = {key: convert(hints.get(key, Any), value) for key, value in given.items()}
+        inspect.signature(function).bind(**arguments)
+    except (ValueError, TypeError) as error:
+        raise AnswerError(
+            f"The model called {name} with arguments that do not fit its signature: {error}. They were {text[:200]}.",
+            text,
+        ) from error
+    return ToolCall(name, arguments, raw["id"], function)
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """The JSON schema of a function's arguments."""
+    hints = parameter_types(function)
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    definitions: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ProgramError(
+                f"{function.__name__} can't be a tool, since its parameter {name} has no name of its own to be called by; "
+                "write a function with plain parameters."
+            )
+        schema = schema_of(hints.get(name, Any))
+        definitions |= schema.pop("$defs", {})
+        properties[name] = schema
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    if definitions:
+        parameters["$defs"] = definitions
+    result: dict[str, Any] = closed(parameters)
+    return result

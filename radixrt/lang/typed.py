@@ -1,0 +1,169 @@
+"""Which Python value does an answer stand for? A type becomes a constraint, and the text becomes a value again."""
+
+import enum
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from radixrt.lang.constraints import Choices, Constraint, Grammar, JsonSchema, Regex
+from radixrt.lang.errors import ProgramError
+from radixrt.lang.expressions import Gen
+
+
+@dataclass(frozen=True)
+class AnswerType:
+    """What an answer is held to, and how its text is read."""
+
+    constraint: Constraint | None
+    read: Callable[[str], Any]
+    """Raises ValueError (msgspec's and pydantic's errors are such) where the text is not of the type."""
+    description: str = "text"
+
+
+def answer_type(gen: Gen) -> AnswerType:
+    """Raises:
+    ProgramError: the type can't be described by a schema.
+    """
+    if gen.regex is not None:
+        return AnswerType(Regex(gen.regex), str)
+    if gen.choices is not None:
+        return AnswerType(Choices(gen.choices), str)
+    if gen.grammar is not None:
+        return AnswerType(Grammar(gen.grammar), str)
+    if isinstance(gen.schema, dict):
+        return AnswerType(JsonSchema(gen.schema), _read_json, "JSON")
+    wanted = gen.type if gen.schema is None else gen.schema
+    return AnswerType(None, str) if wanted is None else of_python_type(wanted)
+
+
+def of_python_type(wanted: Any) -> AnswerType:
+    """Raises:
+    ProgramError: it can't be described by a schema.
+    """
+    if wanted is str:
+        return AnswerType(None, str)
+    if (by_text := _texts_of(wanted)) is not None:
+        return AnswerType(Choices(tuple(by_text)), _lookup(by_text), _name_of(wanted))
+    schema = closed(schema_of(wanted))
+    return AnswerType(
+        JsonSchema(schema, _name_of(wanted)), lambda text: read_as(wanted, text), _name_of(wanted)
+    )
+
+
+def schema_of(wanted: Any) -> dict[str, Any]:
+    """The JSON schema of a type.
+
+    Raises:
+        ProgramError: it has none.
+    """
+    try:
+        if is_pydantic(wanted):
+            return _adapter(wanted).json_schema()
+        return msgspec.json.schema(wanted)
+    except (TypeError, ValueError) as error:
+        raise ProgramError(
+            f"{_name_of(wanted)} can't be described by a JSON schema: {error}. Use a pydantic model, a dataclass, a "
+            "msgspec.Struct, a TypedDict, or lists and dicts of plain types."
+        ) from error
+
+
+def read_as(wanted: Any, text: str) -> Any:
+    """Raises:
+    ValueError: the text is not JSON of that type.
+    """
+    if is_pydantic(wanted):
+        return _adapter(wanted).validate_json(text)
+    return msgspec.json.decode(text, type=wanted)
+
+
+def convert(wanted: Any, value: Any) -> Any:
+    """A JSON value as that type.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if is_pydantic(wanted):
+        return _adapter(wanted).validate_python(value)
+    return msgspec.convert(value, wanted)
+
+
+def is_pydantic(wanted: Any) -> bool:
+    """Whether pydantic models are part of a type. Who uses them has imported pydantic."""
+    if hasattr(wanted, "__pydantic_validator__"):
+        return True
+    return any(is_pydantic(inner) for inner in get_args(wanted))
+
+
+def closed(schema: Any) -> Any:
+    """A copy of a type's schema whose objects have no properties but the type's."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: closed(value) for key, value in schema.items()}
+    if result.get("type") == "object" and isinstance(schema.get("properties"), dict):
+        result.setdefault("additionalProperties", False)
+    return result
+
+
+def _adapter(wanted: Any) -> Any:
+    import pydantic  # here, since only those need it who use its models
+
+    return pydantic.TypeAdapter(wanted)
+
+
+def _texts_of(wanted: Any) -> dict[str, Any] | None:
+    """The texts that stand for the values of a Literal or Enum."""
+    if get_origin(wanted) is Literal:
+        return {_plain(value): value for value in get_args(wanted)}
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        return {_plain(member.value): member for member in wanted}
+    return None
+
+
+def _plain(value: Any) -> str:
+    """As a person would write it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, str | int):
+        return str(value)
+    raise ProgramError(
+        f"The values of a Literal or Enum must be texts or whole numbers, not {value!r}: give others a name."
+    )
+
+
+def _lookup(by_text: dict[str, Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text not in by_text:
+            raise ValueError(f"it is none of {', '.join(by_text)}")
+        return by_text[text]
+
+    return read
+
+
+def _read_json(text: str) -> Any:
+    return msgspec.json.decode(text)
+
+
+def _name_of(wanted: Any) -> str:
+    if isinstance(wanted, type) and not isinstance(wanted, types.GenericAlias):
+        return wanted.__name__
+    return str(wanted).replace("typing.", "")
+
+
+def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's parameters; without an annotation: Any.
+
+    Raises:
+        ProgramError: an annotation names what does not exist.
+    """
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ProgramError(
+            f"The annotations of {function.__name__} can't be read: {error}. Import that type where the function is defined."
+        ) from error

@@ -1,0 +1,179 @@
+"""Many runs side by side: in order, apart from each other, and those that begin alike one after another."""
+
+import itertools
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import radixrt.lang as rl
+from radixrt.lang.batch_order import PrefixOrder, shared_length
+from tests.lang.scripted_backend import ScriptedBackend, last_words
+
+ROOT = Path(__file__).parents[2]
+
+
+@rl.function
+def echo(s: rl.State, word: str) -> None:
+    s += word + rl.gen("x")
+    if word == "bad":
+        raise ValueError("the program's own")
+
+
+def test_results_come_in_the_order_of_the_inputs() -> None:
+    words = [f"word {number}" for number in random.Random(1).sample(range(200), 200)]
+    inputs = [{"word": word} for word in words]
+    results = echo.run_batch(inputs, backend=ScriptedBackend(), progress=False)
+    assert [result["x"] for result in results] == [f"<{word}>" for word in words]
+
+
+def test_one_failure_does_not_lose_the_others() -> None:
+    inputs = [{"word": word} for word in ("a", "bad", "c")]
+    one, failed, three = echo.run_batch(inputs, backend=ScriptedBackend(), progress=False)
+    assert (one["x"], three["x"]) == ("<a>", "<c>") and one.error is None
+    assert isinstance(failed.error, ValueError)
+    for access in (lambda: failed["x"], failed.text, failed.messages, lambda: failed.result):
+        with pytest.raises(ValueError, match="own"):
+            access()
+
+
+@pytest.mark.parametrize("concurrency", [1, 5])
+def test_no_more_runs_than_asked_for_have_calls_under_way(concurrency: int) -> None:
+    backend = ScriptedBackend()
+    inputs = [{"word": str(number)} for number in range(40)]
+    echo.run_batch(inputs, max_concurrency=concurrency, backend=backend, progress=False)
+    assert len(backend.calls) == 40 and backend.most_running <= concurrency
+    backend = ScriptedBackend()
+    echo.run_batch(inputs, num_threads=concurrency, backend=backend, progress=False)
+    assert backend.most_running <= concurrency
+
+
+def test_runs_that_begin_alike_go_one_after_another() -> None:
+    backend = ScriptedBackend()
+    documents = [f"document {letter} " * 20 for letter in "abcd"]
+    inputs = [{"word": documents[number % 4] + str(number)} for number in range(24)]
+    results = echo.run_batch(inputs, max_concurrency=1, backend=backend, progress=False)
+    sent = [last_words(call.prompt)[:12] for call in backend.calls]
+    assert sum(one != other for one, other in itertools.pairwise(sent)) == 3
+    assert [last_words(call.prompt) for call in backend.calls] != [i["word"] for i in inputs]
+    assert [result["x"] for result in results] == [f"<{i['word']}>" for i in inputs]
+
+
+def test_each_program_of_a_batch_runs_once() -> None:
+    started: list[str] = []
+
+    @rl.function
+    def program(s: rl.State, word: str) -> None:
+        started.append(word)
+        if word != "silent":
+            s += word + rl.gen("x")
+            s += s["x"] + rl.gen("y")
+
+    words = ["a", "silent", "b"]
+    inputs = [{"word": word} for word in words]
+    program.run_batch(inputs, max_concurrency=1, backend=ScriptedBackend(), progress=False)
+    assert sorted(started) == sorted(words)
+
+
+def test_each_run_of_a_batch_tells_the_backend_when_it_has_ended() -> None:
+    backend = ScriptedBackend()
+    echo.run_batch([{"word": "a"}, {"word": "b"}], backend=backend, progress=False)
+    deadline = time.monotonic() + 10
+    while len(backend.ended_sessions) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert set(backend.ended_sessions) == {call.hints.session for call in backend.calls}
+
+
+def test_inputs_that_are_no_list_of_arguments_are_refused() -> None:
+    for inputs in ({"word": "a"}, ["a"], "a"):
+        with pytest.raises(rl.ProgramError, match="list of arguments"):
+            echo.run_batch(inputs, backend=ScriptedBackend())  # type: ignore[arg-type]
+    assert echo.run_batch([], backend=ScriptedBackend()) == []
+
+
+INTERRUPTED = """
+import threading, time
+import radixrt.lang as rl
+from tests.lang.scripted_backend import ScriptedBackend
+
+backend = ScriptedBackend()
+backend.hold()
+
+@rl.function
+def program(s, word):
+    s += word + rl.gen("x")
+
+def tell():
+    while backend.running < 4:
+        time.sleep(0.005)
+    print("running", flush=True)
+
+threading.Thread(target=tell, daemon=True).start()
+try:
+    program.run_batch([{"word": str(n)} for n in range(8)], max_concurrency=4, backend=backend)
+except KeyboardInterrupt:
+    time.sleep(0.2)
+    print("interrupted", backend.running, len(backend.calls))
+"""
+
+
+def test_ctrl_c_cancels_a_batch() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert output == "interrupted 0 4\n"
+
+
+# ---------------------------------------------------------------- the order alone
+
+
+def test_the_order_begins_with_what_shares_most_and_walks_to_the_nearest() -> None:
+    order = PrefixOrder()
+    for prompt in ("b1", "aaa1", "c", "aaa2", "aab", "b2"):
+        order.add(prompt, prompt)
+    taken = [order.next_key() for _ in range(len(order))]
+    assert taken[:3] == ["aaa1", "aaa2", "aab"]
+    assert abs(taken.index("b1") - taken.index("b2")) == 1
+    with pytest.raises(IndexError):
+        order.next_key()
+
+
+def test_the_order_changes_documents_as_seldom_as_possible() -> None:
+    random_numbers = random.Random(7)
+    prompts = [f"{random_numbers.randrange(9)}" * 50 + f"{n}" for n in range(120)]
+    order = PrefixOrder()
+    for key, prompt in enumerate(prompts):
+        order.add(prompt, key)
+    taken = [prompts[order.next_key()][0] for _ in prompts]  # type: ignore[index]
+    changes = sum(one != other for one, other in itertools.pairwise(taken))
+    assert changes == len(set(taken)) - 1
+
+
+def test_who_has_gone_is_not_taken() -> None:
+    order = PrefixOrder()
+    order.add("a", 1)
+    order.add("a", 2)
+    order.remove(1)
+    order.remove(3)
+    assert order.next_key() == 2 and len(order) == 0
+
+
+def test_shared_length_is_that_of_the_common_beginning() -> None:
+    random_numbers = random.Random(3)
+    for _ in range(500):
+        one, other = (
+            "".join(random_numbers.choices("ab", k=random_numbers.randrange(9))) for _ in "12"
+        )
+        expected = 0
+        while expected < min(len(one), len(other)) and one[expected] == other[expected]:
+            expected += 1
+        assert shared_length(one, other) == expected

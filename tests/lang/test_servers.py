@@ -1,0 +1,277 @@
+"""Programs against a real server, an engine in this process, and what OpenAI's API leaves of them."""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import httpx
+import pytest
+
+import radixrt.lang as rl
+from radixrt import LLM
+from radixrt.lang.background import BACKGROUND
+from tests.server.conftest import Server, free_port
+
+FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska."
+
+
+@dataclasses.dataclass
+class Place:
+    name: str
+    owner: str
+    fee: int
+
+
+class Kind(enum.Enum):
+    PORT = "port"
+    TOWER = "tower"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[rl.Engine]:
+    with LLM(max_total_tokens=16384) as llm:
+        yield rl.Engine(llm)
+
+
+@pytest.fixture(params=["server", "engine"])
+def full(request: pytest.FixtureRequest) -> Any:
+    """The backends with everything."""
+    return request.getfixturevalue("backend" if request.param == "server" else "engine")
+
+
+@pytest.fixture
+def openai(server: Server) -> rl.OpenAI:
+    """The same server as one of which nothing is known but OpenAI's API."""
+    return rl.OpenAI(f"{server.url}/v1", model="demo")
+
+
+@rl.function(temperature=0, max_tokens=24)
+def ask(s: rl.State, question: str = "What is the owner of Vidur?") -> None:
+    s += rl.user(f"{FACTS} {question}") + rl.assistant(rl.gen("answer"))
+
+
+def body_of(program: Callable[[rl.State], Any], backend: Any) -> rl.State:
+    return rl.function(temperature=0, max_tokens=60)(program).run(backend=backend)
+
+
+def test_everyone_gives_the_same_answer(
+    backend: rl.Server, engine: rl.Engine, openai: rl.OpenAI
+) -> None:
+    for one in (backend, engine, openai):
+        state = ask.run(backend=one)
+        assert state["answer"] == "The owner of Vidur is Noval."
+        assert state.finish_reason("answer") == "stop"
+        (call,) = state.calls()
+        assert call.usage.prompt_tokens > 20 and call.usage.completion_tokens > 5
+
+
+def test_a_message_of_several_gens_is_one_message(full: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user(f"{FACTS} What is the owner of Vidur?")
+        with s.assistant():
+            s += "The owner of" + rl.gen("middle", stop=" No")
+            s += " No" + rl.gen("end")
+
+    state = body_of(program, full)
+    assert state["middle"] == " Vidur is" and "val" in state["end"]
+    assert len(state.messages()) == 2
+    assert state.messages()[1]["content"] == f"The owner of Vidur is No{state['end']}"
+
+
+def test_values_have_their_types(full: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user(
+            "This is about Vidur. Its owner is Noval. Its fee is 42. Extract name, owner, fee of Vidur as JSON."
+        )
+        forks = s.fork(6)
+        wanted = [
+            rl.gen("x", schema=Place),
+            rl.gen("x", type=Kind),
+            rl.gen("x", type=Literal["a", "b"]),
+            rl.gen("x", type=bool),
+            rl.gen("x", regex="[0-9]{3}"),
+            rl.gen("x", grammar='root ::= "yes" | "no"'),
+        ]
+        for fork, gen in zip(forks, wanted, strict=True):
+            fork += rl.assistant(gen)
+        s["all"] = forks.gather("x")
+
+    place, kind, letter, truth, digits, word = body_of(program, full)["all"]
+    assert place == Place("Vidur", "Noval", 42)
+    assert isinstance(kind, Kind) and letter in ("a", "b") and isinstance(truth, bool)
+    assert len(digits) == 3 and digits.isdigit() and word in ("yes", "no")
+
+
+def test_several_answers(full: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += "one two " + rl.gen("x", n=3, temperature=1.0, max_tokens=4, seed=1) + rl.gen("y")
+
+    state = body_of(program, full)
+    assert len(state["x"]) == 3 and state.text().startswith("one two " + state["x"][0])
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized", "constrained"],
+)  # fmt: skip
+def test_select_finds_what_the_prompt_says(full: Any, method: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user(f"{FACTS} What is the owner of Vidur?")
+        choices = ["Teska", "Noval", "Bramol and more"]
+        s += rl.assistant("The owner of Vidur is " + rl.select("x", choices, method) + ".")
+
+    state = body_of(program, full)
+    assert state["x"] == "Noval"
+    assert state.messages()[1]["content"] == "The owner of Vidur is Noval."
+
+
+def test_select_scores_what_echo_tells(
+    server: Server, backend: rl.Server, openai: rl.OpenAI
+) -> None:
+    prompt, choices = "The owner of Vidur is", [" Noval", " a", " the owner of it"]
+    for unconditional in (False, True):
+        native, echoed = (
+            BACKGROUND.submit(one.score(prompt, False, choices, unconditional)).result()
+            for one in (backend, openai)
+        )
+        for one, other in zip(native, echoed, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+            assert len(one.unconditional) == (len(one.logprobs) if unconditional else 0)
+
+
+def test_a_choice_is_scored_without_its_prefix_being_computed_again(
+    server: Server, backend: rl.Server
+) -> None:
+    httpx.post(f"{server.url}/flush_cache")
+    before = server.info()["stats"]
+    text = " ".join(f"The owner of Place{number} is Noval{number}." for number in range(30))
+
+    def program(s: rl.State) -> None:
+        s += text + rl.select("x", [" Noval", " Teska", " Bramol", " Vidur"])
+
+    body_of(program, backend)
+    after = server.info()["stats"]
+    new = {name: after[name] - before[name] for name in ("prompt_tokens", "cached_tokens")}
+    computed = new["prompt_tokens"] - new["cached_tokens"]
+    assert new["prompt_tokens"] > 4 * 300
+    assert computed < new["prompt_tokens"] / 4 + 4 * (16 + 8)
+
+
+def test_forks_compute_their_prefix_once(server: Server, backend: rl.Server) -> None:
+    httpx.post(f"{server.url}/flush_cache")
+    before = server.info()["stats"]
+
+    def program(s: rl.State) -> None:
+        s += rl.user(
+            " ".join(f"The owner of Place{number} is Noval{number}." for number in range(30))
+        )
+        with s.fork(4) as forks:
+            for number, fork in enumerate(forks):
+                fork += rl.user(f"Place{number}?") + rl.assistant(rl.gen("x", max_tokens=4))
+
+    prompt = max(call.usage.prompt_tokens for call in body_of(program, backend).calls())
+    after = server.info()["stats"]
+    computed = sum(
+        sign * (stats["prompt_tokens"] - stats["cached_tokens"])
+        for sign, stats in ((1, after), (-1, before))
+    )
+    assert prompt > 300 and computed < prompt + 4 * (16 + 16)
+
+
+def owner_of(place: str) -> str:
+    """Get the owner of a place."""
+    return f"The owner of {place} is Zekoru."
+
+
+@pytest.mark.parametrize("name", ["backend", "engine", "openai"])
+def test_tools_are_called_and_their_results_are_heard(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user("What is the owner of Vidur?")
+        s += rl.assistant(rl.gen("asked", tools=[owner_of], tool_choice="required", max_tokens=100))
+        for call in s["asked"].calls:
+            s += rl.tool(call, call.run())
+        s += rl.assistant(rl.gen("answer", max_tokens=40))
+
+    state = body_of(program, request.getfixturevalue(name))
+    call = state["asked"].calls[0]
+    assert call.name == "owner_of" and isinstance(call.arguments["place"], str)
+    assert state.finish_reason("asked") == "tool_calls" or name == "engine"
+    messages = state.messages()
+    assert [message["role"] for message in messages][:3] == ["user", "assistant", "tool"]
+    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]
+    assert "Zekoru" in messages[2]["content"]
+
+
+def test_a_program_can_read_along(full: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user(f"{FACTS} What is the owner of Vidur?")
+        s += rl.assistant(rl.gen("whole")) + rl.user("And the port?")
+        s += rl.assistant(rl.gen("pieces", stream=True))
+        for name in ("whole", "pieces"):
+            s[f"{name} of it"] = list(s.text_iter(name))
+
+    state = body_of(program, full)
+    assert state["whole of it"] == [state["whole"]]
+    assert len(state["pieces of it"]) > 3
+    assert "".join(state["pieces of it"]) == state["pieces"]
+
+
+def test_text_streams_as_it_comes(full: Any) -> None:
+    stream = ask.stream(backend=full)
+    pieces = list(stream.text_iter("answer"))
+    assert len(pieces) > 3 and "".join(pieces) == "The owner of Vidur is Noval."
+
+
+# ---------------------------------------------------------------- what a backend lacks
+
+
+@pytest.mark.parametrize(
+    ("append", "feature"),
+    [
+        (lambda s: rl.assistant(rl.gen(regex="a")), "regular expressions"),
+        (lambda s: rl.assistant(rl.gen(grammar="a")), "grammars"),
+        (lambda s: rl.assistant(rl.gen(choices=["a"])), "choices"),
+        (lambda s: rl.assistant(rl.gen(top_k=1)), "top_k"),
+        (lambda s: rl.assistant("a" + rl.gen()), "continues"),
+        (lambda s: rl.assistant(rl.select("x", ["a"])), "log-probabilities"),
+    ],
+)
+def test_what_openai_s_api_lacks_is_named(
+    openai: rl.OpenAI, append: Callable[[rl.State], Any], feature: str
+) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user("Hi")
+        s += append(s)
+
+    with pytest.raises(rl.UnsupportedFeature, match=feature) as caught:
+        body_of(program, openai)
+    assert caught.value.backend in str(caught.value) and caught.value.source is not None
+
+
+def test_a_json_schema_and_select_in_text_are_within_openai_s_api(openai: rl.OpenAI) -> None:
+    def asked(s: rl.State) -> None:
+        s += rl.user("Its fee is 42. Extract name, owner, fee of Vidur as JSON.")
+        s += rl.assistant(rl.gen("x", schema=Place))
+
+    def chosen(s: rl.State) -> None:
+        s += f"{FACTS} The owner of Vidur is" + rl.select("x", [" Noval", " qqqq"])
+
+    assert isinstance(body_of(asked, openai)["x"], Place)
+    assert body_of(chosen, openai)["x"] == " Noval"
+
+
+def test_what_the_server_refuses_is_told_in_its_words_with_the_line(full: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += "a" + rl.gen("x", top_p=7)
+
+    with pytest.raises(rl.BadRequest, match=r"top_p.*test_servers\.py:\d+ in program") as caught:
+        body_of(program, full)
+    assert (caught.value.status, caught.value.param) == (400, "top_p")
+
+
+def test_no_server_is_an_error_that_says_how_to_start_one() -> None:
+    with pytest.raises(rl.ConnectionLost, match="radixrt serve"):
+        ask.run(backend=f"http://127.0.0.1:{free_port()}")

@@ -1,0 +1,236 @@
+"""Types become constraints and values; functions become tools; likelihoods become a choice."""
+
+import dataclasses
+import enum
+from typing import Any, Literal, TypedDict
+
+import jsonschema
+import msgspec
+import pydantic
+import pytest
+
+import radixrt.lang as rl
+from radixrt.lang.backends.openai_format import is_strict
+from radixrt.lang.backends.protocol import Score
+from radixrt.lang.constraints import Choices, JsonSchema
+from radixrt.lang.scoring import likeliest
+from radixrt.lang.tools import as_tools, read_calls
+from radixrt.lang.typed import of_python_type
+from tests.lang.scripted_backend import ScriptedBackend
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    count: int = 3
+
+
+@dataclasses.dataclass
+class Data:
+    name: str
+    colours: list[Colour]
+
+
+class Struct(msgspec.Struct):
+    inner: Data
+    maybe: int | None
+
+
+class Typed(TypedDict):
+    name: str
+
+
+VALUES: list[tuple[Any, str, Any]] = [
+    (int, "42", 42),
+    (float, "4.5", 4.5),
+    (bool, "true", True),
+    (list[int], "[1, 2]", [1, 2]),
+    (dict[str, bool], '{"a": false}', {"a": False}),
+    (Literal["a", "b"], "b", "b"),
+    (Literal[1, 2, None, True], "2", 2),
+    (Literal[1, 2, None, False], "false", False),
+    (Colour, "blue", Colour.BLUE),
+    (list[Colour], '["red"]', [Colour.RED]),
+    (Model, '{"name": "a"}', Model(name="a")),
+    (list[Model], '[{"name": "a", "count": 1}]', [Model(name="a", count=1)]),
+    (Data, '{"name": "a", "colours": ["red"]}', Data("a", [Colour.RED])),
+    (Struct, '{"inner": {"name": "a", "colours": []}, "maybe": null}', Struct(Data("a", []), None)),
+    (Typed, '{"name": "a"}', {"name": "a"}),
+    (str, "anything", "anything"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "text", "value"), VALUES, ids=lambda value: str(value)[:30])
+def test_a_type_s_text_is_allowed_by_its_constraint_and_read_as_the_type(
+    wanted: Any, text: str, value: Any
+) -> None:
+    kind = of_python_type(wanted)
+    assert kind.read(text) == value and type(kind.read(text)) is type(value)
+    if isinstance(kind.constraint, JsonSchema):
+        jsonschema.validate(msgspec.json.decode(text), kind.constraint.schema)
+    elif isinstance(kind.constraint, Choices):
+        assert text in kind.constraint.texts
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (int, "x"),
+        (int, '"4"'),
+        (Colour, "green"),
+        (Model, "{}"),
+        (Data, '{"name": 4}'),
+        (bool, "1"),
+    ],
+)
+def test_other_texts_are_refused(wanted: Any, text: str) -> None:
+    with pytest.raises(ValueError):
+        of_python_type(wanted).read(text)
+
+
+@pytest.mark.parametrize("wanted", [Model, Data, Struct, Typed], ids=lambda one: one.__name__)
+def test_objects_of_a_type_have_no_other_properties(wanted: Any) -> None:
+    constraint = of_python_type(wanted).constraint
+    assert isinstance(constraint, JsonSchema)
+    (text,) = (text for one, text, _ in VALUES if one is wanted)
+    instance = msgspec.json.decode(text)
+    jsonschema.validate(instance, constraint.schema)
+    with pytest.raises(jsonschema.ValidationError, match="extra"):
+        jsonschema.validate(instance | {"extra": 1}, constraint.schema)
+
+
+def test_strict_mode_is_asked_for_where_it_can_be_had() -> None:
+    assert is_strict(of_python_type(Data).constraint.schema)  # type: ignore[union-attr]
+    assert not is_strict(of_python_type(Model).constraint.schema)  # type: ignore[union-attr]
+    assert not is_strict({"anyOf": [{"type": "object"}]})
+
+
+@rl.function
+def answer(s: rl.State, **settings: Any) -> Any:
+    s += "a" + rl.gen("x", **settings)
+    return s["x"]
+
+
+def test_the_variable_has_the_type() -> None:
+    backend = ScriptedBackend(lambda _: '{"name": "b", "count": 7}')
+    assert answer.run(schema=Model, backend=backend).result == Model(name="b", count=7)
+    schema = {"type": "object"}
+    assert answer.run(schema=schema, backend=backend).result == {"name": "b", "count": 7}
+    numbers = answer.run(type=int, n=2, backend=ScriptedBackend(lambda _: "4")).result
+    assert numbers == [4, 41]
+
+
+def test_an_answer_that_is_not_of_the_type_says_so() -> None:
+    with pytest.raises(rl.AnswerError, match="'many' can't be read as int") as caught:
+        answer.run(type=int, backend=ScriptedBackend(lambda _: "many"))
+    assert caught.value.text == "many" and "max_tokens" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ['{"name": "b', "123"])
+def test_an_answer_that_was_cut_off_says_what_to_raise(text: str) -> None:
+    class CutOff(ScriptedBackend):
+        async def generate(self, call):
+            async for piece in super().generate(call):
+                yield dataclasses.replace(piece, finish_reason="length")
+
+    wanted = int if text == "123" else Model
+    with pytest.raises(rl.AnswerError, match="raise it"):
+        answer.run(type=wanted, backend=CutOff(lambda _: text))
+
+
+# ---------------------------------------------------------------- tools
+
+
+def weather(city: str, days: int = 1, colour: Colour = Colour.RED) -> str:
+    """What the weather will be.
+
+    Told by a frog.
+    """
+    return f"{city} {days} {colour.name}"
+
+
+def raw_call(arguments: str, name: str = "weather") -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_a_function_becomes_a_tool() -> None:
+    (tool,) = as_tools([weather])
+    function = tool["function"]
+    assert function["name"] == "weather"
+    assert function["description"] == "What the weather will be.\n\nTold by a frog."
+    parameters = function["parameters"]
+    assert parameters["required"] == ["city"]
+    jsonschema.validate({"city": "a", "days": 2, "colour": "blue"}, parameters)
+    for wrong in ({}, {"city": 1}, {"city": "a", "more": 1}, {"city": "a", "colour": "green"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, parameters)
+
+
+def test_calls_are_checked_and_converted() -> None:
+    (call,) = read_calls([raw_call('{"city": "a", "colour": "blue"}')], [weather])
+    assert call.arguments == {"city": "a", "colour": Colour.BLUE} and call.run() == "a 1 BLUE"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        raw_call('{"days": 1}'),
+        raw_call('{"city": 1}'),
+        raw_call('{"city": "a", "more": 1}'),
+        raw_call("{"),
+        raw_call("[]"),
+        raw_call("{}", "news"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_an_error(raw: dict[str, Any]) -> None:
+    with pytest.raises(rl.AnswerError, match="weather"):
+        read_calls([raw], [weather])
+
+
+def test_functions_that_can_t_be_called_by_name_are_no_tools() -> None:
+    def everything(*args: int) -> None: ...
+
+    with pytest.raises(rl.ProgramError, match="args"):
+        as_tools([everything])
+    with pytest.raises(rl.ProgramError, match="Two tools"):
+        as_tools([weather, weather])
+
+
+# ---------------------------------------------------------------- choices by likelihood
+
+
+@pytest.mark.parametrize(
+    ("method", "scores", "best"),
+    [
+        # the sum would take the shorter one
+        ("token_length_normalized", [Score((-1.0,)), Score((-0.6, -0.6))], 1),
+        # the first token decides, though the rest is unlikely
+        ("greedy_token_selection", [Score((-0.5, -9.0)), Score((-0.6, -0.1))], 0),
+        # equal first tokens: the next one
+        ("greedy_token_selection", [Score((-0.5, -2.0)), Score((-0.5, -1.0))], 1),
+        # one has ended where they part: its own mean stands for what would follow
+        ("greedy_token_selection", [Score((-0.5,)), Score((-0.5, -1.0))], 0),
+        # likely anywhere is no reason
+        (
+            "unconditional_likelihood_normalized",
+            [Score((-1.0,), (-1.0,)), Score((-2.0,), (-8.0,))],
+            1,
+        ),
+        ("token_length_normalized", [Score((-1.0,)), Score((-1.0,))], 0),
+    ],
+)
+def test_each_method_takes_its_own(method: Any, scores: list[Score], best: int) -> None:
+    assert likeliest(scores, method) == best
+
+
+def test_select_goes_on_with_what_it_chose() -> None:
+    @rl.function
+    def program(s: rl.State) -> None:
+        s += "a" + rl.select("x", ["b", "long"]) + rl.gen("y")
+
+    state = program.run(backend=ScriptedBackend())
+    assert state["x"] == "long" and state.text() == "along<along>"
