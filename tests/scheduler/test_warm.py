@@ -57,8 +57,8 @@ def test_what_is_found_again_after_a_retraction_is_not_counted_twice() -> None:
     tale = [12, 8, 3, 22, 21, 1, 9, 28, 25, 30, 37, 25, 8, 22, 14, 5, 32, 0, 40, 32, 12, 33, 3]
     song = [31, 24, 0, 39, 5, 18, 31, 14, 11, 32, 14, 14, 29, 2, 23, 0]
     prompts = [
-        (tale[:7], 13), (tale[:9] + [0], 0), (tale[:6] + [4], 19), (tale, 1), (song[:7] + [4], 18),
-        (song[:12] + [1], 13), (tale[:18] + [3], 7), (song[:14], 2), (tale[:9] + [2], 4), (song, 7),
+        (tale[:7], 13), ([*tale[:9], 0], 0), ([*tale[:6], 4], 19), (tale, 1), ([*song[:7], 4], 18),
+        ([*song[:12], 1], 13), ([*tale[:18], 3], 7), (song[:14], 2), ([*tale[:9], 2], 4), (song, 7),
     ]  # fmt: skip
     model = EngineModel(
         limits(num_pages=7, max_prefill_tokens=16, chunked_prefill_size=4), reckless=True
