@@ -41,9 +41,7 @@ def cache_breakpoints(
 
 def without_cache_control(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     """The tools as the chat template may see them."""
-    if tools is None or all(_mark_of(tool) is None for tool in tools):
-        return tools
-    return [_unmarked(tool) for tool in tools]
+    return None if tools is None else [_unmarked(tool) for tool in tools]
 
 
 def _of_messages(messages: list[ChatMessage]) -> Iterator[tuple[int, CacheControl]]:
@@ -51,11 +49,11 @@ def _of_messages(messages: list[ChatMessage]) -> Iterator[tuple[int, CacheContro
         where = f"messages[{index}]"
         if message.cache_control is not None:
             yield index, _checked(message.cache_control, f"{where}.cache_control")
-        if not isinstance(message.content, list):
-            continue
-        for number, part in enumerate(message.content):
-            if (mark := part.get("cache_control")) is not None:
-                yield index, _parsed(mark, f"{where}.content[{number}].cache_control")
+        parts = message.content if isinstance(message.content, list) else []
+        for name, marked in (("content", parts), ("tool_calls", message.tool_calls or [])):
+            for number, part in enumerate(marked):
+                if (mark := part.get("cache_control")) is not None:
+                    yield index, _parsed(mark, f"{where}.{name}[{number}].cache_control")
 
 
 def _of_tools(tools: list[dict[str, Any]]) -> Iterator[tuple[int, CacheControl]]:

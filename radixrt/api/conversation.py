@@ -79,4 +79,5 @@ def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
                 f"{where}.function.arguments is not valid JSON: {error}.", param=where
             ) from error
     check_depth(arguments, f"{where}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments}}
+    shown = {name: value for name, value in call.items() if name != "cache_control"}
+    return {**shown, "function": {**function, "arguments": arguments}}

@@ -181,3 +181,12 @@ def test_calls_are_answered_with_values_or_with_what_to_do() -> None:
     assert replies[-1].error.status == 404
     calls.take(ReleaseCacheCall(call_id=4, session="nobody"))
     assert replies[-1].value == {"released_tokens": 0}
+
+
+def test_a_lease_ends_in_time_while_no_further_step_may_be_planned() -> None:
+    engine = Pinned()
+    engine.run(DOCUMENT)
+    engine.pin(DOCUMENT, ttl_s=5.0)
+    engine.clock.now += 6.0
+    engine.scheduler.drop_expired(now=0.0)
+    assert engine.scheduler.seconds_to_next_expiry() is None
