@@ -110,6 +110,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
     model = parser.add_argument_group("The simulated engine")
     model.add_argument("--page-size", type=_positive, default=512, metavar="N", help="tokens in a page; below 512, pages of answers outweigh what is known of them (default: %(default)s)")  # fmt: skip
+    model.add_argument("--max-running", type=_positive, default=256, metavar="N", help="requests that run at a time; what they use is locked (default: %(default)s)")  # fmt: skip
     model.add_argument("--prefill-rate", type=_positive, default=100_000, metavar="N", help="prompt tokens computed in a second (default: %(default)s)")  # fmt: skip
     model.add_argument("--decode-ms", type=float, default=10.0, metavar="MS", help="duration of a decode step of the running batch (default: %(default)s)")  # fmt: skip
     model.add_argument("--tokens-per-symbol", type=_positive, default=8, metavar="N", help="tokens that are simulated as one; a power of two, at most 512 (default: %(default)s)")  # fmt: skip

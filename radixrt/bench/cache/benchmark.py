@@ -66,6 +66,7 @@ def _setups(arguments: argparse.Namespace) -> Iterator[Setup]:
             hints,
             error,
             arguments.closed_loop,
+            arguments.max_running,
             service,
         )
 

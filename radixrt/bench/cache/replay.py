@@ -27,7 +27,6 @@ from radixrt.scheduler.scheduler import Scheduler
 
 MAX_ANSWER_TOKENS = 4096
 PREFILL_TOKENS_PER_STEP = 16384
-MAX_RUNNING = 256
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class Setup:
     """See :mod:`radixrt.bench.cache.future`."""
     closed_loop: bool = False
     """A session's next request comes so long after the answer of the last as it was recorded, not at its recorded time."""
+    max_running: int = 256
+    """Requests that run at a time. What they use is locked: the more run, the less is left for the cache."""
     service: ServiceModel = field(default_factory=ServiceModel)
 
 
@@ -204,7 +205,7 @@ def scheduler_limits(trace: Trace, setup: Setup) -> SchedulerLimits:
         for request in trace.requests
     )
     return SchedulerLimits(
-        max_running_requests=MAX_RUNNING,
+        max_running_requests=setup.max_running,
         max_queued_requests=len(trace.requests),
         max_prefill_tokens=PREFILL_TOKENS_PER_STEP // symbol,
         chunked_prefill_size=PREFILL_TOKENS_PER_STEP // symbol,
