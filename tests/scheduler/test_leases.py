@@ -100,7 +100,7 @@ def test_pages_under_several_leases_count_once() -> None:
 
 def test_a_pin_that_is_refused_says_what_to_do() -> None:
     engine = Pinned(max_pin_seconds=100.0)
-    assert "warm it first" in engine.refusal(DOCUMENT).message
+    assert "Warm it first" in engine.refusal(DOCUMENT).message
     assert engine.refusal(DOCUMENT).status == 409
     for ttl_s in (100.5, 0.0, -1.0, float("nan")):
         assert engine.refusal(DOCUMENT, ttl_s).param == "ttl_s"
