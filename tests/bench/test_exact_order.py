@@ -4,7 +4,6 @@ from collections import OrderedDict
 
 import pytest
 
-from radixrt.bench.cache import replay as replay_module
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
 from radixrt.scheduler import waiting_queue
@@ -74,7 +73,7 @@ def check(trace: Trace, num_pages: int, policy: SchedulePolicy) -> None:
         if r.input_tokens + 4096 <= num_pages * BLOCK_TOKENS
     ]
     trace = Trace(trace.name, together)
-    run = replay(trace, Setup(num_pages * BLOCK_TOKENS, schedule_policy=policy))
+    run = replay(trace, Setup(num_pages * BLOCK_TOKENS, schedule_policy=policy, max_running=1))
     order, cached = simulate(trace, num_pages, policy)
     assert run.order == order
     assert run.cached_tokens == cached
@@ -82,9 +81,8 @@ def check(trace: Trace, num_pages: int, policy: SchedulePolicy) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_at_a_time_and_no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many lookups as it takes: how many a pick may do is bounded, and so is how well it knows."""
-    monkeypatch.setattr(replay_module, "MAX_RUNNING", 1)
     monkeypatch.setattr(waiting_queue, "LOOKUPS_PER_PICK", 10**6)
     monkeypatch.setattr(waiting_queue, "LOOKUPS_PER_STEP", 10**6)
 
