@@ -1,6 +1,7 @@
 """How does the model call Python functions? A signature and docstring become a tool; calls come back checked."""
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,15 @@ class ToolAnswer:
 
 
 def tool(call: ToolCall, result: Any) -> Message:
-    """The message that tells the model what a call returned: a text as it is, all else as JSON."""
-    content = result if isinstance(result, str) else msgspec.json.encode(result).decode()
+    """The message that tells the model what a call returned: a text as it is, all else as JSON.
+
+    With spaces after colons and commas, as ``json.dumps`` writes it: models have seen little other JSON in this place.
+    """
+    content = (
+        result
+        if isinstance(result, str)
+        else json.dumps(msgspec.to_builtins(result), ensure_ascii=False)
+    )
     return Message("tool", (Text(content),), (("tool_call_id", call.id), ("name", call.name)))
 
 
