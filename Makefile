@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-tree lint format bench eval-demo docs clean
+.PHONY: help install serve test test-tree test-scheduler lint format bench eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,9 @@ test: install ## Run the tests; ARGS="-k radix" for some of them
 
 test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary; minutes
 	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py $(ARGS)
+
+test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary; many minutes
+	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest tests/scheduler/test_stateful.py --timeout 0 $(ARGS)
 
 lint: install ## Check format, style and types
 	$(BIN)/ruff format --check .

@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from radixrt.cache_hint import CacheHint
     from radixrt.engine import LLM, Answer, Output
     from radixrt.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Answer", "Output", "SamplingParams"]
+__all__ = ["LLM", "Answer", "CacheHint", "Output", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +17,10 @@ def __getattr__(name: str) -> Any:
         from radixrt.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "CacheHint":
+        from radixrt.cache_hint import CacheHint
+
+        return CacheHint
     if name in __all__:
         from radixrt import engine
 

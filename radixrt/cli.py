@@ -34,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API")
     add_arguments(serve)
     serve.set_defaults(run=_serve)
+    top = commands.add_parser("top", help="watch a server's KV cache")
+    _add_top_arguments(top)
+    top.set_defaults(run=_top)
     bench = commands.add_parser("bench", help="measure")
     benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
     bench_serve = benchmarks.add_parser("serve", help="load a server and measure its latencies")
@@ -69,6 +72,29 @@ def _serve(arguments: argparse.Namespace) -> int:
     from radixrt.launch import serve
 
     return serve(config_from_arguments(arguments))
+
+
+def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:30000", help="of the server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key", help="what the server was started with; else the environment's RADIXRT_API_KEY"
+    )
+    parser.add_argument(
+        "--interval", type=float, default=1.0, help="seconds between frames (default: %(default)s)"
+    )
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    try:
+        from radixrt.top.command import run
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"radixrt top needs {error.name}: pip install 'radixrt[server]'."
+        ) from error
+    return run(arguments)
 
 
 def _bench_serve(arguments: argparse.Namespace) -> int:

@@ -99,6 +99,12 @@ class ServerConfig:
         "Clients must send this as a bearer token. /health, /ping and /metrics stay open.",
         group="HTTP server",
     )
+    hide_cache_texts: bool = setting(
+        False,
+        "Let /v1/cache/tree show sizes alone, and no text of prompts. (It never shows text of requests with a "
+        "cache_salt.)",
+        group="HTTP server",
+    )
     max_body_bytes: int = setting(
         32 << 20,
         "A larger request body is refused with status 413.",
@@ -140,9 +146,20 @@ class ServerConfig:
     )
     eviction_policy: Literal["lru", "fifo", "priority", "duel"] = setting(
         "lru",
-        "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what no client "
-        "has asked to keep, duel the better of lru and of who is least likely to come back.",
+        "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what the least urgent "
+        "requests used, duel the better of lru and of who is least likely to come back. What clients hint goes "
+        "before that in each.",
         group="Memory",
+    )
+    max_pinned_fraction: float = setting(
+        0.5,
+        "Share of the KV pool that clients may pin in the cache at a time (POST /v1/cache/pin); 0: none.",
+        group="Memory",
+        at_least=0,
+        at_most=1,
+    )
+    max_pin_seconds: float = setting(
+        3600.0, "Longest time that a pin may ask for.", group="Memory", at_least=0
     )
     disable_radix_cache: bool = setting(
         False, "Share no prefixes between requests (for measurements).", group="Memory"
@@ -186,6 +203,32 @@ class ServerConfig:
         "replay with radixrt bench cache.",
         group="Scheduling",
         metavar="FILE",
+    )
+
+    kv_events: str | None = setting(
+        None,
+        "Publish which blocks enter and leave the KV cache on this ZeroMQ address (tcp://127.0.0.1:5557 or "
+        "ipc:///run/radixrt/kv-events), for routers; see kv_events.md. Whoever can connect can read it.",
+        group="KV events",
+        metavar="ADDRESS",
+    )
+    kv_events_replay: str | None = setting(
+        None,
+        "Answer subscribers that have missed some of it on this ZeroMQ address.",
+        group="KV events",
+        metavar="ADDRESS",
+    )
+    kv_events_buffer: int = setting(
+        10_000,
+        "Most batches kept for replays (at most 32 MiB of them); who lacks more gets a snapshot.",
+        group="KV events",
+        at_least=0,
+        at_most=1_000_000,
+    )
+    kv_events_tokens: bool = setting(
+        False,
+        "Publish also the token ids of the blocks. They are the prompts and answers of all users.",
+        group="KV events",
     )
 
     grammar_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = setting(
@@ -261,7 +304,22 @@ class ServerConfig:
             )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ConfigError(f"--chat-template {self.chat_template}: there is no such file.")
+        self._validate_kv_events()
         return self
+
+    def _validate_kv_events(self) -> None:
+        for name in ("kv_events", "kv_events_replay"):
+            address = getattr(self, name)
+            if address is not None and not address.startswith(("tcp://", "ipc://")):
+                raise ConfigError(
+                    f"{flag_of(name)} {address} is no ZeroMQ address: write tcp://IP:PORT or ipc://FILE."
+                )
+        if self.kv_events is None and (self.kv_events_replay or self.kv_events_tokens):
+            raise ConfigError("--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS.")
+        if self.kv_events is not None and self.disable_radix_cache:
+            raise ConfigError(
+                "--kv-events has nothing to tell with --disable-radix-cache: leave one out."
+            )
 
     @property
     def model_name(self) -> str:

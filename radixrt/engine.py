@@ -6,8 +6,8 @@ import itertools
 import os
 import queue
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Unpack, overload
 
@@ -15,84 +15,42 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from radixrt.background_engine import BackgroundEngine
+from radixrt.cache_hint import CacheHint, check_seconds, hints_of
+from radixrt.cache_stats import CacheStats
 from radixrt.config import DEMO_MODEL, ServerConfig
-from radixrt.constrained.grammar import Unenforced
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
 from radixrt.constrained.spec import Spec
 from radixrt.errors import ConfigError, EngineDiedError, RequestError
 from radixrt.launch import prepare
 from radixrt.messages import (
     AnswerChunk,
-    AnswerTimes,
+    CacheHints,
     ChatPrompt,
     EngineInfo,
-    FinishReason,
     GenerateRequest,
     Prompt,
-    PromptInfo,
     SchedulerStats,
-    TextPrompt,
-    TokenLogprob,
-    TokenPrompt,
-    pack_ids,
-    unpack_ids,
 )
 from radixrt.nesting import check_depth
+from radixrt.outputs import Answer, Output, output_of
+from radixrt.pinned_prompt import PinnedPrompt
+from radixrt.prompt_forms import Conversation, PromptLike, list_of, prompt_of, prompt_or_chat
 from radixrt.sampling_params import SamplingParams
+from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
 
-PromptLike = str | Sequence[int]
-"""Text, or token ids."""
-Conversation = Sequence[dict[str, Any]]
-"""Messages, each with a role and content."""
+__all__ = ["LLM", "Answer", "Output"]
 
 MAX_CONCURRENT_REQUESTS = 2048
 """Requests that :meth:`LLM.generate` has under way at once; the others wait here."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One of the ``n`` answers to a prompt."""
+class _ForAll:
+    """What holds for every prompt of a call."""
 
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None = None
-    logprobs: list[TokenLogprob] | None = None
-    times: AnswerTimes | None = None
-    reasoning: str = ""
-    """The thought before the answer (with ``reasoning_parser``, in chats)."""
-    unenforced: tuple[Unenforced, ...] = ()
-    """With ``strict=False``: what the answer was not held to."""
-    violation: str | None = None
-    """How it breaks that, if it does."""
-    retries: int = 0
-    """How often a part of it was taken back because a check found it invalid."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """What came of one prompt."""
-
-    num_prompt_tokens: int
-    cached_tokens: int
-    """Prompt tokens whose KV was in the radix tree."""
-    answers: list[Answer] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] | None = None
-
-    @property
-    def text(self) -> str:
-        """Of the first answer."""
-        return self.answers[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Of the first answer."""
-        return self.answers[0].token_ids
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Of the first answer."""
-        return self.answers[0].finish_reason
+    cache_salt: str
+    hints: CacheHints
+    structured: Spec | None
 
 
 class LLM:
@@ -144,6 +102,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str = "",
+        cache: CacheHint | None = None,
         progress: bool = True,
         **constraint: Unpack[ConstraintKeywords],
     ) -> Output | list[Output]:
@@ -154,6 +113,7 @@ class LLM:
             sampling_params: for all prompts, or one for each; by default those of the checkpoint's
                 generation_config.json.
             cache_salt: prefixes are shared only among requests with the same salt.
+            cache: what is known of the future of these prompts' KV; never changes an answer.
             progress: show a progress bar (only for many prompts).
             constraint: what all answers are held to, one of: ``schema`` (a JSON schema as a dict or its text, or a
                 type such as a pydantic model; with ``strict=False`` as far as it can be enforced), ``regex``,
@@ -172,13 +132,12 @@ class LLM:
             and len(prompts) > 0
             and isinstance(prompts[0], Integral)
         )
-        many: Sequence[Any] = [prompts] if single else _list_of(prompts, "prompts")  # type: ignore[list-item]
+        many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
         outputs = self._answer(
-            [_prompt(p) for p in many],
+            [prompt_of(p) for p in many],
             sampling_params,
-            cache_salt,
+            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
             progress and not single,
-            from_keywords(constraint),
         )
         return outputs[0] if single else outputs
 
@@ -194,15 +153,16 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
         cache_salt: str = "",
+        cache: CacheHint | None = None,
         progress: bool = True,
         **constraint: Unpack[ConstraintKeywords],
     ) -> Output | list[Output]:
         """Like :meth:`generate`, for one conversation or many, rendered by the model's chat template."""
-        conversations = _list_of(messages, "messages")
+        conversations = list_of(messages, "messages")
         single = len(conversations) > 0 and isinstance(conversations[0], dict)
         many: Sequence[Any] = [conversations] if single else conversations
         for conversation in many:
-            if not all(isinstance(m, dict) for m in _list_of(conversation, "messages")):
+            if not all(isinstance(m, dict) for m in list_of(conversation, "messages")):
                 raise RequestError(
                     "A conversation is a list of messages, each a dict with role and content."
                 )
@@ -213,9 +173,8 @@ class LLM:
         outputs = self._answer(
             prompts,
             sampling_params,
-            cache_salt,
+            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
             progress and not single,
-            from_keywords(constraint),
         )
         return outputs[0] if single else outputs
 
@@ -225,19 +184,17 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        cache: CacheHint | None = None,
         **constraint: Unpack[ConstraintKeywords],
     ) -> Iterator[AnswerChunk]:
         """Yield the pieces of the answers to one prompt (or conversation) as they come.
 
         Leaving the loop early aborts the request.
         """
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
-        wire_prompt: Prompt = ChatPrompt(messages=list(prompt)) if is_chat else _prompt(prompt)  # type: ignore[arg-type]
         request = self._request(
-            wire_prompt,
+            prompt_or_chat(prompt),
             sampling_params or self.default_sampling_params(),
-            cache_salt,
-            from_keywords(constraint),
+            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
             stream=True,
         )
         chunks: queue.SimpleQueue[AnswerChunk | BaseException | None] = queue.SimpleQueue()
@@ -254,6 +211,75 @@ class LLM:
     def default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's authors recommend."""
         return SamplingParams(**self.info.default_sampling)
+
+    # ------------------------------------------------------------ the KV cache
+
+    def warm(
+        self,
+        prompt: PromptLike | Conversation,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str = "",
+        cache: CacheHint | None = None,
+    ) -> Warmed:
+        """Compute a prompt's KV without an answer, so that requests which begin with it find it.
+
+        Args:
+            prompt: text, token ids or a conversation; the assistant's turn is not opened after it.
+            tools: of the conversation.
+            template_kwargs: of the conversation.
+            cache_salt: of the requests to come.
+            cache: as in :meth:`generate`.
+
+        Raises:
+            RequestError: the prompt is invalid.
+        """
+        wire_prompt = prompt_or_chat(prompt, tools, template_kwargs, add_generation_prompt=False)
+        return self._engine.run(self._warm(wire_prompt, cache_salt, hints_of(cache)))
+
+    def pin(
+        self,
+        prompt: PromptLike | Conversation,
+        *,
+        ttl_s: float = DEFAULT_PIN_S,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str = "",
+    ) -> PinnedPrompt:
+        """Warm a prompt and keep its KV from eviction, for ``ttl_s`` seconds at most::
+
+            with llm.pin(document, ttl_s=600):
+                answers = llm.generate([document + question for question in questions])
+
+        Raises:
+            RequestError: the prompt is invalid, or too much is pinned already.
+        """
+        wire_prompt = prompt_or_chat(prompt, tools, template_kwargs, add_generation_prompt=False)
+        return self._engine.run(self._pin(wire_prompt, cache_salt, ttl_s))
+
+    def release(
+        self, lease: str | None = None, *, session: str | None = None, cache_salt: str = ""
+    ) -> int:
+        """End a lease, or say that a session has ended (its KV goes first from now on).
+
+        Returns:
+            How many tokens it is about.
+
+        Raises:
+            RequestError: not exactly one of the two is given, or the lease is unknown.
+        """
+        if (lease is None) == (session is None):
+            raise RequestError("Give the lease to end, or the session that has ended: one of them.")
+        return self._engine.run(
+            self._engine.client.release_cache(
+                lease=lease or "", session=session or "", cache_salt=cache_salt
+            )
+        )
+
+    def cache_stats(self) -> CacheStats:
+        """How full the KV cache is, and what it has been worth."""
+        return CacheStats.of(self.stats(), self.info.page_size)
 
     # ------------------------------------------------------------ the engine
 
@@ -286,20 +312,20 @@ class LLM:
         self,
         prompt: Prompt,
         sampling: SamplingParams,
-        cache_salt: str,
-        structured: Spec | None,
+        for_all: _ForAll,
         *,
         stream: bool = False,
     ) -> GenerateRequest:
-        check_sampling(structured, sampling)
+        check_sampling(for_all.structured, sampling)
         thinks = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
         return GenerateRequest(
-            request_id=f"llm-{os.getpid()}-{next(self._new_id)}",
+            request_id=self._new_request_id(),
             prompt=prompt,
             sampling=sampling.validate(self.info.vocab_size),
             stream=stream,
-            cache_salt=cache_salt,
-            structured=structured,
+            cache_salt=for_all.cache_salt,
+            cache_hints=for_all.hints,
+            structured=for_all.structured,
             parse_reasoning=self.config.reasoning_parser if thinks else "",
         )
 
@@ -307,9 +333,8 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        cache_salt: str,
+        for_all: _ForAll,
         progress: bool,
-        structured: Spec | None,
     ) -> list[Output]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
@@ -322,12 +347,24 @@ class LLM:
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
             )
-        requests = [
-            self._request(p, s, cache_salt, structured) for p, s in zip(prompts, each, strict=True)
-        ]
+        requests = [self._request(p, s, for_all) for p, s in zip(prompts, each, strict=True)]
         columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, disable=not progress, transient=True) as bar:
             return self._engine.run(self._gather(requests, bar))
+
+    def _new_request_id(self) -> str:
+        return f"llm-{os.getpid()}-{next(self._new_id)}"
+
+    async def _warm(self, prompt: Prompt, cache_salt: str, hints: CacheHints) -> Warmed:
+        request = warm_request(self._new_request_id(), prompt, cache_salt=cache_salt, hints=hints)
+        (chunk,) = [chunk async for chunk in self._engine.client.generate(request)]
+        return Warmed.of(chunk)
+
+    async def _pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> PinnedPrompt:
+        check_seconds(ttl_s, "ttl_s")
+        warmed = await self._warm(prompt, cache_salt, CacheHints())
+        lease = await self._engine.client.pin(prompt, cache_salt, ttl_s)
+        return PinnedPrompt(lease, warmed, self.release)
 
     async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
         task = bar.add_task("", total=len(requests))
@@ -337,7 +374,7 @@ class LLM:
             async with room:
                 chunks = [chunk async for chunk in self._engine.client.generate(request)]
             bar.advance(task)
-            return _output(chunks)
+            return output_of(chunks)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -357,50 +394,3 @@ async def _forward(source: AsyncIterator[AnswerChunk], target: queue.SimpleQueue
         target.put(error)
     finally:
         await source.aclose()  # type: ignore[attr-defined]
-
-
-def _list_of(values: Any, name: str) -> list[Any]:
-    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} must be a list, not {type(values).__name__}.", param=name)
-    return list(values)
-
-
-def _prompt(prompt: PromptLike) -> Prompt:
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    ids = np.asarray(prompt if isinstance(prompt, Sequence | np.ndarray) else None)
-    if isinstance(prompt, bytes) or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise RequestError("A prompt must be text or a list of token ids.", param="prompts")
-    if ids.size and not -(2**31) <= ids.min() <= ids.max() < 2**31:
-        raise RequestError(
-            "The prompt holds a token id that is no 32-bit integer.", param="prompts"
-        )
-    return TokenPrompt(pack_ids(ids))
-
-
-def _output(chunks: list[AnswerChunk]) -> Output:
-    """Put the answers of a request that did not stream together; each came as one chunk."""
-    chunks.sort(key=lambda chunk: chunk.index)
-    prompt: PromptInfo | None = next(
-        (chunk.prompt for chunk in chunks if chunk.prompt is not None), None
-    )
-    return Output(
-        num_prompt_tokens=0 if prompt is None else prompt.num_tokens,
-        cached_tokens=chunks[0].cached_tokens,
-        prompt_logprobs=None if prompt is None else prompt.logprobs,
-        answers=[
-            Answer(
-                text=chunk.text,
-                token_ids=unpack_ids(chunk.token_ids).tolist(),
-                finish_reason=chunk.finish_reason,
-                stop_reason=chunk.stop_reason,
-                logprobs=chunk.logprobs,
-                times=chunk.times,
-                reasoning=chunk.reasoning,
-                unenforced=chunk.unenforced,
-                violation=chunk.violation,
-                retries=chunk.retries,
-            )
-            for chunk in chunks
-        ],
-    )

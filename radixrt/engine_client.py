@@ -16,13 +16,16 @@ from radixrt.messages import (
     AbortRequest,
     AnswerBatch,
     AnswerChunk,
+    CacheTreeCall,
     CallReply,
     CompileCall,
     DetokenizeCall,
     EngineInfo,
     FlushCacheCall,
     GenerateRequest,
+    PinCall,
     Prompt,
+    ReleaseCacheCall,
     RequestFailed,
     SchedulerStats,
     StatsCall,
@@ -32,6 +35,17 @@ from radixrt.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A promise that a prompt's KV stays, for a time."""
+
+    lease: str
+    """Its name, for release."""
+    pinned_tokens: int
+    """Leading tokens of the prompt that it is about."""
+    expires_in_s: float
+
 
 Arrival = AnswerChunk | RequestError | EngineDiedError
 
@@ -150,6 +164,62 @@ class EngineClient:
         value = await self._call(FlushCacheCall)
         pages: int = value["pages_freed"]
         return pages
+
+    async def pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> Lease:
+        """Keep what the radix tree holds of a prompt from eviction, for some seconds.
+
+        A caller that is cancelled meanwhile leaves no lease behind.
+
+        Raises:
+            RequestError: too much is pinned already, or for so long nothing may be.
+        """
+        pinning = asyncio.ensure_future(
+            self._call(
+                lambda call_id: PinCall(
+                    call_id=call_id, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s
+                )
+            )
+        )
+        try:
+            return msgspec.convert(await asyncio.shield(pinning), Lease)
+        except asyncio.CancelledError:
+            pinning.add_done_callback(self._give_back)
+            raise
+
+    async def release_cache(
+        self, *, lease: str = "", session: str = "", cache_salt: str = ""
+    ) -> int:
+        """End a lease, or let go of what a session has left in the radix tree; returns the tokens that this is about.
+
+        Raises:
+            RequestError: the lease is unknown, or has ended.
+        """
+        value = await self._call(
+            lambda call_id: ReleaseCacheCall(
+                call_id=call_id, lease=lease, session=session, cache_salt=cache_salt
+            )
+        )
+        tokens: int = value["released_tokens"]
+        return tokens
+
+    async def cache_tree(self, depth: int, children: int) -> dict[str, Any]:
+        """A view of the radix tree: a :class:`radixrt.messages.CacheTree` as builtins, with texts of tokens.
+
+        Args:
+            depth: levels of nodes below each root.
+            children: most of them shown of each node.
+        """
+        tree: dict[str, Any] = await self._call(
+            lambda call_id: CacheTreeCall(call_id=call_id, depth=depth, children=children)
+        )
+        return tree
+
+    def _give_back(self, pinning: asyncio.Future[Any]) -> None:
+        """Release a lease that nobody waits for any more."""
+        if not pinning.cancelled() and pinning.exception() is None and self._died is None:
+            lease = pinning.result()["lease"]
+            call_id = next(self._new_number)  # nobody waits for the reply
+            self._outbox.send(ReleaseCacheCall(call_id=call_id, lease=lease))
 
     async def stats(self, check_invariants: bool = False) -> SchedulerStats:
         """Raises:

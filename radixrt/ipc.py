@@ -164,6 +164,10 @@ class Poller:
         for inbox in inboxes:
             self._poller.register(inbox.socket, zmq.POLLIN)
 
+    def add(self, socket: zmq.Socket) -> None:
+        """Wait for something to read from another kind of socket, too."""
+        self._poller.register(socket, zmq.POLLIN)
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until a message is here, or the time (or a minute) is over; True if one is here."""
         if timeout_s is not None:

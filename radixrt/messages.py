@@ -526,6 +526,12 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     malformed_frames: int
     """Frames that any process could not read."""
+    kv_events: int = 0
+    """Published on the KV-event stream."""
+    kv_event_replays: int = 0
+    """Times that a subscriber got batches again that it had missed."""
+    kv_event_snapshots: int = 0
+    """Times that a subscriber lacked more than is kept."""
     step_seconds: HistogramSnapshot
     """Wall time of a step on the worker."""
     forward_seconds: float

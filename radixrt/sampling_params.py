@@ -117,6 +117,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _require_in_range("logit_bias", bias, -100.0, 100.0)
 
 
+PREFILL_ONLY = SamplingParams(max_tokens=0, temperature=0.0)
+"""Of a request that computes a prompt's KV and generates nothing. No client can ask for it in these settings."""
+
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_N),
     ("max_tokens", 1, 2**31 - 1),

@@ -5,14 +5,23 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from radixrt.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages import (
+    CacheNamespace,
+    CacheTree,
+    CacheTreeCall,
+    CacheTreeNode,
     CallReply,
     EngineInfo,
     FlushCacheCall,
     HistogramSnapshot,
     LogprobRow,
+    PinTokensCall,
+    ReleaseCacheCall,
     ReleaseSequences,
+    RequestFailed,
     SchedulerStats,
     SequenceFinished,
     SequenceRefused,
@@ -24,6 +33,9 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
+
+CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
+"""Of every sequence."""
 
 Script = Callable[[SequenceRequest], list[int]]
 
@@ -62,6 +74,8 @@ class FakeScheduler:
         refuse: given a request, the refusal to send instead of tokens.
         released: sequence ids that were released while they ran.
         requests: all that came in.
+        call_s: how long it takes to answer a call about the KV cache.
+        cache_calls: all calls about the KV cache that came in.
     """
 
     def __init__(self, channels: Channels, info: EngineInfo, step_s: float = 0.0) -> None:
@@ -75,7 +89,9 @@ class FakeScheduler:
         self.refuse: Callable[[SequenceRequest], SequenceRefused | None] = lambda request: None
         self.requests: list[SequenceRequest] = []
         self.released: list[int] = []
+        self.cache_calls: list[PinTokensCall | ReleaseCacheCall | CacheTreeCall] = []
         self.flushes = 0
+        self.call_s = 0.0
         self.paused = threading.Event()
         self._running: dict[int, _Running] = {}
         self._stop = threading.Event()
@@ -118,6 +134,10 @@ class FakeScheduler:
             case FlushCacheCall():
                 self.flushes += 1
                 self._outbox.send(CallReply(call_id=message.call_id, value={"pages_freed": 3}))
+            case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
+                self.cache_calls.append(message)
+                time.sleep(self.call_s)
+                self._outbox.send(_cache_reply(message))
             case StatsCall():
                 self._outbox.send(CallReply(call_id=message.call_id, value=self._stats()))
 
@@ -126,11 +146,20 @@ class FakeScheduler:
         logprobs, prompt_logprobs = [], []
         for seq_id, running in list(self._running.items()):
             sampling = running.request.sampling
+            if sampling.max_tokens == 0:
+                started.append(
+                    SequenceStarted(seq_id, CACHED_TOKENS, 0.001, 0.002, CACHE_WRITE_TOKENS)
+                )
+                finished.append(SequenceFinished(seq_id, "length", None, 0.5))
+                del self._running[seq_id]
+                continue
             token = running.script[running.at % len(running.script)]
             seq_ids.append(seq_id)
             token_ids.append(token)
             if running.at == 0:
-                started.append(SequenceStarted(seq_id, 7, 0.001, 0.002))
+                started.append(
+                    SequenceStarted(seq_id, CACHED_TOKENS, 0.001, 0.002, CACHE_WRITE_TOKENS)
+                )
                 if sampling.prompt_logprobs is not None:
                     ids = unpack_ids(running.request.token_ids).tolist()
                     prompt_logprobs += [
@@ -163,6 +192,35 @@ class FakeScheduler:
         counts["running"] = len(self._running)
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
         return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))
+
+
+def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> CallReply:
+    """Every prompt is pinned; the lease "gone" is not there; the tree has a prompt with a salt and one without."""
+    match call:
+        case PinTokensCall():
+            pinned = len(unpack_ids(call.token_ids))
+            value = {"lease": "lease-1", "pinned_tokens": pinned, "expires_in_s": call.ttl_s}
+            return CallReply(call_id=call.call_id, value=value)
+        case ReleaseCacheCall(lease="gone"):
+            failed = RequestFailed(request_id="", message="There is no lease gone.", status=404)
+            return CallReply(call_id=call.call_id, error=failed)
+        case ReleaseCacheCall():
+            return CallReply(call_id=call.call_id, value={"released_tokens": 32})
+    node = CacheTreeNode(
+        first_token_ids=pack_ids([300, 301]),
+        num_tokens=32,
+        total_tokens=32,
+        total_nodes=1,
+        locked=True,
+        pinned=True,
+        idle_s=1.5,
+    )
+    namespaces = [
+        CacheNamespace(salted=salted, total_tokens=32, total_nodes=1, children=[node])
+        for salted in (False, True)
+    ]
+    tree = CacheTree(page_size=16, total_tokens=64, total_nodes=2, namespaces=namespaces)
+    return CallReply(call_id=call.call_id, value=msgspec.to_builtins(tree))
 
 
 def _row(owner: int, token_id: int, top: int) -> LogprobRow:

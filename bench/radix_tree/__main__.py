@@ -34,6 +34,13 @@ def _parse() -> argparse.Namespace:
     add("--page-sizes", nargs="+", type=int, default=[1, 16])
     add("--rounds", type=int, default=21, help="medians are over these; default: %(default)s")
     add("--weigh-nodes", type=int, default=100_000, help="nodes of the weighed trees")
+    add(
+        "--weigh-trace",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="weigh trees of recorded prompts, too",
+    )
     add("--published-nodes", type=int, default=100_000, help="the published designs get no more")
     add("--skip-speed", action="store_true")
     add("--skip-memory", action="store_true")
@@ -84,10 +91,10 @@ def memory(arguments: argparse.Namespace) -> list[dict]:
     names = ("nodes", "pages", "overhead/page", "queue/page")
     print(f"\n{'page':>4} {'shape':16} {'tree':12}" + "".join(f"{name:>15}" for name in names))
     for page_size in arguments.page_sizes:
-        for shape in SHAPES:
+        for shape in (*SHAPES, *map(str, arguments.weigh_trace)):
             for name in _names(arguments, arguments.weigh_nodes):
                 weight = weigh(name, shape, arguments.weigh_nodes, page_size)
-                print(f"{page_size:4} {shape:16} {name:12}", end="")
+                print(f"{page_size:4} {Path(shape).name[:16]:16} {name:12}", end="")
                 print(f"{weight.num_nodes:15}{weight.num_pages:15}", end="")
                 print(f"{weight.overhead:15.0f}{weight.queue:15.0f}", flush=True)
                 rows.append(

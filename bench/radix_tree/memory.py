@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.radix_tree.shapes import SHAPES
+from bench.radix_tree.shapes import prompts
 from bench.radix_tree.subjects import Radixrt, Subject, make
 from radixrt.messages import TokenIds
 from radixrt.scheduler.node import Node
@@ -68,7 +68,7 @@ def _grow(
     subject = make(name, page_size)
     if not with_queue:
         subject = Radixrt(page_size, NoQueue())
-    _insert_all(make(name, page_size), shape, 1000, page_size)  # loads what is loaded once
+    _insert_all(make(name, page_size), "documents", 1000, page_size)  # loads what is loaded once
     gc.collect()
     before = _resident_bytes()
     num_pages = _insert_all(subject, shape, num_nodes, page_size)
@@ -78,7 +78,7 @@ def _grow(
 
 def _insert_all(subject: Subject, shape: str, num_nodes: int, page_size: int) -> int:
     num_pages = 0
-    for tokens in SHAPES[shape](num_nodes, page_size):
+    for tokens in prompts(shape, num_nodes, page_size):
         prompt = subject.prompt(tokens)
         handle, cached = subject.lock(prompt), subject.match(prompt)
         pages = np.arange(len(tokens) // page_size, dtype=np.int32)

@@ -1,9 +1,11 @@
 """What the measured trees hold: a forest around the prompt in question, and trees to be weighed."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
+from radixrt.bench.cache.trace import BLOCK_TOKENS, read_trace
 from radixrt.messages import TokenIds
 
 VOCABULARY = 100_000
@@ -45,6 +47,30 @@ def one_page_forks(num_nodes: int, page_size: int, seed: int = 0) -> Iterator[To
     for leaf in range(1 << depth):
         turns = (leaf >> np.arange(depth)) & 1
         yield pages[np.arange(depth), turns].ravel()
+
+
+MAX_RECORDED_PAGES = 1_000_000
+
+
+def recorded(trace: Path, page_size: int) -> Iterator[TokenIds]:
+    """The prompts of a trace, until they have a million different pages; tokens are the numbers of blocks and places."""
+    blocks: set[int] = set()
+    places = np.arange(BLOCK_TOKENS)
+    for request in read_trace(trace).requests:
+        tokens = (request.blocks[:, None] * BLOCK_TOKENS + places) % (1 << 31)
+        end = request.input_tokens // page_size * page_size
+        if end:
+            yield tokens.ravel()[:end].astype(np.int32)
+        blocks.update(request.blocks.tolist())
+        if len(blocks) * BLOCK_TOKENS >= MAX_RECORDED_PAGES * page_size:
+            return
+
+
+def prompts(shape: str, num_nodes: int, page_size: int) -> Iterator[TokenIds]:
+    """Of one of :data:`SHAPES`, or of the trace in that file."""
+    if shape in SHAPES:
+        return SHAPES[shape](num_nodes, page_size)
+    return recorded(Path(shape), page_size)
 
 
 SHAPES: dict[str, Callable[[int, int], Iterator[TokenIds]]] = {

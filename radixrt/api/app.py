@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from radixrt import __version__
 from radixrt.api.about import about_routes
+from radixrt.api.cache import PinRequest, ReleaseRequest, WarmRequest, cache_routes
 from radixrt.api.chat import chat_routes
 from radixrt.api.completions import completion_routes
 from radixrt.api.errors import install_error_handlers
@@ -26,7 +27,8 @@ def build_app(state: ServerState) -> FastAPI:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)
     app.add_middleware(NameAnswers)
     for routes in (
-        chat_routes, completion_routes, native_routes, grammar_routes, text_routes, about_routes,
+        chat_routes, completion_routes, native_routes, grammar_routes, cache_routes, text_routes,
+        about_routes,
     ):  # fmt: skip
         app.include_router(routes(state))
     app.include_router(metrics_routes(state.metrics, state.client))
@@ -37,6 +39,9 @@ def build_app(state: ServerState) -> FastAPI:
             "/v1/completions": CompletionRequest,
             "/generate": NativeRequest,
             "/v1/grammar/compile": CompileRequest,
+            "/v1/cache/warm": WarmRequest,
+            "/v1/cache/pin": PinRequest,
+            "/v1/cache/release": ReleaseRequest,
             "/tokenize": TokenizeText,
             "/detokenize": Detokenize,
         },

@@ -91,6 +91,10 @@ def _wrong_field(error: msgspec.ValidationError) -> RequestError:
     if missing:
         path = f"{path}.{missing.group(1)}".lstrip(".")
         return RequestError(f"{path} is missing.", param=path)
+    unknown = re.match(r"Object contains unknown field `(.*)`", text)
+    if unknown:
+        path = f"{path}.{unknown.group(1)}".lstrip(".")
+        return RequestError(f"{path:.200} is no field of this request; leave it out.", param=path)
     wrong = re.match(r"Expected `(.*)`, got `(.*)`", text)
     if wrong:
         expected, got = (_json_names(names) for names in wrong.groups())

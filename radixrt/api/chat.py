@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.body import read_json, to_struct
+from radixrt.api.cache_control import cache_breakpoints, without_cache_control
 from radixrt.api.conversation import to_template_messages
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
@@ -27,6 +28,7 @@ from radixrt.api.tools import (
     offered_tools,
     tool_constraint,
 )
+from radixrt.cache_hint import hints_of
 from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec
 from radixrt.constrained.tool_calls import FORMATS
@@ -81,6 +83,7 @@ class _Chat:
             stream=bool(fields.stream),
             cache_salt=fields.cache_salt or "",
             priority=priority(fields.priority, state.config),
+            cache_hints=hints_of(fields.cache),
             deadline=deadline(fields.timeout),
             return_prompt_token_ids=bool(fields.return_token_ids),
             parse_tool_calls=written if calls_tools(fields) else "",
@@ -158,10 +161,11 @@ def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
         template_kwargs = {"reasoning_effort": fields.reasoning_effort} | (template_kwargs or {})
     return ChatPrompt(
         messages=messages,
-        tools=tools,
+        tools=without_cache_control(tools),
         add_generation_prompt=add_generation_prompt is not False,
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
+        cache_breakpoints=cache_breakpoints(fields.messages, tools),
     )
 
 

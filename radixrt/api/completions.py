@@ -19,6 +19,7 @@ from radixrt.api.structured import (
     constraint_field,
     structured_extras,
 )
+from radixrt.cache_hint import hints_of
 from radixrt.constrained.requests import check_sampling
 from radixrt.errors import RequestError
 from radixrt.messages import (
@@ -92,6 +93,7 @@ class _Completion:
                 "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
                 param="max_tokens",
             )
+        hints = hints_of(fields.cache)
         completion_id = request_id("cmpl", fields.rid, fields.request_id)
         requests = [
             GenerateRequest(
@@ -102,6 +104,7 @@ class _Completion:
                 stream=bool(fields.stream),
                 cache_salt=fields.cache_salt or "",
                 priority=priority(fields.priority, state.config),
+                cache_hints=hints,
                 deadline=deadline(fields.timeout),
                 return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
                 structured=structured,

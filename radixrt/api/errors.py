@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from radixrt.errors import EngineDiedError, RequestError
@@ -60,6 +61,12 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def handle_error(request: Request, error: Exception) -> Response:
         return error_response(as_request_error(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def handle_wrong_query(request: Request, error: RequestValidationError) -> Response:
+        wrong = error.errors()[0]
+        name = str(wrong["loc"][-1])
+        return error_response(RequestError(f"{name}: {wrong['msg']}.", param=name))
 
     @app.exception_handler(HTTPException)
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:

@@ -15,6 +15,7 @@ class Usage:
     def __init__(self) -> None:
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
+        self._cache_write_tokens: dict[int, int] = {}
         self._output_tokens: dict[tuple[int, int], int] = {}
         self._retries: dict[tuple[int, int], int] = {}
 
@@ -23,6 +24,7 @@ class Usage:
             self._prompt_tokens[prompt_index] = chunk.prompt.num_tokens
         if chunk.index == 0:  # the other answers to a prompt find the first one's work in the cache
             self._cached_tokens[prompt_index] = chunk.cached_tokens
+            self._cache_write_tokens[prompt_index] = chunk.cache_write_tokens
         self._output_tokens[prompt_index, chunk.index] = chunk.num_output_tokens
         self._retries[prompt_index, chunk.index] = chunk.retries
 
@@ -33,7 +35,10 @@ class Usage:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,
             "total_tokens": prompt_tokens + output_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
+            "prompt_tokens_details": {
+                "cached_tokens": sum(self._cached_tokens.values()),
+                "cache_write_tokens": sum(self._cache_write_tokens.values()),
+            },
         }
         if retries := sum(self._retries.values()):
             usage["structured_output_retries"] = retries

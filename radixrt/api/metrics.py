@@ -150,6 +150,9 @@ def _gauges(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("kv_pages_cached", "Pages in the radix tree.", stats.pages_cached),
         ("kv_pages_evictable", "Pages in the radix tree in nobody's use.", stats.pages_evictable),
         ("kv_pages_free", "Pages that hold nothing.", stats.pages_free),
+        ("kv_pages_pinned", "Pages in the radix tree under a lease.", stats.pages_pinned),
+        ("cache_leases", "Leases that hold.", stats.leases),
+        ("cache_sessions", "Sessions named by hints and not ended.", stats.sessions),
         ("radix_tree_nodes", "Nodes of the radix tree.", stats.tree_nodes),
         ("grammars_loaded", "Grammars that the worker holds.", stats.grammars),
     ]
@@ -159,6 +162,12 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
     return [
         ("prompt_tokens", "Prompt tokens of admitted sequences.", stats.prompt_tokens),
         ("cached_tokens", "Prompt tokens found in the radix tree.", stats.cached_tokens),
+        (
+            "cache_write_tokens",
+            "Prompt tokens computed and put into the radix tree.",
+            stats.cache_write_tokens,
+        ),
+        ("cache_leases_broken", "Leases given up before their time.", stats.leases_broken),
         ("generated_tokens", "Tokens generated.", stats.output_tokens),
         ("finished_sequences", "Sequences that came to their end.", stats.finished),
         (
@@ -174,6 +183,9 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
         ("malformed_frames", "Frames that the scheduler could not read.", stats.malformed_frames),
         ("forced_tokens", "Tokens that a grammar forced, not sampled.", stats.forced_tokens),
+        ("kv_events", "Published on the KV-event stream.", stats.kv_events),
+        ("kv_event_replays", "Subscribers helped out with batches.", stats.kv_event_replays),
+        ("kv_event_snapshots", "Subscribers helped out with all blocks.", stats.kv_event_snapshots),
         *_structured_counters(stats.structured),
     ]
 

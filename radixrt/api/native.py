@@ -19,6 +19,7 @@ from radixrt.api.protocol import ConstraintFields, refuse_unsupported
 from radixrt.api.sampling import deadline, logit_bias, priority, stop_strings
 from radixrt.api.state import ServerState, new_id, request_id
 from radixrt.api.structured import asked_constraint, structured_extras
+from radixrt.cache_hint import CacheHint, hints_of
 from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
@@ -84,6 +85,7 @@ class NativeRequest(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     cache_salt: str | None = None
+    cache: CacheHint | None = None
     priority: int | None = None
     timeout: float | None = None
 
@@ -189,6 +191,7 @@ class _Call:
             sampling.append(_sampling(given, report, state))
             constraints.append(_constraint(given, report, sampling[-1], state))
         state.check_answer_count(count, max(params.n for params in sampling))
+        hints = hints_of(fields.cache)
         call_id, rids = _request_ids(fields.rid, count)
         requests = [
             GenerateRequest(
@@ -199,6 +202,7 @@ class _Call:
                 stream=bool(fields.stream),
                 cache_salt=fields.cache_salt or "",
                 priority=priority(fields.priority, state.config),
+                cache_hints=hints,
                 deadline=deadline(fields.timeout),
                 structured=structured,
             )
@@ -220,6 +224,7 @@ class _Call:
             "prompt_tokens": whole.prompt_tokens,
             "completion_tokens": num_output,
             "cached_tokens": chunk.cached_tokens,
+            "cache_write_tokens": chunk.cache_write_tokens,
         }
         meta |= structured_extras(chunk)
         if chunk.retries:

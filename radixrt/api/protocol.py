@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.cache_hint import CacheHint
 from radixrt.errors import RequestError
 
 
@@ -69,6 +70,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     """Prefixes are shared only among requests with the same salt."""
+    cache: CacheHint | None = None
+    """What the client knows of the future of this request's KV."""
     priority: int | None = None
     """The smallest goes first, where the server was started with --schedule-policy priority."""
     timeout: float | None = None
@@ -84,6 +87,15 @@ class CompletionRequest(GenerationFields, kw_only=True):
     add_special_tokens: bool | None = None
 
 
+class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Keep the conversation up to here, as Anthropic's clients say it."""
+
+    type: str
+    """"ephemeral"."""
+    ttl: str | None = None
+    """"5m", the default, or "1h"."""
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -91,6 +103,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True):

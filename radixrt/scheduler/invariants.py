@@ -57,16 +57,29 @@ def _check_tree(tree: RadixTree) -> None:
 def _check_locks(scheduler: Scheduler) -> None:
     expected: Counter[Node] = Counter()
     for sequence in scheduler.running():
-        node = sequence.node
-        while node is not None:
-            expected[node] += 1
-            node = node.parent
+        expected.update(_path(sequence.node))
+    pinned: Counter[Node] = Counter()
+    for lease in scheduler.kv.leases.all():
+        pinned.update(_path(lease.node))
+        _require(
+            len(_path_pages(lease.node)) == lease.num_pages, "a lease does not hold its prefix"
+        )
+    expected += pinned
     tree = scheduler.kv.tree
     for node in (*tree.nodes(), *tree.roots().values()):
         _require(
             node.lock_count == expected[node],
-            f"a node is locked {node.lock_count} times, {expected[node]} running sequences use it",
+            f"a node is locked {node.lock_count} times, {expected[node]} running sequences and leases use it",
         )
+        _require(
+            node.lease_count == pinned[node],
+            f"a node counts {node.lease_count} leases, {pinned[node]} hold it",
+        )
+    num_pinned = sum(node.num_pages for node in pinned)
+    _require(
+        num_pinned == tree.num_pinned_pages,
+        f"{num_pinned} pages are pinned, {tree.num_pinned_pages} counted",
+    )
     for salt, root in tree.roots().items():
         _require(
             bool(root.children) or root.lock_count > 0,
@@ -111,9 +124,14 @@ def _check_slots(scheduler: Scheduler) -> None:
         )
 
 
-def _path_pages(node: Node | None) -> np.ndarray:
-    edges = []
+def _path(node: Node | None) -> list[Node]:
+    """A node and all above it, its root last."""
+    path = []
     while node is not None:
-        edges.append(node.pages)
+        path.append(node)
         node = node.parent
-    return np.concatenate(edges[::-1])
+    return path
+
+
+def _path_pages(node: Node | None) -> np.ndarray:
+    return np.concatenate([link.pages for link in reversed(_path(node))])

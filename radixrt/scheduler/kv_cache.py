@@ -7,20 +7,21 @@ of the new owner comes later.
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import make_policy
+from radixrt.scheduler.hint_writer import HintWriter
+from radixrt.scheduler.leases import Leases
+from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.prefix_watch import MissingPage
 from radixrt.scheduler.radix_tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.sessions import Sessions
 from radixrt.scheduler.slot_table import SlotTable
-
-GrowthListener = Callable[[str, int, int, Callable[[int], bytes]], None]
 
 
 class KVCache:
@@ -34,17 +35,26 @@ class KVCache:
         *,
         share_prefixes: bool,
         eviction_policy: EvictionPolicyName = "lru",
+        max_pinned_fraction: float = 0.5,
+        max_pin_seconds: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.page_size = page_size
         self.allocator = PageAllocator(num_pages)
         policy = make_policy(eviction_policy, num_pages, page_size, clock)
         self.tree = RadixTree(page_size, policy, clock)
+        self.sessions = Sessions(self.tree)
+        max_pinned = int(max_pinned_fraction * num_pages)
+        self.leases = Leases(self.tree, max_pinned, max_pin_seconds, clock)
         self.evicted_pages = 0
-        self.on_growth: GrowthListener = _ignore
-        """Called after every insertion; see :meth:`radixrt.scheduler.prefix_watch.PrefixWatch.inserted`."""
+        self.on_growth: Callable[[str, int, bytes, int], None] = _ignore
+        """Called with the pages that an insertion has added to the tree; see
+        :meth:`radixrt.scheduler.prefix_watch.PrefixWatch.inserted`."""
         self._slots = slots
         self._share = share_prefixes
+        self._clock = clock
+        self._hints = HintWriter(self.tree)
+        self._heeds_priority = eviction_policy == "priority"
 
     @property
     def num_available(self) -> int:
@@ -68,7 +78,7 @@ class KVCache:
         return len(pages)
 
     def flush(self) -> int:
-        """Drop everything from the tree that no running sequence uses; returns the number of pages."""
+        """Drop everything from the tree that no running sequence uses and no lease holds; returns the pages."""
         return self._evict(self.tree.num_evictable_pages)
 
     # ------------------------------------------------------------ a sequence's life
@@ -86,17 +96,14 @@ class KVCache:
         """
         if not self._reads_tree(sequence):
             return None
-        if (num_cached + 1) * self.page_size > len(sequence.cacheable_tokens()):
+        tokens = sequence.cacheable_tokens()
+        start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
+        if end > len(tokens):
             return None  # the rest is computed in any case
-        return sequence.salt, num_cached, self._page(sequence, num_cached)
+        return sequence.salt, num_cached, tokens[start:end].tobytes()
 
     def _reads_tree(self, sequence: Sequence) -> bool:
         return self._share and sequence.reads_cache
-
-    def _page(self, sequence: Sequence, index: int) -> bytes:
-        """Token ids of one page of a sequence."""
-        start = index * self.page_size
-        return sequence.tokens[start : start + self.page_size].tobytes()
 
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that would be locked by using this prefix."""
@@ -107,6 +114,13 @@ class KVCache:
             pages += node.num_pages
             node = node.parent
         return pages
+
+    def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
+        """Give up leases until there are pages for what is known of a sequence, which nobody else could free."""
+        missing = self.pages_for(sequence.num_tokens) - (0 if match is None else match.num_pages)
+        while missing > self.num_available - self.num_pages_locked_by(match):
+            if not self.leases.break_first():
+                return
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
@@ -185,13 +199,18 @@ class KVCache:
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
         self._tell_growth(sequence, start + existing, full)
+        sequence.written_tokens += (full - start - existing) * self.page_size
         node.traffic_class = sequence.traffic_class
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
 
-    def leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked."""
+    def leave(self, sequence: Sequence, *, ended: bool = True) -> None:
+        """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked.
+
+        Args:
+            ended: it will not come back, so what its client has said of the time after it counts from now.
+        """
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
         own = slots.own_pages(slot)
@@ -205,9 +224,19 @@ class KVCache:
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
         sequence.node.traffic_class = sequence.traffic_class
+        if ended and self._share:
+            self._heed_hints(sequence, sequence.node, max(start, full))
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)
+
+    def _heed_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
+        """Apply what is hinted to the ``num_pages`` pages up to ``end``, on which the sequence has its lock."""
+        hints = sequence.cache_hints
+        priority = sequence.priority if self._heeds_priority else 0
+        self._hints.write(end, num_pages, hints, self._clock(), priority)
+        if hints.session:
+            self.sessions.note(hints.session, sequence.salt, end)
 
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot and drop its KV, as far as no other running sequence uses it."""
@@ -221,7 +250,9 @@ class KVCache:
 
     def _tell_growth(self, sequence: Sequence, start: int, end: int) -> None:
         """The tree has got the pages from ``start`` to ``end`` of this sequence."""
-        self.on_growth(sequence.salt, start, end, partial(self._page, sequence))
+        if start < end:
+            tokens = sequence.tokens[start * self.page_size : end * self.page_size]
+            self.on_growth(sequence.salt, start, tokens.tobytes(), self.page_size * tokens.itemsize)
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet."""
@@ -229,5 +260,5 @@ class KVCache:
         return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size
 
 
-def _ignore(_salt: str, _start: int, _end: int, _page: Callable[[int], bytes]) -> None:
+def _ignore(*_: object) -> None:
     pass

@@ -19,6 +19,8 @@ class SchedulerLimits:
     page_size: int
     schedule_policy: SchedulePolicy = "lpm"
     eviction_policy: EvictionPolicyName = "lru"
+    max_pinned_fraction: float = 0.5
+    max_pin_seconds: float = 3600.0
     share_prefixes: bool = True
     eos_token_ids: tuple[int, ...] = ()
     num_ranks: int = 1

@@ -16,13 +16,11 @@ import msgspec
 import numpy as np
 
 from radixrt.messages import TokenIds
+from radixrt.scheduler.hint import Hint
 from radixrt.scheduler.page_allocator import Pages
 
 ID_BYTES = 4
 """Of a token id and of a page id."""
-
-RETAIN_DEFAULT = 1
-"""The retention level of what no client has given a hint for; 0 is worth less, 2 and above more."""
 
 Packed = bytes | memoryview
 """Packed int32 ids. A long part of a longer edge is a view of it, see :func:`part_of`."""
@@ -45,17 +43,17 @@ class Node(msgspec.Struct, gc=False, eq=False):
     children: "Mapping[bytes, Node]" = _NO_CHILDREN
     """By the packed tokens of the first page. Leaves share one that is empty."""
     lock_count: int = 0
-    """Sequences that use this node or one below it."""
+    """Sequences and leases that use this node or one below it."""
+    lease_count: int = 0
+    """Of those, the leases."""
     stamp: int = 0
     """When it was last used, on the tree's own clock."""
     created: int = 0
     """When its pages came into the tree, on the same clock; of an edge joined from several, the last of them."""
     traffic_class: int = 0
     """What the eviction policy took the request for that used it last."""
-    retention: int = RETAIN_DEFAULT
-    """How much a client wants it kept; see :data:`RETAIN_DEFAULT`."""
-    expires: float | None = None
-    """When ``retention`` ends, in seconds on the scheduler's clock; None: never."""
+    hint: Hint | None = None
+    """What clients have said of it; None for most."""
 
     @property
     def num_pages(self) -> int:
@@ -73,17 +71,17 @@ class Node(msgspec.Struct, gc=False, eq=False):
 
     def inherit(self, other: "Node") -> None:
         """Take over what eviction policies know of ``other``, of which this node has been a part."""
-        self.stamp, self.created, self.traffic_class = (
-            other.stamp,
-            other.created,
-            other.traffic_class,
-        )
-        self.retention, self.expires = other.retention, other.expires
+        self.stamp, self.created = other.stamp, other.created
+        self.traffic_class, self.hint = other.traffic_class, other.hint
 
     @property
     def is_evictable(self) -> bool:
         """An unlocked leaf. Roots have no parent, removed nodes have lost theirs."""
         return self.lock_count == 0 and not self.children and self.parent is not None
+
+    def __lt__(self, other: "Node") -> bool:
+        """Any order will do: only heaps ask, and only where all else is equal."""
+        return id(self) < id(other)
 
     def __repr__(self) -> str:
         return f"<Node of {self.num_pages} pages, {len(self.children)} children, {self.lock_count} locks>"
@@ -105,9 +103,10 @@ class Node(msgspec.Struct, gc=False, eq=False):
             self.children = _NO_CHILDREN
 
     def retire(self) -> None:
-        """Cut all ties to the tree: nothing would ever collect a cycle."""
+        """Cut all ties to the tree: nothing would ever collect a cycle. Who still knows the node keeps little alive."""
         self.parent = None
         self.children = _NO_CHILDREN
+        self.edge = self.page_ids = b""
 
 
 def part_of(packed: Packed, start: int, stop: int) -> Packed:

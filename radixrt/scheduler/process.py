@@ -10,10 +10,13 @@ import msgspec
 from radixrt.config import ServerConfig
 from radixrt.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages import (
+    CacheTreeCall,
     CallReply,
     EngineInfo,
     FlushCacheCall,
     GrammarLoaded,
+    PinTokensCall,
+    ReleaseCacheCall,
     ReleaseSequences,
     RequestFailed,
     SequenceRequest,
@@ -25,7 +28,9 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
+from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
+from radixrt.scheduler.kv_events.publisher import start_publisher
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
@@ -51,9 +56,15 @@ class SchedulerProcess:
         self._steps_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
         self.scheduler = Scheduler(scheduler_limits(config, info))
+        self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
         self._log = None
         if config.request_log is not None:
             self._log = RequestLog(Path(config.request_log), time.monotonic)
+        self._kv_events = start_publisher(
+            config, self.scheduler.kv.tree, self.scheduler.limits.num_pages
+        )
+        if self._kv_events is not None and self._kv_events.socket is not None:
+            self._poller.add(self._kv_events.socket)
         self._to_tokenizer.send(info)
 
     def _wait_for_worker(self) -> EngineInfo:
@@ -65,13 +76,17 @@ class SchedulerProcess:
     def run(self) -> None:
         """Forever. Sleeps whenever nothing can be planned until a message comes."""
         while True:
-            self._poller.wait(self._seconds_to_next_deadline())
+            working = self._cache_calls.is_working
+            self._poller.wait(0 if working else self._seconds_to_next_deadline())
             for request in self._from_tokenizer.receive_waiting():
                 self._handle(request)
             for result in self._from_worker.receive_waiting():
                 self._absorb(result)
             self._drop_expired()
             self._fill_pipeline()
+            self._cache_calls.work()
+            if self._kv_events is not None:
+                self._kv_events.publish()  # last: the workers have their next step by now
 
     def _absorb(self, message: ToSchedulerFromWorker) -> None:
         match message:
@@ -127,6 +142,8 @@ class SchedulerProcess:
                     call_id=message.call_id, value={"pages_freed": self.scheduler.flush_cache()}
                 )
                 self._to_tokenizer.send(reply)
+            case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
+                self._cache_calls.take(message)
             case StatsCall():
                 self._to_tokenizer.send(self._stats(message))
 
@@ -141,13 +158,16 @@ class SchedulerProcess:
                 return CallReply(call_id=call.call_id, error=failed)
         malformed = call.malformed_frames
         malformed += self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
-        return CallReply(
-            call_id=call.call_id, value=msgspec.to_builtins(self.scheduler.stats(malformed))
-        )
+        stats = self.scheduler.stats(malformed)
+        if self._kv_events is not None:
+            stats = self._kv_events.add_stats(stats)
+        return CallReply(call_id=call.call_id, value=msgspec.to_builtins(stats))
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadline = self.scheduler.next_deadline()
-        return None if deadline is None else max(0.0, deadline - time.time())
+        times = [self.scheduler.seconds_to_next_expiry()]
+        times.append(None if deadline is None else max(0.0, deadline - time.time()))
+        return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _drop_expired(self) -> None:
         dropped = self.scheduler.drop_expired(time.time())
@@ -169,6 +189,8 @@ def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
         page_size=info.page_size,
         schedule_policy=config.schedule_policy,
         eviction_policy=config.eviction_policy,
+        max_pinned_fraction=config.max_pinned_fraction,
+        max_pin_seconds=config.max_pin_seconds,
         share_prefixes=not config.disable_radix_cache,
         eos_token_ids=info.eos_token_ids,
         num_ranks=config.tp,

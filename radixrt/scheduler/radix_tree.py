@@ -22,6 +22,7 @@ import numpy as np
 from radixrt.messages import TokenIds, unpack_ids
 from radixrt.scheduler.eviction.lru import LeafLRU
 from radixrt.scheduler.eviction.policy import EvictionPolicy
+from radixrt.scheduler.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.node import ID_BYTES, Node, Packed, part_of
 from radixrt.scheduler.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.tree_observer import TreeObserver
@@ -68,6 +69,8 @@ class RadixTree:
         """Pages in the tree."""
         self.num_locked_pages = 0
         """Of those, on the way from a root to a locked node."""
+        self.num_pinned_pages = 0
+        """Of those, on the way from a root to a pinned node."""
         self.num_nodes = 0
         self.generation = 0
         """Grows whenever a lookup may give another answer than before."""
@@ -140,6 +143,37 @@ class RadixTree:
         self._lock_path(new, old)
         self._join_upwards(new)
 
+    def pin(self, node: Node) -> None:
+        """Make a lock on ``node``, which the caller holds, a lease's; given up by :meth:`unpin`."""
+        above: Node | None = node
+        while above is not None:
+            if above.lease_count == 0:
+                self.num_pinned_pages += above.num_pages
+            above.lease_count += 1
+            above = above.parent
+
+    def unpin(self, node: Node) -> None:
+        """Give up a lease and its lock. Nobody has used the prefix now, so it keeps the time of its last use."""
+        above: Node | None = node
+        while above is not None:
+            assert above.lease_count > 0, "a node was unpinned more often than pinned"
+            above.lease_count -= 1
+            if above.lease_count == 0:
+                self.num_pinned_pages -= above.num_pages
+            above = above.parent
+        self._unlock_path(node)
+        self._offer_for_eviction(node)
+
+    def num_unpinned_pages(self, match: Match) -> int:
+        """Pages of a prefix that are under no lease yet."""
+        pages, node = 0, match.node
+        own = match.pages_in_edge
+        while node.lease_count == 0 and node.parent is not None:
+            pages += own
+            node = node.parent
+            own = node.num_pages
+        return pages
+
     def _lock_path(self, node: Node | None, end: Node | None) -> None:
         while node is not end:
             assert node is not None
@@ -151,6 +185,11 @@ class RadixTree:
     def unlock(self, node: Node) -> None:
         """Give up one lock: a request that used this prefix has ended, or found a longer one."""
         self._touch(node)
+        self._unlock_path(node)
+        self._join_upwards(node)
+        self._offer_for_eviction(node)
+
+    def _unlock_path(self, node: Node) -> None:
         above: Node | None = node
         while above is not None:
             assert above.lock_count > 0, "a node was unlocked more often than locked"
@@ -158,8 +197,6 @@ class RadixTree:
             if above.lock_count == 0:
                 self.num_locked_pages -= above.num_pages
             above = above.parent
-        self._join_upwards(node)
-        self._offer_for_eviction(node)
 
     def _touch(self, node: Node) -> None:
         node.stamp = self._new_stamp()
@@ -222,7 +259,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None and 0 < num_pages < node.num_pages
         upper = Node(parent, *self._cut(node, 0, num_pages))
-        upper.lock_count = node.lock_count
+        upper.lock_count, upper.lease_count = node.lock_count, node.lease_count
         upper.inherit(node)
         parent.hang(self._key(upper), upper)
         node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)
@@ -241,9 +278,10 @@ class RadixTree:
         """Let ``node``, just used, take over the edges of the chain above it.
 
         Only where nobody can tell the difference: the upper node has no other child, no lock ends at it
-        (the counts are equal), no other hint is on it, and nothing was used later than ``node``, so that policies
-        which go by use come to the same pages at the same time. Prefill by chunks makes such chains, and
-        so does every turn of a chat.
+        (the counts are equal), no other retention is asked for it, and nothing was used later than ``node``, so that
+        policies which go by use come to the same pages at the same time. That somebody said when to go on from
+        the end of the upper node is forgotten: somebody just did. Prefill by chunks makes such chains, and so does
+        every turn of a chat.
         """
         chain, length, upper = [node], len(node.edge), node.parent
         while (
@@ -251,7 +289,7 @@ class RadixTree:
             and upper.parent is not None
             and len(upper.children) == 1
             and upper.lock_count == node.lock_count
-            and (upper.retention, upper.expires) == (node.retention, node.expires)
+            and is_kept_alike(upper.hint, node.hint)
             and len(upper.edge) <= _JOIN_RATIO * length
         ):
             chain.append(upper)
@@ -270,10 +308,23 @@ class RadixTree:
 
     # ------------------------------------------------------------ eviction
 
-    def retain(self, node: Node, level: int, expires: float | None = None) -> None:
-        """Note how much a client wants the edge above ``node`` kept, and on the tree's clock until when."""
-        node.retention, node.expires = level, expires
-        self._offer_for_eviction(node)
+    def cut_edge(self, node: Node, num_pages: int) -> Node:
+        """Divide the edge above ``node`` after ``num_pages`` pages, for a hint that ends there.
+
+        Returns:
+            The new node at the cut; ``node`` stays the lower part.
+        """
+        return self._split(node, num_pages)
+
+    def give_hint(self, node: Node, hint: Hint | None) -> None:
+        """Note what is known of an unlocked node from now on.
+
+        A leaf counts as used now: that is how policies know what they have heard of it before to be outdated.
+        """
+        node.hint = hint
+        if node.is_evictable:
+            self._touch(node)
+            self.policy.offer(node)
 
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
@@ -321,7 +372,15 @@ class RadixTree:
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
             parent.stamp, parent.traffic_class = leaf.stamp, leaf.traffic_class
+        if leaf.hint is not None or parent.hint is not None:
+            self._inherit_next_use(parent, leaf)
         self._offer_for_eviction(parent)
+
+    def _inherit_next_use(self, parent: Node, leaf: Node) -> None:
+        """Who goes on from the leaf needs what is above it at the same time."""
+        next_use = earliest_next_use(parent.hint, leaf.hint, self._clock())
+        hint = (parent.hint or Hint()).with_next_use(next_use)
+        parent.hint = hint if hint.says_something else None
 
     def _account_removed(self, freed: list[Packed]) -> Pages:
         if not freed:

@@ -77,7 +77,7 @@ class Scheduler:
         self, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limits = limits
-        self._clock = clock
+        self.clock = clock
         self.slots = SlotTable(
             limits.max_running_requests,
             -(-limits.context_length // limits.page_size),
@@ -89,6 +89,8 @@ class Scheduler:
             self.slots,
             share_prefixes=limits.share_prefixes,
             eviction_policy=limits.eviction_policy,
+            max_pinned_fraction=limits.max_pinned_fraction,
+            max_pin_seconds=limits.max_pin_seconds,
             clock=clock,
         )
         self._order = ORDERS[limits.schedule_policy]
@@ -141,7 +143,7 @@ class Scheduler:
         grammar = None
         if request.constraint is not None:
             grammar = self.grammars.use(request.constraint, request.num_output)
-        sequence = Sequence.from_request(request, self._clock(), self.limits.eos_token_ids, grammar)
+        sequence = Sequence.from_request(request, self.clock(), self.limits.eos_token_ids, grammar)
         self._sequences[sequence.seq_id] = sequence
         if sequence.deadline is not None:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
@@ -211,9 +213,18 @@ class Scheduler:
         """Unix time of the earliest deadline; of a sequence that may have ended already."""
         return self._deadlines[0][0] if self._deadlines else None
 
+    def seconds_to_next_expiry(self) -> float | None:
+        """Until a lease ends, and :meth:`plan` has to be called so that it does; None: there is none."""
+        expiry = self.kv.leases.next_expiry()
+        return None if expiry is None else max(0.0, expiry - self.clock())
+
     def flush_cache(self) -> int:
-        """Empty the tree of everything that no running sequence uses; returns the pages freed."""
+        """Empty the tree of all that no running sequence uses and no lease holds; returns the pages freed."""
         return self.kv.flush()
+
+    def release_session(self, session: str, salt: str = "") -> int:
+        """A session has ended: what it alone has used goes first from now on; returns so many tokens."""
+        return self.kv.sessions.release(session, salt) * self.limits.page_size
 
     def _remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""
@@ -225,7 +236,7 @@ class Scheduler:
         else:
             self._leave_slot(sequence)
 
-    def _leave_slot(self, sequence: Sequence, *, keep_kv: bool = True) -> None:
+    def _leave_slot(self, sequence: Sequence, *, keep_kv: bool = True, ended: bool = True) -> None:
         slot = sequence.slot
         if self.slots.in_worker[slot]:
             self._slots_to_release.append(slot)
@@ -233,7 +244,7 @@ class Scheduler:
         self._prefilling.pop(sequence.seq_id, None)
         self._adopters.discard(slot)
         if keep_kv:
-            self.kv.leave(sequence)
+            self.kv.leave(sequence, ended=ended)
         else:
             self.kv.discard(sequence)
 
@@ -244,6 +255,7 @@ class Scheduler:
 
         Returns None if there is nothing to compute until a result or a request comes in.
         """
+        self.kv.leases.expire()
         while True:
             draft = PlanDraft(prefill_budget=self.limits.max_prefill_tokens)
             self._plan_decode(draft)
@@ -253,7 +265,7 @@ class Scheduler:
                 return self._seal(draft)
             if not self._is_stuck():
                 return None
-            self._retract()
+            self._make_room()
 
     def _is_stuck(self) -> bool:
         """Prompts half computed hold all pages, and no result is under way that could free one."""
@@ -267,7 +279,7 @@ class Scheduler:
             missing = slots.pages_missing(decoding)
             if missing.sum() <= self.kv.num_available:
                 break
-            self._retract()
+            self._make_room()
         ahead = np.maximum(missing, slots.pages_ahead(decoding))
         affordable = ahead.sum() <= self.kv.num_available
         draft.extend(*self.kv.grow_each(decoding, ahead if affordable else missing))
@@ -289,12 +301,17 @@ class Scheduler:
         self._admission.begin_step()
         while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
             sequence, match = self.waiting.head()
+            if self.num_running == 0:
+                self.kv.break_leases_for(sequence, match)
             if not self._admission.has_room_for(sequence, match):
                 return
             self.waiting.pop(sequence)
             self._admit(sequence, match, draft)
             self._admission.admitted()
             self._plan_chunk(sequence, draft)
+            assert draft.prefill and draft.prefill[-1].slot == sequence.slot, (
+                "admitted without a page for its prompt: work would not go on"
+            )
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         self.kv.enter(sequence, match)
@@ -302,7 +319,7 @@ class Scheduler:
         num_cached = int(self.slots.planned[slot])
         self._prefilling[sequence.seq_id] = sequence
         if sequence.first_planned is None:
-            sequence.first_planned = self._clock()
+            sequence.first_planned = self.clock()
             self.counters.prompt_tokens += sequence.num_tokens
             self._count_cached(sequence, num_cached)
         draft.admit.append(
@@ -355,6 +372,14 @@ class Scheduler:
 
     # ------------------------------------------------------------ retraction
 
+    def _make_room(self) -> None:
+        """Take back the pages of a sequence, or of a lease where the only sequence that runs could not go on.
+
+        Leases come before the number of sequences that run at once, and never before work itself.
+        """
+        if self.num_running > 1 or not self.kv.leases.break_first():
+            self._retract()
+
     def _retract(self) -> None:
         """Take back a sequence's pages. Its KV stays in the tree until the pages are really needed, its
         tokens in flight are dropped: the sampler draws the same ones again."""
@@ -365,7 +390,7 @@ class Scheduler:
         ]
         sequence = choose_victim(growing, self._order)
         sequence.begin_prompt_again()
-        self._leave_slot(sequence)
+        self._leave_slot(sequence, ended=False)
         self.waiting.add(sequence, retracted=True)
         self.counters.retractions += 1
 
@@ -391,10 +416,13 @@ class Scheduler:
         if token in _FAILURES:
             draft.refused.append(self._fail(sequence, *_FAILURES[token]))
             return False
-        sequence.append(token)
-        draft.add_token(sequence.seq_id, token)
         if sequence.first_token is None:
             draft.started.append(self._started(sequence))
+        if sequence.max_output == 0:  # only its KV was wanted
+            draft.finished.append(self._finish(sequence, "length", token))
+            return False
+        sequence.append(token)
+        draft.add_token(sequence.seq_id, token)
         reason = sequence.finish_reason(token)
         if reason is None:
             return True
@@ -403,12 +431,15 @@ class Scheduler:
 
     def _started(self, sequence: Sequence) -> SequenceStarted:
         assert sequence.first_planned is not None
-        sequence.first_token = self._clock()
+        sequence.first_token = self.clock()
+        written = min(sequence.written_tokens, sequence.num_tokens - sequence.cached_tokens)
+        self.counters.cache_write_tokens += written
         return SequenceStarted(
             seq_id=sequence.seq_id,
             cached_tokens=sequence.cached_tokens,
             queued_s=sequence.first_planned - sequence.arrived,
             prefill_s=sequence.first_token - sequence.first_planned,
+            cache_write_tokens=written,
         )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> SequenceFinished:
@@ -418,7 +449,8 @@ class Scheduler:
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
-        self._admission.outputs.observe(sequence.num_output)
+        if sequence.max_output > 0:
+            self._admission.outputs.observe(sequence.num_output)
 
     def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
         """Sequences that forced tokens brought further than their plan said."""
@@ -440,7 +472,7 @@ class Scheduler:
         self, sequence: Sequence, reason: FinishReason, stop_token: int | None
     ) -> SequenceFinished:
         return SequenceFinished(
-            sequence.seq_id, reason, stop_token, self._clock() - sequence.arrived
+            sequence.seq_id, reason, stop_token, self.clock() - sequence.arrived
         )
 
     # ------------------------------------------------------------ inspection
@@ -465,6 +497,11 @@ class Scheduler:
             pages_cached=tree.num_pages,
             pages_evictable=tree.num_evictable_pages,
             pages_free=free,
+            pages_pinned=tree.num_pinned_pages,
+            leases=len(self.kv.leases),
+            leases_broken=self.kv.leases.broken,
+            sessions=len(self.kv.sessions),
+            cache_write_tokens=counters.cache_write_tokens,
             forced_tokens=counters.forced_tokens,
             grammars=len(self.grammars),
             tree_nodes=tree.num_nodes,

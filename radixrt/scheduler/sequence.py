@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixrt.messages import (
+    CacheHints,
     FinishReason,
     GrammarUse,
     SequenceRequest,
@@ -15,6 +16,7 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.node import Node
 
 NO_SLOT = -1
+NO_HINTS = CacheHints()
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +40,7 @@ class Sequence:
     deadline: float | None = None
     """Unix time."""
     grammar: GrammarUse | None = None
+    cache_hints: CacheHints = NO_HINTS
 
     slot: int = NO_SLOT
     """Place in the worker's persistent batch while it runs."""
@@ -49,6 +52,8 @@ class Sequence:
 
     cached_tokens: int = 0
     """Prompt tokens that came from the tree before the first token was out."""
+    written_tokens: int = 0
+    """Prompt tokens whose KV it has put into the tree before the first token was out."""
     first_planned: float | None = None
     """When its first chunk was planned; on the scheduler's clock, like the other times."""
     first_token: float | None = None
@@ -84,6 +89,7 @@ class Sequence:
             priority=request.priority,
             deadline=request.deadline,
             grammar=grammar,
+            cache_hints=request.cache_hints,
         )
 
     @property

@@ -31,6 +31,7 @@ class Counters:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     output_tokens: int = 0
     forced_tokens: int = 0
     finished: int = 0

@@ -8,6 +8,7 @@ from radixrt.scheduler.page_allocator import Pages
 
 class TreeObserver(Protocol):
     """Set as ``RadixTree.observer``; called at once, so it must be quick and must not touch the tree.
+    It may keep the arrays it is given: they never change.
 
     A page is in the tree once or not at all, so its id stands for the whole prefix that ends with it: an observer
     that keeps a block hash for each page needs no more than these two calls. That edges are split and

@@ -15,7 +15,7 @@ from radixrt.scheduler.queue_order import QueueOrder
 from radixrt.scheduler.radix_tree import Match
 from radixrt.scheduler.sequence import Sequence
 
-LOOKUPS_PER_STEP = 16
+LOOKUPS_PER_STEP = 8
 TOKENS_PER_STEP = 1 << 17
 """Prompt tokens compared in those lookups. Both bound the time of a step; the rest has to wait for the next."""
 

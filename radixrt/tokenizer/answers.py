@@ -144,6 +144,7 @@ class Answer:
             stop_reason=self._stop_reason,
             num_output_tokens=self._num_tokens,
             cached_tokens=self._started.cached_tokens if self._started else 0,
+            cache_write_tokens=self._started.cache_write_tokens if self._started else 0,
             times=self._times() if self.finished else None,
             retries=self.retries,
             unenforced=self.unenforced if self.finished else (),

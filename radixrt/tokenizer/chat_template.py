@@ -13,11 +13,14 @@ import re
 import secrets
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.errors import RequestError
 from radixrt.messages import ChatPrompt
-from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside
+from radixrt.tokenizer.breakpoints import Messages, agreed_length, num_tokens_within, substitute
+from radixrt.tokenizer.segments import Segment, joined
+from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,8 @@ class RenderedChat:
     """With placeholders in it, if there are literals."""
     literals: list[str]
     """Special-token strings from the messages, each to stand at its placeholder as plain text."""
+    agreed: list[int]
+    """For each of the prompt's cache breakpoints: up to which character the text agrees with what is before it."""
 
 
 class ChatTemplate:
@@ -50,13 +55,42 @@ class ChatTemplate:
         messages = self._hide_special_tokens(prompt.messages, literals)
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
-        return RenderedChat(self._render(prompt, messages, tools, kwargs), literals)
+        text = self._render(prompt, messages, tools, kwargs)
+        beginning = msgspec.structs.replace(
+            prompt, add_generation_prompt=False, continue_final_message=False
+        )
 
-    def encode(self, chat: RenderedChat) -> tuple[str, list[int]]:
-        """The prompt as text and as token ids. Only the template adds special tokens."""
-        if not chat.literals:
-            return chat.text, self._vocabulary.encode(chat.text, add_special_tokens=False)
-        return self._encode_with_literals(chat.text, chat.literals)
+        def render_some(some: Messages) -> str:
+            return self._render(beginning, some, tools, kwargs)
+
+        agreed = [
+            agreed_length(render_some, text, messages, breakpoint.message)
+            for breakpoint in prompt.cache_breakpoints
+        ]
+        return RenderedChat(text, literals, agreed)
+
+    def encode(self, chat: RenderedChat, salt: str) -> tuple[str, list[int], list[int]]:
+        """The prompt as text and as token ids, and for each cache breakpoint how many of them, at the beginning, it is
+        about. Only the template adds special tokens.
+
+        Args:
+            salt: messages that were encoded before with the same salt are not encoded again.
+        """
+        if chat.literals:
+            return self._encode_with_literals(chat)
+        segments = self._vocabulary.segments.encode(chat.text, salt)
+        counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
+        return chat.text, joined(segments), counts
+
+    def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
+        """How many leading tokens lie in a text's first characters."""
+        count = 0
+        for segment in segments:
+            if segment.start + len(segment.text) > length:
+                _, ends = self._vocabulary.encode_with_ends(segment.text)
+                return count + num_tokens_within(ends, length - segment.start)
+            count += len(segment.ids)
+        return count
 
     def _render(self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]) -> str:
         if not self._vocabulary.hf.chat_template:
@@ -105,19 +139,28 @@ class ChatTemplate:
             }
         return value
 
-    def _encode_with_literals(self, text: str, literals: list[str]) -> tuple[str, list[int]]:
+    def _encode_with_literals(self, chat: RenderedChat) -> tuple[str, list[int], list[int]]:
         """Tokenize a rendered text in which the strings of ``literals`` are plain text.
 
         The tokenizer used reads no special token in text; it knows the template's own by other names.
         """
         plain_tokenizer, names, ids_of_names = self._plain_tokenizer
         assert self._special is not None
-        text = self._special.sub(lambda match: names[match.group()], text)
-        text = self._hidden_literal.sub(lambda match: literals[int(match.group(1))], text)
-        ids = encode_aside(plain_tokenizer, text, add_special_tokens=False)
+        text, agreed = substitute(
+            self._special, lambda match: names[match.group()], chat.text, chat.agreed
+        )
+        text, agreed = substitute(
+            self._hidden_literal, lambda match: chat.literals[int(match.group(1))], text, agreed
+        )
+        counts: list[int] = []
+        if agreed:
+            ids, ends = encode_aside_with_ends(plain_tokenizer, text)
+            counts = [num_tokens_within(ends, length) for length in agreed]
+        else:
+            ids = encode_aside(plain_tokenizer, text, add_special_tokens=False)
         for special, name in names.items():
             text = text.replace(name, special)
-        return text, [ids_of_names.get(i, i) for i in ids]
+        return text, [ids_of_names.get(i, i) for i in ids], counts
 
     @functools.cached_property
     def _hidden_literal(self) -> re.Pattern[str]:

@@ -82,7 +82,7 @@ class Limits:
             )
 
     def max_tokens(self, prompt_length: int, requested: int | None) -> int:
-        """Most tokens to generate: what was asked for, else what is left.
+        """Most tokens to generate: what was asked for (0: the prompt alone is computed), else what is left.
 
         Raises:
             RequestError: the prompt is empty, or prompt and answer don't fit.
@@ -90,21 +90,22 @@ class Limits:
         if prompt_length == 0:
             raise RequestError("The prompt is empty; give at least one token.", param="prompt")
         room = min(self.context_length, self.kv_pool_tokens) - prompt_length
-        if room >= (requested or 1):
-            return requested or room
-        if self.context_length - prompt_length < (requested or 1):
+        needed = 1 if requested is None else requested
+        if room >= needed:
+            return room if requested is None else requested
+        if self.context_length - prompt_length < needed:
             limit = f"the model's context length is {self.context_length} tokens"
         else:
             limit = f"the server's KV cache holds {self.kv_pool_tokens} tokens (--max-total-tokens)"
-        wanted = (
-            f" and max_tokens asks for {requested}, {prompt_length + requested} together"
-            if requested is not None
-            else " and the answer needs at least 1"
-        )
+        wanted = ""
+        if requested is None:
+            wanted = " and the answer needs at least 1"
+        elif requested:
+            wanted = f" and max_tokens asks for {requested}, {prompt_length + requested} together"
         raise RequestError(
             f"The prompt has {prompt_length} tokens{wanted}, but {limit}. Shorten the prompt"
-            + (" or lower max_tokens." if requested is not None else "."),
-            param="max_tokens" if room >= 1 else "prompt",
+            + (" or lower max_tokens." if requested else "."),
+            param="max_tokens" if room >= 1 and needed else "prompt",
             code=_TOO_LONG,
         )
 

@@ -20,6 +20,9 @@ from radixrt.errors import RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
 from radixrt.messages import (
     AbortRequest,
+    CacheHints,
+    CacheTree,
+    CacheTreeCall,
     CallReply,
     ChatPrompt,
     CompileCall,
@@ -28,8 +31,11 @@ from radixrt.messages import (
     FlushCacheCall,
     GenerateRequest,
     PackedIds,
+    PinCall,
+    PinTokensCall,
     Prompt,
     PromptInfo,
+    ReleaseCacheCall,
     SequenceRefused,
     SequenceRequest,
     StatsCall,
@@ -42,7 +48,9 @@ from radixrt.messages import (
     pack_ids,
     unpack_ids,
 )
+from radixrt.sampling_params import PREFILL_ONLY
 from radixrt.tokenizer.answers import Answer
+from radixrt.tokenizer.cache_tree import described, num_shown_tokens
 from radixrt.tokenizer.limits import Limits, per_answer_params
 from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.structured import StructuredOutput
@@ -64,6 +72,7 @@ class _Encoded:
     token_ids: list[int]
     packed_ids: PackedIds
     max_tokens: int
+    cache_hints: CacheHints
 
 
 class TokenizerProcess:
@@ -86,6 +95,7 @@ class TokenizerProcess:
         self._turns = Turns()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stats_calls: set[int] = set()
+        self._tree_calls: set[int] = set()
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message says what it can do."""
@@ -134,7 +144,12 @@ class TokenizerProcess:
                 self._call(message.call_id, size, lambda: self._detokenize(message))
             case CompileCall():
                 self._spawn(self._reply(message.call_id, self._compile_ahead(message)))
-            case FlushCacheCall():
+            case PinCall():
+                self._spawn(self._pin(message))
+            case CacheTreeCall():
+                self._tree_calls.add(message.call_id)
+                self._to_scheduler.send(message)
+            case FlushCacheCall() | ReleaseCacheCall():
                 self._to_scheduler.send(message)
             case StatsCall():
                 self._stats_calls.add(message.call_id)
@@ -164,14 +179,20 @@ class TokenizerProcess:
         """Raises:
         RequestError: the request can't be served as it is.
         """
-        request.sampling.validate(self._limits.vocab_size)
+        if request.sampling != PREFILL_ONLY:
+            request.sampling.validate(self._limits.vocab_size)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), request.sampling.max_tokens)
-        text, token_ids = self._encoder.encode(request.prompt, self._limits)
+        text, token_ids, retain = self._encoder.encode_with_breakpoints(
+            request.prompt, self._limits, request.cache_salt
+        )
+        hints = request.cache_hints
+        if retain:
+            hints = msgspec.structs.replace(hints, retain=[*hints.retain, *retain])
         max_tokens = self._limits.max_tokens(len(token_ids), request.sampling.max_tokens)
         packed = pack_ids(token_ids)
         prompt = self._prompt_info(request, text, token_ids, packed)
-        return _Encoded(request, prompt, text, token_ids, packed, max_tokens)
+        return _Encoded(request, prompt, text, token_ids, packed, max_tokens, hints)
 
     def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
         """Hand the n answers of a request to the scheduler."""
@@ -190,6 +211,7 @@ class TokenizerProcess:
                 sampling=sampling,
                 cache_salt=request.cache_salt,
                 priority=request.priority,
+                cache_hints=encoded.cache_hints,
                 deadline=request.deadline,
                 constraint=constraint,
             )
@@ -243,6 +265,26 @@ class TokenizerProcess:
         else:
             self._to_api.send(CallReply(call_id=call_id, value=value))
 
+    async def _pin(self, call: PinCall) -> None:
+        """Hand the scheduler a prompt that is to be pinned, in tokens; it answers."""
+        try:
+            _, token_ids = await self._turns.run(
+                _CALLS,
+                size_in_chars(call.prompt),
+                lambda: self._encoder.encode(call.prompt, self._limits, call.cache_salt),
+            )
+        except Exception as error:
+            self._to_api.send(CallReply(call_id=call.call_id, error=failure("", error)))
+            return
+        self._to_scheduler.send(
+            PinTokensCall(
+                call_id=call.call_id,
+                token_ids=pack_ids(token_ids),
+                cache_salt=call.cache_salt,
+                ttl_s=call.ttl_s,
+            )
+        )
+
     async def _compile_ahead(self, call: CompileCall) -> dict[str, Any]:
         begin = time.perf_counter()
         compiled = await self._structured.compile(call.structured)
@@ -281,9 +323,26 @@ class TokenizerProcess:
                 case SequenceRefused():
                     self._under_way.refuse(message)
                 case CallReply():
-                    self._to_api.send(self._with_own_stats(message))
+                    self._pass_on(message)
                 case EngineInfo():
                     log.warning("Ignored a second EngineInfo.")
+
+    def _pass_on(self, reply: CallReply) -> None:
+        """Send a reply of the scheduler to the api, with what only this process knows."""
+        if reply.call_id not in self._tree_calls:
+            self._to_api.send(self._with_own_stats(reply))
+            return
+        self._tree_calls.discard(reply.call_id)
+        if reply.error is not None:
+            self._to_api.send(reply)
+            return
+        tree = msgspec.convert(reply.value, CacheTree)
+        show_texts = not self._config.hide_cache_texts
+        self._call(
+            reply.call_id,
+            num_shown_tokens(tree),
+            lambda: described(tree, self._vocabulary, show_texts),
+        )
 
     def _with_own_stats(self, reply: CallReply) -> CallReply:
         if reply.call_id not in self._stats_calls:

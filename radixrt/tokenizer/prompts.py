@@ -3,7 +3,15 @@
 import numpy as np
 
 from radixrt.errors import RequestError
-from radixrt.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt, num_ids, unpack_ids
+from radixrt.messages import (
+    ChatPrompt,
+    Prompt,
+    Retention,
+    TextPrompt,
+    TokenPrompt,
+    num_ids,
+    unpack_ids,
+)
 from radixrt.tokenizer.chat_template import ChatTemplate
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -14,12 +22,25 @@ class PromptEncoder:
         self._vocabulary = vocabulary
         self._template = ChatTemplate(vocabulary)
 
-    def encode(self, prompt: Prompt, limits: Limits) -> tuple[str | None, list[int]]:
+    def encode(
+        self, prompt: Prompt, limits: Limits, salt: str = ""
+    ) -> tuple[str | None, list[int]]:
         """The prompt as text (None where it came as token ids) and as token ids.
+
+        Args:
+            salt: messages that were encoded before with the same salt are not encoded again.
 
         Raises:
             RequestError: it is empty, far too long, not text, or refused by the chat template.
         """
+        text, ids, _ = self.encode_with_breakpoints(prompt, limits, salt)
+        return text, ids
+
+    def encode_with_breakpoints(
+        self, prompt: Prompt, limits: Limits, salt: str = ""
+    ) -> tuple[str | None, list[int], list[Retention]]:
+        """The same, and what each cache breakpoint of a conversation asks to keep."""
+        retain: list[Retention] = []
         match prompt:
             case TokenPrompt():
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
@@ -34,9 +55,12 @@ class PromptEncoder:
             case ChatPrompt():
                 chat = self._template.render(prompt)
                 limits.check_text(chat.text, self._vocabulary.longest_token)
-                text, ids = self._template.encode(chat)
+                text, ids, lengths = self._template.encode(chat, salt)
+                for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
+                    if length:
+                        retain.append(Retention("high", length, breakpoint.ttl_s))
         limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
-        return text, ids
+        return text, ids, retain
 
 
 def size_in_chars(prompt: Prompt) -> int:

@@ -11,6 +11,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.messages import TokenLogprob
 from radixrt.token_bytes import TokenBytes
+from radixrt.tokenizer.segments import SegmentEncoder
 
 
 class Vocabulary:
@@ -21,6 +22,7 @@ class Vocabulary:
         backend: the ``tokenizers`` tokenizer that does the work.
         special_tokens: the control tokens, by id.
         special_ids: their ids.
+        segments: encodes conversations, and remembers what it has encoded.
         longest_token: length in characters of the longest token, at most.
     """
 
@@ -32,6 +34,7 @@ class Vocabulary:
         added = self.backend.get_added_tokens_decoder()
         self.special_tokens = {i: token for i, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens)
+        self.segments = SegmentEncoder(self.backend, list(self.special_tokens.values()))
         self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
         self._bos_id: int | None = hf.bos_token_id
         self._token_bytes = TokenBytes(self.backend)
@@ -76,6 +79,10 @@ class Vocabulary:
             return ids[1:]
         return ids
 
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of a text, and where in it, in characters, each of them ends."""
+        return encode_aside_with_ends(self.backend, text)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         texts: list[str] = self.backend.decode_batch(
             [list(ids)], skip_special_tokens=skip_special_tokens
@@ -101,6 +108,12 @@ def encode_aside(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> l
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoding.ids
     return ids
+
+
+def encode_aside_with_ends(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
+    """As :func:`encode_aside`, no special tokens added; with the character at which each token ends."""
+    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
+    return encoding.ids, [end for _, end in encoding.offsets]
 
 
 def _read_template(path: Path) -> str:

@@ -130,9 +130,10 @@ def shared_server(start_server: StartServer) -> RunningServer:
 def server(shared_server: RunningServer) -> RunningServer:
     """A running server whose scheduler follows no test's script yet."""
     scheduler = shared_server.scheduler
-    scheduler.step_s = 0.0
+    scheduler.step_s = scheduler.call_s = 0.0
     scheduler.refuse = lambda request: None
     scheduler.requests.clear()
     scheduler.released.clear()
+    scheduler.cache_calls.clear()
     shared_server.answer_with("Hello world")
     return shared_server

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from radixrt.api.cache import PinRequest, ReleaseRequest, WarmRequest
 from radixrt.api.grammar import CompileRequest
 from radixrt.api.native import NativeRequest, NativeSampling
 from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest
@@ -45,7 +46,12 @@ values = st.recursive(
 messages = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["user", "assistant", "tool", "system"]), "content": values},
-        optional={"tool_calls": values, "name": values, "reasoning_content": values},
+        optional={
+            "tool_calls": values,
+            "name": values,
+            "reasoning_content": values,
+            "cache_control": values | st.just({"type": "ephemeral"}),
+        },
     ),
     max_size=3,
 )
@@ -75,6 +81,11 @@ REQUESTS = {
     "/tokenize": bodies(TokenizeText, {"prompt": values})
     | st.fixed_dictionaries({"messages": messages}),
     "/detokenize": bodies(Detokenize, {"tokens": values | token_ids}),
+    "/v1/cache/warm": bodies(WarmRequest, {"prompt": st.just("hi")})
+    | bodies(WarmRequest, {"messages": messages})
+    | bodies(WarmRequest, {}),
+    "/v1/cache/pin": bodies(PinRequest, {"token_ids": token_ids}),
+    "/v1/cache/release": bodies(ReleaseRequest, {}),
     "/abort_request": st.fixed_dictionaries({"rid": values}),
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages import (
     NO_TOKEN,
+    CacheHints,
     Constraint,
     DropGrammar,
     GrammarLoaded,
@@ -17,6 +18,7 @@ from radixrt.messages import (
     SequenceRequest,
     StepPlan,
     TokenBatch,
+    num_ids,
     pack_ids,
     unpack_ids,
 )
@@ -25,6 +27,7 @@ from radixrt.scheduler.admission import FORECASTS
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.sequence import NO_HINTS
 from tests.scheduler.fake_worker import FakeWorker, expected_answer
 
 EOS = 7
@@ -69,6 +72,7 @@ class EngineModel:
         self.requests: dict[int, SequenceRequest] = {}
         self.answers: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
+        self.written: dict[int, int] = {}
         self.finished: dict[int, str] = {}
         self.loading: deque[int] = deque()
         """Grammars that the worker has been told to load and has not reported."""
@@ -83,6 +87,7 @@ class EngineModel:
         grammar: bytes | None = None,
         num_output: int = 0,
         priority: int = 0,
+        cache_hints: CacheHints = NO_HINTS,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -94,6 +99,7 @@ class EngineModel:
             sampling=params,
             cache_salt=salt,
             priority=priority,
+            cache_hints=cache_hints,
             num_output=num_output,
             constraint=constraint,
         )
@@ -149,6 +155,9 @@ class EngineModel:
             self.finished[refused.seq_id] = "refused"
         for started in batch.started:
             self.cached[started.seq_id] = started.cached_tokens
+            self.written[started.seq_id] = started.cache_write_tokens
+            num_prompt = num_ids(self.requests[started.seq_id].token_ids)
+            assert 0 <= started.cached_tokens + started.cache_write_tokens <= num_prompt
         for seq_id, token in zip(
             unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True
         ):

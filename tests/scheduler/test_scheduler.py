@@ -214,26 +214,6 @@ def test_retracted_sequences_find_their_kv_in_the_tree() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
-@pytest.mark.parametrize("reckless", [False, True], ids=["careful", "reckless"])
-def test_tight_memory_lets_everyone_finish(policy: SchedulePolicy, reckless: bool) -> None:
-    """A pool of 1.2 times one request's need, and hundreds of requests."""
-    engine = EngineModel(
-        limits(num_pages=30, context_length=100, max_running_requests=8, schedule_policy=policy),
-        reckless=reckless,
-    )
-    for i in range(300):
-        engine.add(
-            [i % 50, i % 7, 3] * (1 + i % 10),
-            max_tokens=1 + i * 13 % 70,
-            ignore_eos=i % 2 == 0,
-            priority=i % 3,
-        )
-    engine.run()
-    assert all(reason in ("stop", "length") for reason in engine.finished.values())
-    assert (engine.scheduler.counters.retractions > 100) == reckless
-
-
-@pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
 def test_the_oldest_that_runs_is_never_retracted_while_another_could_be(
     policy: SchedulePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

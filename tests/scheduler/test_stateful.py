@@ -1,20 +1,58 @@
-"""Tree, allocator and scheduler under random operations, against a model that is a dictionary."""
+"""Tree, allocator and scheduler under random operations, against a model that is a dictionary.
+
+``RADIXRT_SCHEDULER_EXAMPLES`` says how many histories are tried; ``make test-scheduler`` tries thousands.
+"""
+
+import os
 
 import hypothesis.strategies as st
+import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from radixrt.errors import RequestError
+from radixrt.messages import CacheHints, Retention, unpack_ids
 from radixrt.scheduler.invariants import check_invariants
+from radixrt.scheduler.leases import Lease
+from radixrt.scheduler.sequence import NO_HINTS
 from tests.scheduler.engine_model import EngineModel, limits
+
+EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "100"))
+CONTEXT = 96
 
 # A few stems over a small alphabet: prompts share prefixes, diverge inside pages, repeat each other.
 STEMS = [[i % 5 for i in range(40)], [i % 5 for i in range(20)] + [9] * 30, [3] * 25, []]
+
+HINTS = st.just(NO_HINTS) | st.builds(
+    CacheHints,
+    retain=st.lists(
+        st.builds(
+            Retention,
+            level=st.sampled_from(["none", "default", "high"]),
+            num_tokens=st.none() | st.integers(0, 60),
+            ttl_s=st.none() | st.integers(1, 9),
+        ),
+        max_size=2,
+    ),
+    next_use_s=st.none() | st.integers(0, 20),
+    session=st.sampled_from(["", "one", "two"]),
+)
+
+
+class Clock:
+    """Stands still unless it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 3, 4, 16]),
-        spare=st.integers(0, 30),
+        spare=st.integers(0, 2) | st.integers(0, 30),
         chunk=st.sampled_from([1, 7, 64]),
         budget=st.sampled_from([5, 64, 500]),
         slots=st.integers(1, 6),
@@ -22,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eviction=st.sampled_from(["lru", "fifo", "priority", "duel"]),
         share=st.booleans() | st.just(True),
         reckless=st.booleans(),
+        pinned=st.sampled_from([0.1, 0.5, 1.0]),
     )
     def start(
         self,
@@ -34,20 +73,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         eviction: str,
         share: bool,
         reckless: bool,
+        pinned: float,
     ) -> None:
-        context = 96
+        self.clock = Clock()
+        self.leased: dict[str, tuple[Lease, np.ndarray, str]] = {}
         self.engine = EngineModel(
             limits(
                 page_size=page_size,
-                num_pages=-(-context // page_size) + spare,
-                context_length=context,
+                num_pages=-(-CONTEXT // page_size) + spare,
+                context_length=CONTEXT,
                 chunked_prefill_size=chunk,
                 max_prefill_tokens=budget,
                 max_running_requests=slots,
                 schedule_policy=policy,
                 eviction_policy=eviction,
                 share_prefixes=share,
+                max_pinned_fraction=pinned,
             ),
+            self.clock,
             reckless=reckless,
         )
 
@@ -55,7 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stem=st.sampled_from(STEMS),
         cut=st.integers(0, 50),
         tail=st.lists(st.integers(0, 4), min_size=1, max_size=12),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.integers(0, 30) | st.just(CONTEXT),
         salt=st.sampled_from(["", "", "tenant"]),
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 3),
@@ -63,13 +106,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         grammar=st.sampled_from([None, None, b"json", b"regex"]),
         num_output=st.integers(0, 5),
         priority=st.integers(-1, 1),
+        cache_hints=HINTS,
     )
     def arrive(
         self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object
     ) -> None:
+        prompt = stem[:cut] + tail
+        max_tokens = min(max_tokens, CONTEXT - len(prompt))
         options["min_tokens"] = min(options["min_tokens"], max_tokens)  # type: ignore[type-var]
-        options["num_output"] = min(options["num_output"], len(tail) - 1, max_tokens - 1)  # type: ignore[type-var]
-        self.engine.add(stem[:cut] + tail, max_tokens, **options)  # type: ignore[arg-type]
+        num_output = min(options["num_output"], len(tail) - 1, max_tokens - 1)  # type: ignore[type-var]
+        options["num_output"] = max(0, num_output)
+        self.engine.add(prompt, max_tokens, **options)  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(
+        data=st.data(),
+        tail=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+        cache_hints=HINTS,
+    )
+    def conversation_is_forked(
+        self, data: st.DataObject, tail: list[int], cache_hints: CacheHints
+    ) -> None:
+        """A request that begins like another one, with as much of its answer as is known."""
+        seq_id = data.draw(st.sampled_from(sorted(self.engine.requests)))
+        request = self.engine.requests[seq_id]
+        known = unpack_ids(request.token_ids).tolist() + self.engine.answers[seq_id]
+        cut = data.draw(st.integers(0, min(len(known), CONTEXT - len(tail) - 1)))
+        prompt = known[:cut] + tail
+        max_tokens = data.draw(st.integers(1, CONTEXT - len(prompt)))
+        self.engine.add(prompt, max_tokens, request.cache_salt, cache_hints=cache_hints)
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())
@@ -95,6 +160,43 @@ class SchedulerMachine(RuleBasedStateMachine):
     def grammar_is_loaded(self, error: str | None) -> None:
         self.engine.load_grammar(error)
 
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), ttl_s=st.integers(1, 9))
+    def pin(self, data: st.DataObject, ttl_s: float) -> None:
+        seq_id = data.draw(st.sampled_from(sorted(self.engine.requests)))
+        request = self.engine.requests[seq_id]
+        tokens, salt = unpack_ids(request.token_ids), request.cache_salt
+        kv = self.engine.scheduler.kv
+        try:
+            lease = kv.leases.pin(tokens, salt, ttl_s)
+        except RequestError as error:
+            assert error.status in (400, 409, 429)
+        else:
+            self.leased[lease.lease_id] = (lease, tokens, salt)
+        assert (
+            kv.tree.num_pinned_pages
+            <= self.engine.scheduler.limits.max_pinned_fraction
+            * self.engine.scheduler.limits.num_pages
+        )
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(list(self.leased)))
+        del self.leased[lease_id]
+        try:
+            self.engine.scheduler.kv.leases.release(lease_id)
+        except RequestError as error:
+            assert error.status == 404
+
+    @rule(session=st.sampled_from(["one", "two"]), salt=st.sampled_from(["", "tenant"]))
+    def session_ends(self, session: str, salt: str) -> None:
+        self.engine.scheduler.release_session(session, salt)
+
+    @rule(seconds=st.integers(1, 5))
+    def time_goes_by(self, seconds: int) -> None:
+        self.clock.now += seconds
+
     @rule()
     def flush(self) -> None:
         self.engine.scheduler.flush_cache()
@@ -112,13 +214,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             check_invariants(self.engine.scheduler)
 
+    @invariant()
+    def what_is_leased_is_in_the_tree(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        tree, live = self.engine.scheduler.kv.tree, self.engine.scheduler.kv.leases.all()
+        for lease, tokens, salt in self.leased.values():
+            if lease in live:
+                match = tree.match(tokens, salt)
+                assert match is not None and match.num_pages >= lease.num_pages
+
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.engine.run()
+        self.engine.run()  # in spite of all leases
+        self.clock.now += 10
+        self.engine.plan()  # all leases have expired
+        assert len(self.engine.scheduler.kv.leases) == 0
         self.engine.scheduler.flush_cache()
         assert self.engine.scheduler.kv.allocator.num_free == self.engine.scheduler.limits.num_pages
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestScheduler.settings = settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None)

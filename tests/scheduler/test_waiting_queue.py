@@ -170,6 +170,19 @@ def test_a_prefix_that_was_evicted_and_computed_again_is_seen() -> None:
     assert bench.pick() == reader and bench.pick() == other
 
 
+def test_a_prefix_that_was_evicted_and_came_back_longer_is_seen() -> None:
+    """The insertion begins before the page that was known to be missing."""
+    bench, stranger_prefix = Bench("lpm"), [7] * 24
+    bench.compute(stranger_prefix)
+    bench.compute(DOCUMENT[:20])
+    stranger, reader = bench.add([*stranger_prefix, 1, 1]), bench.add([*DOCUMENT, 1])
+    bench.compute(stranger_prefix)  # used later than the document
+    bench.evict(5)
+    bench.compute(DOCUMENT)
+    bench.queue.refresh()
+    assert bench.pick() == reader and bench.pick() == stranger
+
+
 keys = st.tuples(st.integers(0, 5), st.integers(0, 5))
 
 

@@ -71,6 +71,19 @@ def test_the_offline_example_needs_no_server(long_checkpoint: Path) -> None:
     assert len(cached) == 9 and min(cached[1:]) > 150
 
 
+def test_with_hints_an_agent_finds_its_conversation_after_its_tool(long_checkpoint: Path) -> None:
+    server = run_server(long_checkpoint, "--max-total-tokens", "6144").start()
+    try:
+        output = run_example("cache_hints.py", "--base-url", f"{server.url}/v1")
+    finally:
+        server.stop()
+        shutil.rmtree(server.temp_dir)
+    counts = re.findall(r"(\d+) of the next turn's (\d+) prompt tokens", output)
+    (without, _), (with_hints, prompt) = [(int(cached), int(total)) for cached, total in counts]
+    assert without < 0.1 * prompt and with_hints > 0.6 * prompt
+    assert int(re.search(r"(\d+) tokens are free to go", output)[1]) > 0  # type: ignore[index]
+
+
 @pytest.mark.parametrize("workload", ["shared-prefix", "random", "multi-turn"])
 def test_bench_serve_measures_every_workload(base_url: str, workload: str, tmp_path: Path) -> None:
     from radixrt.bench.serve import run

@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -98,6 +98,8 @@ async def staged(vocabulary: Vocabulary) -> AsyncIterator[Stage]:
         yield stage
     finally:
         running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
         stage.client.close()
         stage.process.close()
         stage.at_scheduler.close()

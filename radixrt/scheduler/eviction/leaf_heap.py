@@ -5,42 +5,46 @@ to the top. O(log n) amortised: the heap is rebuilt when stale entries outnumber
 """
 
 import heapq
-from itertools import count
 
 from radixrt.scheduler.node import Node
 
 SMALLEST_REBUILD = 1024
+
+Key = float | tuple[int, int]
+"""All keys of one heap are of one kind."""
 
 
 class LeafHeap:
     """Evictable leaves, smallest key first, each with the key it was last pushed with."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Node, int]] = []
-        self._tickets = count()  # breaks ties, so that nodes are never compared
+        self._heap: list[tuple[Key, int, Node]] = []
+        """Key, stamp at that time and leaf; of equal keys the leaf that was used longer ago comes first."""
         self._rebuild_above = SMALLEST_REBUILD
 
     def __len__(self) -> int:
         """Entries, stale ones included."""
         return len(self._heap)
 
-    def push(self, key: float, leaf: Node) -> None:
-        heapq.heappush(self._heap, (key, next(self._tickets), leaf, leaf.stamp))
+    def push(self, key: Key, leaf: Node) -> None:
+        heapq.heappush(self._heap, (key, leaf.stamp, leaf))
         if len(self._heap) > self._rebuild_above:
             self._rebuild()
 
     def peek(self) -> Node | None:
         """The leaf with the smallest key; None if there is none. It stays here."""
         while self._heap:
-            _, _, leaf, stamp = self._heap[0]
+            _, stamp, leaf = self._heap[0]
             if leaf.is_evictable and leaf.stamp == stamp:
                 return leaf
             heapq.heappop(self._heap)
         return None
 
     def peek_key(self) -> float:
-        """The key of what :meth:`peek` has just returned."""
-        return self._heap[0][0]
+        """The key of what :meth:`peek` has just returned, where keys are numbers."""
+        key = self._heap[0][0]
+        assert not isinstance(key, tuple)
+        return key
 
     def pop(self) -> Node | None:
         leaf = self.peek()
@@ -49,7 +53,7 @@ class LeafHeap:
         return leaf
 
     def _rebuild(self) -> None:
-        live = {id(e[2]): e for e in self._heap if e[2].is_evictable and e[3] == e[2].stamp}
+        live = {id(e[2]): e for e in self._heap if e[2].is_evictable and e[1] == e[2].stamp}
         self._heap = list(live.values())
         heapq.heapify(self._heap)
         self._rebuild_above = max(SMALLEST_REBUILD, 2 * len(self._heap))

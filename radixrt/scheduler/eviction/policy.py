@@ -34,7 +34,16 @@ class EvictionPolicy(Protocol):
 def make_policy(
     name: EvictionPolicyName, num_pages: int, page_size: int, clock: Callable[[], float]
 ) -> EvictionPolicy:
-    """A new policy for a pool of ``num_pages`` pages; ``clock`` gives seconds."""
+    """A new policy for a pool of ``num_pages`` pages that heeds hints; ``clock`` gives seconds."""
+    from radixrt.scheduler.eviction.hinted import Hinted
+
+    return Hinted(make_base_policy(name, num_pages, page_size, clock), clock)
+
+
+def make_base_policy(
+    name: EvictionPolicyName, num_pages: int, page_size: int, clock: Callable[[], float]
+) -> EvictionPolicy:
+    """What orders the leaves that nobody has said anything of."""
     from radixrt.scheduler.eviction.duel import Duel
     from radixrt.scheduler.eviction.fifo import FIFO
     from radixrt.scheduler.eviction.lru import LeafLRU
@@ -46,6 +55,6 @@ def make_policy(
         case "fifo":
             return FIFO()
         case "priority":
-            return Priority(clock)
+            return Priority()
         case "duel":
             return Duel(num_pages, page_size, clock)

@@ -1,0 +1,107 @@
+"""An agent waits for a tool, and meanwhile others fill the cache: once without hints, once with.
+
+    radixrt serve --max-total-tokens 8192    # a small cache, soon full
+    python examples/cache_hints.py [--base-url http://127.0.0.1:30000/v1]
+
+Without a hint the agent's conversation is what was used longest ago when its tool returns, so it is gone
+and is computed again. With `cache` in the request the server knows that somebody comes back.
+"""
+
+import argparse
+import sys
+
+from openai import APIConnectionError, OpenAI
+
+CREW = """
+Brevik  Ostra   31
+Calmin  Dovet   47
+Ensho   Pralin  29
+Fabrel  Quasim  52
+Gorath  Rindel  38
+Hevlan  Sorbet  44
+""".strip().splitlines()
+QUESTION = "Which ship is Ensho on? Look up where it lies."
+TOOL_SAYS = "The berth of Pralin is 58. What is the berth of Pralin?"
+
+
+def crew_list(number: int) -> str:
+    """A document of its own for each number."""
+    rows = [line.split() for line in CREW]
+    facts = [
+        f"The ship of {name} is {ship}. The age of {name} is {age}." for name, ship, age in rows
+    ]
+    return f"List {number}.\n" + "\n".join(facts)
+
+
+class Server:
+    """The few things that this example asks of a server."""
+
+    def __init__(self, base_url: str, api_key: str) -> None:
+        self.client = OpenAI(base_url=base_url, api_key=api_key)
+        self.model = self.client.models.list().data[0].id
+
+    def ask(self, messages: list[dict[str, str]], cache: dict | None = None):
+        return self.client.chat.completions.create(
+            model=self.model,
+            messages=messages,
+            temperature=0,
+            max_tokens=24,
+            extra_body={"cache": cache} if cache else None,
+        )
+
+    def cache_tokens(self) -> int:
+        """How many the cache holds."""
+        return self.client.get("/cache/stats", cast_to=dict)["tokens"]["total"]
+
+    def release(self, session: str) -> int:
+        reply = self.client.post("/cache/release", body={"session": session}, cast_to=dict)
+        return reply["released_tokens"]
+
+
+def agent(server: Server, number: int, hint: dict | None) -> tuple[int, int]:
+    """Two turns with a tool between them. Returns the second's cached and prompt tokens."""
+    messages = [
+        {"role": "system", "content": crew_list(number)},
+        {"role": "user", "content": QUESTION},
+    ]
+    first = server.ask(messages, hint)
+    fill(server, 1000 * number)
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content or "One moment."},
+        {"role": "user", "content": TOOL_SAYS},
+    ]
+    second = server.ask(messages, hint)
+    return second.usage.prompt_tokens_details.cached_tokens, second.usage.prompt_tokens
+
+
+def fill(server: Server, first_number: int) -> None:
+    """What others do while the tool runs: new prompts, as many tokens as the cache holds."""
+    left, number = server.cache_tokens(), first_number
+    while left > 0:
+        number += 1
+        message = {"role": "user", "content": crew_list(number)}
+        left -= server.ask([message]).usage.total_tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1")
+    parser.add_argument("--api-key", default="none")
+    arguments = parser.parse_args()
+    server = Server(arguments.base_url, arguments.api_key)
+    print(f"The cache holds {server.cache_tokens()} tokens; others fill it while the tool runs.")
+
+    hint = {"retain": "high", "ttl_s": 120, "next_use_s": 10, "session": "agent-2"}
+    for number, name, cache in ((1, "without hints", None), (2, "with hints", hint)):
+        cached, prompt = agent(server, number, cache)
+        print(f"{name:>14}: {cached} of the next turn's {prompt} prompt tokens come from the cache")
+    print(f"The agent is done: {server.release('agent-2')} tokens are free to go.")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(
+            "No server answers there. Start one with `radixrt serve`, or name another with --base-url."
+        )

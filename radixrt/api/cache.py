@@ -1,0 +1,181 @@
+"""``/v1/cache/…``: what may clients do with the KV cache itself? Warm it, pin it, let go of it, look at it."""
+
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from radixrt.api.body import read_json, to_struct
+from radixrt.api.chat import chat_prompt
+from radixrt.api.completions import token_prompt
+from radixrt.api.events import json_response, while_connected
+from radixrt.api.protocol import ChatCompletionRequest, ChatMessage, refuse_unsupported
+from radixrt.api.sampling import deadline, priority
+from radixrt.api.state import ServerState, request_id
+from radixrt.cache_hint import CacheHint, check_seconds, check_session, hints_of
+from radixrt.cache_stats import CacheStats
+from radixrt.errors import RequestError
+from radixrt.messages import CacheHints, Prompt, TextPrompt
+from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
+
+MOST_TREE_LEVELS = 16
+MOST_TREE_CHILDREN = 100
+
+
+class CachePrompt(msgspec.Struct, kw_only=True):
+    """A prompt in one of three forms: messages, prompt or token_ids."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    """Whether the template opens the assistant's turn after the messages; False unless given."""
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    token_ids: list[Any] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
+    rid: str | None = None
+
+
+class WarmRequest(CachePrompt, kw_only=True):
+    cache: CacheHint | None = None
+
+
+class PinRequest(CachePrompt, kw_only=True):
+    ttl_s: float | None = None
+    """Seconds that the lease lasts."""
+
+
+class ReleaseRequest(msgspec.Struct, kw_only=True):
+    """Names a lease, or a session."""
+
+    model: str | None = None
+    lease: str | None = None
+    session: str | None = None
+    cache_salt: str | None = None
+    """Of the session's requests."""
+
+
+def cache_routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/cache/warm")
+    async def warm(request: Request) -> Response:
+        fields = await _read(request, WarmRequest, state)
+        work = _warm(fields, hints_of(fields.cache), state, request)
+        return json_response(msgspec.to_builtins(await while_connected(request, work)))
+
+    @router.post("/v1/cache/pin")
+    async def pin(request: Request) -> Response:
+        fields = await _read(request, PinRequest, state)
+        check_seconds(fields.ttl_s, "ttl_s")
+        return json_response(await while_connected(request, _pin(fields, state, request)))
+
+    @router.post("/v1/cache/release")
+    async def release(request: Request) -> Response:
+        fields = await _read(request, ReleaseRequest, state)
+        _check_release(fields)
+        released = await state.client.release_cache(
+            lease=fields.lease or "",
+            session=fields.session or "",
+            cache_salt=fields.cache_salt or "",
+        )
+        return json_response({"released_tokens": released})
+
+    @router.get("/v1/cache/stats")
+    async def stats() -> Response:
+        stats = CacheStats.of(await state.client.stats(), state.info.page_size)
+        return json_response(msgspec.to_builtins(stats))
+
+    @router.get("/v1/cache/tree")
+    async def tree(
+        depth: int = Query(3, ge=1, le=MOST_TREE_LEVELS),
+        children: int = Query(16, ge=1, le=MOST_TREE_CHILDREN),
+    ) -> Response:
+        return json_response(await state.client.cache_tree(depth, children))
+
+    return router
+
+
+async def _read(request: Request, struct: type[Any], state: ServerState) -> Any:
+    body = await read_json(request)
+    refuse_unsupported(body)
+    fields = to_struct(body, struct)
+    state.check_model(fields.model)
+    return fields
+
+
+async def _warm(
+    fields: CachePrompt, hints: CacheHints, state: ServerState, request: Request
+) -> Warmed:
+    warming = warm_request(
+        request_id("warm", fields.rid),
+        _prompt(fields, state),
+        cache_salt=fields.cache_salt or "",
+        hints=hints,
+        priority=priority(fields.priority, state.config),
+        deadline=deadline(fields.timeout),
+    )
+    request.state.request_id = warming.request_id
+    async with aclosing(state.generate([warming])) as chunks:
+        (chunk,) = [chunk async for _, chunk in chunks]
+    if chunk.finish_reason == "abort":
+        raise RequestError("The request was dropped before the prompt was computed.", status=408)
+    return Warmed.of(chunk)
+
+
+async def _pin(fields: PinRequest, state: ServerState, request: Request) -> dict[str, Any]:
+    warmed = await _warm(fields, CacheHints(), state, request)
+    ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
+    lease = await state.client.pin(_prompt(fields, state), fields.cache_salt or "", ttl_s)
+    return {**msgspec.to_builtins(lease), **msgspec.to_builtins(warmed)}
+
+
+def _prompt(fields: CachePrompt, state: ServerState) -> Prompt:
+    """Raises:
+    RequestError: there is not exactly one prompt, or it is not well formed.
+    """
+    given = [
+        name for name in ("messages", "prompt", "token_ids") if getattr(fields, name) is not None
+    ]
+    if len(given) != 1:
+        raise RequestError(
+            f"Give one of messages, prompt and token_ids, not {' and '.join(given) or 'none'}.",
+            param=given[-1] if given else "messages",
+        )
+    if fields.messages is not None:
+        return chat_prompt(
+            ChatCompletionRequest(
+                messages=fields.messages,
+                tools=fields.tools,
+                chat_template_kwargs=fields.chat_template_kwargs,
+                reasoning_effort=fields.reasoning_effort,
+                add_generation_prompt=bool(fields.add_generation_prompt),
+            )
+        )
+    if fields.tools is not None:
+        raise RequestError("tools are for the chat template, so they need messages.", param="tools")
+    if fields.token_ids is not None:
+        return token_prompt(fields.token_ids, state.info.vocab_size, "token_ids")
+    return TextPrompt(fields.prompt or "", fields.add_special_tokens is not False)
+
+
+def _check_release(fields: ReleaseRequest) -> None:
+    """Raises:
+    RequestError: it does not name one thing to release.
+    """
+    if (fields.lease is None) == (fields.session is None):
+        raise RequestError(
+            "Give the lease to end, or the session that has ended: one of them.", param="lease"
+        )
+    if fields.lease == "":
+        raise RequestError(
+            "lease is empty; it must be the one that /v1/cache/pin returned.", param="lease"
+        )
+    if fields.session is not None:
+        check_session(fields.session, "session")

@@ -1,0 +1,62 @@
+"""In which forms may a Python program give a prompt? Text, token ids, or the messages of a conversation."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from radixrt.errors import RequestError
+from radixrt.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt, pack_ids
+from radixrt.nesting import check_depth
+
+PromptLike = str | Sequence[int]
+"""Text, or token ids."""
+Conversation = Sequence[dict[str, Any]]
+"""Messages, each with a role and content."""
+
+
+def list_of(values: Any, name: str) -> list[Any]:
+    """Raises:
+    RequestError: it is no list; calls it by its name.
+    """
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} must be a list, not {type(values).__name__}.", param=name)
+    return list(values)
+
+
+def prompt_or_chat(
+    prompt: PromptLike | Conversation,
+    tools: list[dict[str, Any]] | None = None,
+    template_kwargs: dict[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> Prompt:
+    """Raises:
+    RequestError: it is neither text, token ids nor messages.
+    """
+    is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+    if not is_chat:
+        return prompt_of(prompt)  # type: ignore[arg-type]
+    check_depth([list(prompt), tools, template_kwargs], "messages")
+    return ChatPrompt(
+        messages=list(prompt),  # type: ignore[arg-type]
+        tools=tools,
+        template_kwargs=template_kwargs,
+        add_generation_prompt=add_generation_prompt,
+    )
+
+
+def prompt_of(prompt: PromptLike) -> Prompt:
+    """Raises:
+    RequestError: it is neither text nor token ids.
+    """
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    ids = np.asarray(prompt if isinstance(prompt, Sequence | np.ndarray) else None)
+    if isinstance(prompt, bytes) or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise RequestError("A prompt must be text or a list of token ids.", param="prompts")
+    if ids.size and not -(2**31) <= ids.min() <= ids.max() < 2**31:
+        raise RequestError(
+            "The prompt holds a token id that is no 32-bit integer.", param="prompts"
+        )
+    return TokenPrompt(pack_ids(ids))

@@ -1,0 +1,1 @@
+"""Tells routers outside which blocks of KV this engine holds: docs/kv_events.md."""

@@ -1,0 +1,160 @@
+"""What has a client been promised to stay in the cache, and until when?
+
+A lease locks a prefix of the tree like a running sequence does, so eviction and ``flush_cache`` pass it by. It costs
+others their room, so there are bounds: on its time, and on the share of the pool under leases (a page under
+several counts once). And it is no promise to the bitter end: where the last sequence that runs could not go on
+otherwise, the lease that ends first is broken.
+"""
+
+import heapq
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from radixrt.errors import RequestError
+from radixrt.messages import TokenIds
+from radixrt.scheduler.node import Node
+from radixrt.scheduler.radix_tree import Match, RadixTree
+
+MAX_LEASES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A prefix that stays."""
+
+    lease_id: str
+    """Not to be guessed: who knows it may end the lease."""
+    node: Node
+    """At its end the prefix ends."""
+    num_pages: int
+    expires: float
+    """On the scheduler's clock."""
+
+
+class Leases:
+    """The leases that have not ended.
+
+    Args:
+        max_pages: under leases at any time.
+        max_seconds: of one lease.
+        clock: seconds from any fixed moment.
+    """
+
+    def __init__(
+        self, tree: RadixTree, max_pages: int, max_seconds: float, clock: Callable[[], float]
+    ) -> None:
+        self._tree = tree
+        self._max_pages = max_pages
+        self._max_seconds = max_seconds
+        self._clock = clock
+        self._leases: dict[str, Lease] = {}
+        self._by_expiry: list[tuple[float, str]] = []
+        """A heap; of leases that were released, some entries are left."""
+        self.broken = 0
+        """Given up before their time."""
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def all(self) -> list[Lease]:
+        return list(self._leases.values())
+
+    def pin(self, tokens: TokenIds, salt: str, ttl_s: float) -> Lease:
+        """Lease what the tree holds of a prompt, in whole pages.
+
+        Raises:
+            RequestError: it holds nothing of it, or the lease would exceed a bound.
+        """
+        self._check_seconds(ttl_s)
+        match = self._tree.match(tokens, salt)
+        if match is None or match.num_pages == 0:
+            raise RequestError(
+                "The cache holds no full page of this prompt, so there is nothing to pin; warm it first "
+                f"(a page is {self._tree.page_size} tokens).",
+                status=409,
+            )
+        self._check_room(match)
+        node = self._tree.lock_match(match)
+        self._tree.pin(node)
+        lease = Lease(secrets.token_hex(12), node, match.num_pages, self._clock() + ttl_s)
+        self._leases[lease.lease_id] = lease
+        heapq.heappush(self._by_expiry, (lease.expires, lease.lease_id))
+        return lease
+
+    def release(self, lease_id: str) -> Lease:
+        """End a lease: its pages may be evicted again, by the time of their last use.
+
+        Raises:
+            RequestError: there is no such lease; it may have ended.
+        """
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            raise RequestError(
+                "There is no such lease: it has expired, was released, or was given up because a request needed "
+                "its memory.",
+                status=404,
+            )
+        self._tree.unpin(lease.node)
+        if len(self._by_expiry) > 2 * len(self._leases) + 64:
+            self._by_expiry = [(other.expires, other.lease_id) for other in self.all()]
+            heapq.heapify(self._by_expiry)
+        return lease
+
+    def expire(self) -> None:
+        """End the leases whose time is over."""
+        while (first := self._first()) is not None and first.expires <= self._clock():
+            self.release(first.lease_id)
+
+    def break_first(self) -> bool:
+        """End the lease that would end first; False if there is none."""
+        first = self._first()
+        if first is None:
+            return False
+        self.release(first.lease_id)
+        self.broken += 1
+        return True
+
+    def next_expiry(self) -> float | None:
+        """When the next lease ends, on the scheduler's clock."""
+        first = self._first()
+        return None if first is None else first.expires
+
+    def _first(self) -> Lease | None:
+        while self._by_expiry:
+            lease = self._leases.get(self._by_expiry[0][1])
+            if lease is not None:
+                return lease
+            heapq.heappop(self._by_expiry)
+        return None
+
+    def _check_seconds(self, ttl_s: float) -> None:
+        if not 0 < ttl_s <= self._max_seconds:
+            raise RequestError(
+                f"ttl_s is {ttl_s:g}; a pin lasts more than 0 and at most {self._max_seconds:g} seconds on this "
+                "server (--max-pin-seconds).",
+                param="ttl_s",
+            )
+
+    def _check_room(self, match: Match) -> None:
+        tree, size = self._tree, self._tree.page_size
+        if match.num_pages > self._max_pages:
+            raise RequestError(
+                f"{match.num_pages * size} tokens of this prompt are cached, and at most {self._max_pages * size} "
+                "tokens may be pinned on this server (--max-pinned-fraction); pin a shorter prefix.",
+                param="prompt",
+            )
+        added = tree.num_unpinned_pages(match)
+        if tree.num_pinned_pages + added > self._max_pages or len(self) >= MAX_LEASES:
+            raise RequestError(
+                f"{tree.num_pinned_pages * size} tokens are pinned by {len(self)} leases and this prompt adds "
+                f"{added * size}, more than the {self._max_pages * size} that may be pinned at a time "
+                "(--max-pinned-fraction). Release a lease, pin a shorter prefix, or retry when one has expired.",
+                status=429,
+                retry_after_s=self._seconds_to_next_expiry(),
+            )
+
+    def _seconds_to_next_expiry(self) -> int:
+        expiry = self.next_expiry()
+        return 1 if expiry is None else max(1, math.ceil(expiry - self._clock()))

@@ -1,0 +1,1 @@
+"""``radixrt top``: a live view of a server's KV cache in a terminal."""

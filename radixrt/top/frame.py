@@ -1,0 +1,189 @@
+"""How does a server's state look on a terminal? One frame of ``radixrt top``."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from radixrt.cache_stats import CacheStats
+from radixrt.top.readings import Namespace, Rates, Reading, Tree, TreeNode
+
+_POOL_COLOURS = {
+    "owned": "red",
+    "locked": "yellow",
+    "pinned": "magenta",
+    "evictable": "green",
+    "free": "bright_black",
+}
+_POOL_LETTERS = {"owned": "█", "locked": "▓", "pinned": "◆", "evictable": "▒", "free": "·"}
+"""Also told apart without colours."""
+
+_HEAD_LINES = 8
+"""Of a frame, above the prefixes."""
+_LEAST_PREFIXES = 5
+
+
+def frame(url: str, reading: Reading, rates: Rates, width: int, height: int) -> RenderableType:
+    """
+    Args:
+        width: columns of the terminal.
+        height: its lines.
+    """
+    most_prefixes = max(_LEAST_PREFIXES, height - _HEAD_LINES - 3)
+    return Group(
+        _title(url, reading),
+        Text(),
+        _requests(reading, rates),
+        _hits(reading.cache, rates),
+        _leases(reading.cache),
+        _pool_bar(reading.cache, width),
+        _pool_legend(reading.cache),
+        Text(),
+        _prefixes(reading.tree, most_prefixes),
+    )
+
+
+def _title(url: str, reading: Reading) -> Text:
+    tokens = reading.cache.tokens.total
+    mebibytes = tokens * reading.kv_bytes_per_token / 2**20
+    return Text.assemble(
+        ("radixrt top", "bold"),
+        f"  {_shown(reading.model, 60)} on {reading.device}, KV of {_count(tokens)} tokens "
+        f"({mebibytes:.0f} MiB), {url}",
+    )
+
+
+def _requests(reading: Reading, rates: Rates) -> Text:
+    return Text.assemble(
+        _label("requests"),
+        f"{reading.requests.running} running, {reading.requests.waiting} waiting",
+        "   ",
+        f"prompt {_rate(rates.prompt_tokens_per_s)} tokens/s, "
+        f"output {_rate(rates.output_tokens_per_s)} tokens/s",
+    )
+
+
+def _hits(cache: CacheStats, rates: Rates) -> Text:
+    of_late = "-" if rates.hit_rate is None else f"{rates.hit_rate:.1%}"
+    return Text.assemble(
+        _label("hit rate"),
+        (of_late, "bold"),
+        f" in the last {rates.seconds:.0f} s, {cache.hit_rate:.1%} since start; "
+        f"evicted {_rate(rates.evicted_tokens_per_s)} tokens/s",
+    )
+
+
+def _leases(cache: CacheStats) -> Text:
+    broken = f" ({cache.leases_broken} broken)" if cache.leases_broken else ""
+    return Text.assemble(
+        _label("held"),
+        f"{cache.leases} leases{broken}, {cache.sessions} sessions, {cache.retractions} retractions, "
+        f"{_count(cache.tree_nodes)} nodes",
+    )
+
+
+def pool_parts(cache: CacheStats) -> dict[str, int]:
+    """The pool in pages, each counted once."""
+    pages = cache.pages
+    held = pages.cached - pages.evictable
+    return {
+        "owned": pages.owned,
+        "locked": max(0, held - pages.pinned),
+        "pinned": min(held, pages.pinned),
+        "evictable": pages.evictable,
+        "free": pages.free,
+    }
+
+
+def _pool_bar(cache: CacheStats, width: int) -> Text:
+    room = max(10, width - 12)
+    bar = Text.assemble(_label("pool"))
+    total, shown, seen = max(1, cache.pages.total), 0, 0
+    for name, pages in pool_parts(cache).items():
+        seen += pages
+        columns = round(room * seen / total) - shown
+        shown += columns
+        bar.append(_POOL_LETTERS[name] * columns, _POOL_COLOURS[name])
+    return bar
+
+
+def _pool_legend(cache: CacheStats) -> Text:
+    """In tokens."""
+    legend = Text.assemble(_label(""))
+    for name, pages in pool_parts(cache).items():
+        legend.append(f"{_POOL_LETTERS[name]} ", _POOL_COLOURS[name])
+        legend.append(f"{name} {_count(pages * cache.page_size)}  ")
+    return legend
+
+
+def _prefixes(tree: Tree, most: int) -> RenderableType:
+    """The biggest prefixes of the tree; those below one are indented."""
+    table = Table(box=None, padding=(0, 1), expand=True)
+    for heading in ("below", "tokens", "idle"):
+        table.add_column(heading, justify="right", no_wrap=True, style="cyan")
+    table.add_column("held", no_wrap=True)
+    table.add_column("prefix", no_wrap=True, overflow="ellipsis", ratio=1)
+    rows = list(_rows(tree))
+    for level, node, salted in rows[:most]:
+        text = "(with a salt)" if salted else "(hidden)" if node.text is None else node.text
+        table.add_row(
+            _count(node.total_tokens),
+            _count(node.num_tokens),
+            _duration(node.idle_s),
+            _held(node),
+            Text("  " * level + _shown(text, 200)),
+        )
+    if not rows:
+        return Text("The tree is empty.", "dim")
+    return table
+
+
+def _rows(tree: Tree) -> Iterator[tuple[int, TreeNode, bool]]:
+    for namespace in tree.namespaces:
+        for node in namespace.children:
+            yield from _rows_below(0, node, namespace)
+
+
+def _rows_below(
+    level: int, node: TreeNode, namespace: Namespace
+) -> Iterator[tuple[int, TreeNode, bool]]:
+    yield level, node, namespace.salted
+    for child in node.children:
+        yield from _rows_below(level + 1, child, namespace)
+
+
+def _held(node: TreeNode) -> Text:
+    if node.pinned:
+        return Text("pinned", _POOL_COLOURS["pinned"])
+    if node.locked:
+        return Text("in use", _POOL_COLOURS["locked"])
+    return Text("" if node.retention == "default" else node.retention)
+
+
+def _shown(text: str, most: int) -> str:
+    """On one line, and without what would steer the terminal: texts come from clients."""
+    line = text[:most].replace("\n", "⏎")
+    return "".join(c if c.isprintable() else "·" for c in line)
+
+
+def _label(name: str) -> tuple[str, str]:
+    return f"{name:>9}  ", "dim"
+
+
+def _rate(per_s: float | None) -> str:
+    return "-" if per_s is None else _count(per_s)
+
+
+def _count(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"

@@ -1,0 +1,201 @@
+"""What does a server say of itself, and what happened between two times that it was asked?"""
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from radixrt.cache_stats import CacheStats
+from radixrt.errors import RadixrtError
+
+TIMEOUT_S = 5
+TREE_LEVELS = 3
+TREE_CHILDREN = 12
+WINDOW_S = 10.0
+"""Rates are those of so many seconds."""
+
+
+class ServerAwayError(RadixrtError):
+    """No radixrt server answers; says what to do."""
+
+
+class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix in the tree; see :class:`radixrt.messages.CacheTreeNode`."""
+
+    text: str | None
+    num_tokens: int
+    total_tokens: int
+    total_nodes: int
+    locked: bool
+    pinned: bool
+    idle_s: float
+    retention: str
+    children: list["TreeNode"]
+
+
+class Namespace(msgspec.Struct, frozen=True, kw_only=True):
+    salted: bool
+    total_tokens: int
+    children: list[TreeNode]
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    total_tokens: int
+    total_nodes: int
+    namespaces: list[Namespace]
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the scheduler's counters, those that are not about the cache."""
+
+    running: int
+    waiting: int
+    output_tokens: int
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True):
+    model_path: str
+    served_model_name: str | None
+
+
+class _Engine(msgspec.Struct, frozen=True, kw_only=True):
+    device: str
+    kv_bytes_per_token: int
+
+
+class _ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    settings: _Settings
+    engine: _Engine
+    stats: Requests
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a server says at one time."""
+
+    time_s: float
+    """On the monotonic clock."""
+    version: str
+    model: str
+    device: str
+    kv_bytes_per_token: int
+    requests: Requests
+    cache: CacheStats
+    tree: Tree
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened of late; None: nothing by which to tell."""
+
+    seconds: float
+    hit_rate: float | None
+    """Cached share of the prompt tokens."""
+    prompt_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    evicted_tokens_per_s: float | None
+
+
+class ServerWatch:
+    """Asks a server, and remembers its answers of the last seconds."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        """
+        Args:
+            url: of the server; a ``/v1`` at its end is left out.
+            api_key: what it was started with.
+        """
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._readings: deque[Reading] = deque()
+
+    def read(self) -> Reading:
+        """Raises:
+        ServerAwayError: it does not answer, or is none of ours.
+        """
+        info = self._get("/get_server_info", _ServerInfo)
+        tree_path = f"/v1/cache/tree?depth={TREE_LEVELS}&children={TREE_CHILDREN}"
+        reading = Reading(
+            time_s=time.monotonic(),
+            version=info.version,
+            model=info.settings.served_model_name or info.settings.model_path,
+            device=info.engine.device,
+            kv_bytes_per_token=info.engine.kv_bytes_per_token,
+            requests=info.stats,
+            cache=self._get("/v1/cache/stats", CacheStats),
+            tree=self._get(tree_path, Tree),
+        )
+        self._remember(reading)
+        return reading
+
+    def rates(self) -> Rates:
+        """Over the readings that are remembered."""
+        if not self._readings:
+            return rates_between(None, None)
+        return rates_between(self._readings[0], self._readings[-1])
+
+    def _remember(self, reading: Reading) -> None:
+        last = self._readings[-1] if self._readings else None
+        if last is not None and reading.cache.prompt_tokens < last.cache.prompt_tokens:
+            self._readings.clear()  # the server was started anew
+        self._readings.append(reading)
+        while reading.time_s - self._readings[0].time_s > WINDOW_S and len(self._readings) > 2:
+            self._readings.popleft()
+
+    def _get(self, path: str, kind: type[Any]) -> Any:
+        if not self.url.startswith(("http://", "https://")):
+            raise ServerAwayError(
+                f"--url must begin with http:// or https://, not {self.url!r:.80}."
+            )
+        try:
+            request = urllib.request.Request(self.url + path, headers=self._headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                return msgspec.json.decode(response.read(), type=kind)
+        except urllib.error.HTTPError as error:
+            raise ServerAwayError(self._refusal(path, error.code)) from error
+        except msgspec.MsgspecError as error:
+            raise ServerAwayError(
+                f"What {self.url}{path} answers is not what this version of radixrt reads: {error}."
+            ) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:  # the last: no such URL
+            reason = getattr(error, "reason", error)
+            raise ServerAwayError(
+                f"No server answers at {self.url} ({reason}). Start one with `radixrt serve`, or name another with "
+                "--url."
+            ) from error
+
+    def _refusal(self, path: str, status: int) -> str:
+        if status == 401:
+            return f"The server at {self.url} wants its key: give it with --api-key."
+        if status == 404:
+            return f"The server at {self.url} has no {path.partition('?')[0]}; is it a radixrt server of this version?"
+        return (
+            f"The server at {self.url} answered {path} with status {status}; its log may say why."
+        )
+
+
+def rates_between(first: Reading | None, last: Reading | None) -> Rates:
+    """Of two readings of one server; they may be the same, or missing."""
+    seconds = 0.0 if first is None or last is None else last.time_s - first.time_s
+    if first is None or last is None or seconds <= 0:
+        return Rates(
+            seconds=0.0,
+            hit_rate=None,
+            prompt_tokens_per_s=None,
+            output_tokens_per_s=None,
+            evicted_tokens_per_s=None,
+        )
+    prompt = last.cache.prompt_tokens - first.cache.prompt_tokens
+    cached = last.cache.cached_tokens - first.cache.cached_tokens
+    output = last.requests.output_tokens - first.requests.output_tokens
+    evicted = last.cache.evicted_tokens - first.cache.evicted_tokens
+    return Rates(
+        seconds=seconds,
+        hit_rate=cached / prompt if prompt else None,
+        prompt_tokens_per_s=prompt / seconds,
+        output_tokens_per_s=output / seconds,
+        evicted_tokens_per_s=evicted / seconds,
+    )

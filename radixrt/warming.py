@@ -1,0 +1,48 @@
+"""How is a prompt brought into the radix tree without an answer? As a request whose answer nobody sees."""
+
+import msgspec
+
+from radixrt.messages import AnswerChunk, CacheHints, GenerateRequest, Prompt
+from radixrt.sampling_params import PREFILL_ONLY
+
+DEFAULT_PIN_S = 300.0
+"""How long a lease lasts unless something else is asked for."""
+
+
+class Warmed(msgspec.Struct, frozen=True, kw_only=True):
+    """What warming a prompt took, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Found in the radix tree."""
+    cache_write_tokens: int
+    """Computed and put into it: the rest, but for a last page that is not full."""
+
+    @staticmethod
+    def of(chunk: AnswerChunk) -> "Warmed":
+        """From the one chunk that answers a warm request."""
+        return Warmed(
+            prompt_tokens=0 if chunk.prompt is None else chunk.prompt.num_tokens,
+            cached_tokens=chunk.cached_tokens,
+            cache_write_tokens=chunk.cache_write_tokens,
+        )
+
+
+def warm_request(
+    request_id: str,
+    prompt: Prompt,
+    *,
+    cache_salt: str = "",
+    hints: CacheHints | None = None,
+    priority: int = 0,
+    deadline: float | None = None,
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id,
+        prompt=prompt,
+        sampling=PREFILL_ONLY,
+        cache_salt=cache_salt,
+        cache_hints=CacheHints() if hints is None else hints,
+        priority=priority,
+        deadline=deadline,
+    )

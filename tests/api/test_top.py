@@ -1,0 +1,129 @@
+"""``radixrt top`` shows what the server says, and says so when there is none."""
+
+import io
+import itertools
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from radixrt.cli import main
+from radixrt.top.frame import frame, pool_parts
+from radixrt.top.readings import ServerAwayError, ServerWatch, Tree, TreeNode, rates_between
+from tests.api.conftest import RunningServer, StartServer
+
+
+def top(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["top", "--once", *flags])
+    output = capsys.readouterr()
+    return int(ended.value.code or 0), output.out, output.err
+
+
+def drawn(server: RunningServer, **changes: Any) -> str:
+    watch = ServerWatch(server.url)
+    reading = msgspec.structs.replace(watch.read(), **changes)
+    console = Console(width=100, height=24, record=True, file=io.StringIO())
+    console.print(frame(server.url, reading, watch.rates(), 100, 24))
+    return console.export_text()
+
+
+def test_one_frame_tells_the_model_the_pool_and_the_prefixes(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text, _ = top(capsys, "--url", f"{server.url}/v1")
+    assert status == 0
+    assert "tiny" in text and "40.0% since start" in text and "KV of 2048 tokens" in text
+    assert server.vocabulary.decode([300, 301]).strip() in text and "(with a salt)" in text
+
+
+def test_a_server_that_is_away_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, error = top(capsys, "--url", "http://127.0.0.1:9")
+    assert status == 1 and not text
+    assert "http://127.0.0.1:9" in error and "radixrt serve" in error
+
+
+def test_a_key_is_asked_for_and_used(
+    start_server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start_server(api_key="secret")
+    status, _, error = top(capsys, "--url", server.url)
+    assert status == 1 and "--api-key" in error
+    assert top(capsys, "--url", server.url, "--api-key", "secret")[0] == 0
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://[", "file:///etc/passwd", "ftp://x"])
+def test_what_is_no_server_is_no_crash(url: str) -> None:
+    with pytest.raises(ServerAwayError):
+        ServerWatch(url).read()
+
+
+def node(text: str | None, tokens: int, *children: TreeNode) -> TreeNode:
+    return TreeNode(
+        text=text,
+        num_tokens=tokens,
+        total_tokens=tokens + sum(child.total_tokens for child in children),
+        total_nodes=1,
+        locked=False,
+        pinned=False,
+        idle_s=90,
+        retention="high",
+        children=list(children),
+    )
+
+
+def tree(*children: TreeNode) -> Tree:
+    namespace = {"salted": False, "total_tokens": 1, "children": msgspec.to_builtins(children)}
+    return msgspec.convert({"total_tokens": 1, "total_nodes": 1, "namespaces": [namespace]}, Tree)
+
+
+def test_children_stand_below_their_prefix_with_what_hangs_there(server: RunningServer) -> None:
+    text = drawn(server, tree=tree(node("one", 16, node("two", 32)), node(None, 16)))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()[-3:]]
+    assert [row[0] for row in rows] == ["48", "32", "16"]
+    assert [row[-1] for row in rows] == ["one", "two", "(hidden)"]
+    assert all("high" in row and "2m" in row for row in rows)
+
+
+def test_no_text_of_a_client_steers_the_terminal(server: RunningServer) -> None:
+    text = drawn(server, tree=tree(node("a\x1b[2J\x07\nb[red]c\x9b", 16)))
+    assert "a·[2J·⏎b[red]c·" in text
+    assert "\x1b[2J" not in text and "\x07" not in text
+
+
+def test_rates_are_differences_over_time(server: RunningServer) -> None:
+    first = ServerWatch(server.url).read()
+    counts = {"prompt_tokens": 300, "cached_tokens": 190, "evicted_tokens": 16 + 40}
+    last = msgspec.structs.replace(
+        first,
+        time_s=first.time_s + 4,
+        cache=msgspec.structs.replace(first.cache, **counts),
+        requests=msgspec.structs.replace(first.requests, output_tokens=21),
+    )
+    rates = rates_between(first, last)
+    assert rates.hit_rate == (190 - 40) / (300 - 100)
+    assert (rates.prompt_tokens_per_s, rates.output_tokens_per_s) == (50, 5)
+    assert rates.evicted_tokens_per_s == 10
+    assert rates_between(first, first).hit_rate is None
+
+
+def test_every_page_of_the_pool_is_in_one_part_of_the_bar(server: RunningServer) -> None:
+    reading = ServerWatch(server.url).read()
+    for owned, locked, pinned, free in itertools.product((0, 7), repeat=4):
+        cached = locked + pinned + 20
+        pages = msgspec.structs.replace(
+            reading.cache.pages,
+            total=owned + cached + free,
+            owned=owned,
+            cached=cached,
+            evictable=20,
+            pinned=pinned,
+            free=free,
+        )
+        cache = msgspec.structs.replace(reading.cache, pages=pages)
+        parts = pool_parts(cache)
+        assert list(parts.values()) == [owned, locked, pinned, 20, free]
+        bar = next(line for line in drawn(server, cache=cache).splitlines() if "pool" in line)
+        assert len(bar.split()[-1]) == 100 - 12

@@ -1,0 +1,106 @@
+"""Who is admitted next, and what does it find? A replay one request at a time against a look at everybody who waits."""
+
+from collections import OrderedDict
+
+import pytest
+
+from radixrt.bench.cache import replay as replay_module
+from radixrt.bench.cache.replay import Setup, replay
+from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
+from radixrt.scheduler import waiting_queue
+from radixrt.scheduler.queue_order import SchedulePolicy
+from tests.bench.test_bench_cache import SYMBOL, TRACES, conversations, touch
+
+PER_PAGE = BLOCK_TOKENS // SYMBOL
+OLDEST_EVERY = {"fcfs": 1, "lpm": 4, "suf": 8}
+
+
+class PageSet:
+    """Pages by name in order of use; a prompt's pages are its block ids, those with a part of an answer are its own."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.pages: OrderedDict[object, None] = OrderedDict()
+
+    def find(self, request: TraceRequest) -> int:
+        """Leading pages of a prompt; the last of its tokens is always computed."""
+        most = (symbols(request) - 1) // PER_PAGE
+        for number, block in enumerate(request.blocks[:most].tolist()):
+            if block not in self.pages:
+                return number
+        return most
+
+    def serve(self, number: int, request: TraceRequest) -> None:
+        """Compute what is missing and the answer, whose last token is nobody's input."""
+        computed = symbols(request) + max(1, request.output_tokens // SYMBOL) - 1
+        names: list[object] = request.blocks[: symbols(request) // PER_PAGE].tolist()
+        names += [(number, i) for i in range(len(names), computed // PER_PAGE)]
+        found = self.find(request)
+        touch(self.pages, names[:found])
+        while self.num_pages - len(self.pages) < -(-computed // PER_PAGE) - found:
+            self.pages.popitem(last=False)
+        touch(self.pages, names)
+
+
+def symbols(request: TraceRequest) -> int:
+    return max(1, request.input_tokens // SYMBOL)
+
+
+def simulate(trace: Trace, num_pages: int, policy: str) -> tuple[list[int], list[int]]:
+    """The order in which requests that all wait are served one by one, and the cached tokens of each."""
+    cache, waiting, order = PageSet(num_pages), dict(enumerate(trace.requests)), []
+    cached = [0] * len(waiting)
+    while waiting:
+        if (len(order) + 1) % OLDEST_EVERY[policy] == 0:
+            number = min(waiting)
+        else:
+            number = min(waiting, key=lambda n: (cost(cache, waiting[n], policy), n))
+        request = waiting.pop(number)
+        cached[number] = cache.find(request) * BLOCK_TOKENS
+        cache.serve(number, request)
+        order.append(number)
+    return order, cached
+
+
+def cost(cache: PageSet, request: TraceRequest, policy: str) -> int:
+    uncached = symbols(request) - cache.find(request) * PER_PAGE
+    return {"lpm": uncached - symbols(request), "suf": uncached, "fcfs": 0}[policy]
+
+
+def check(trace: Trace, num_pages: int, policy: SchedulePolicy) -> None:
+    together = [
+        TraceRequest(0.0, r.input_tokens, r.output_tokens, r.blocks)
+        for r in trace.requests
+        if r.input_tokens + 4096 <= num_pages * BLOCK_TOKENS
+    ]
+    trace = Trace(trace.name, together)
+    run = replay(trace, Setup(num_pages * BLOCK_TOKENS, schedule_policy=policy))
+    order, cached = simulate(trace, num_pages, policy)
+    assert run.order == order
+    assert run.cached_tokens == cached
+    assert sum(cached) > 0 and run.evicted_tokens > 0
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time_and_no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many lookups as it takes: how many a pick may do is bounded, and so is how well it knows."""
+    monkeypatch.setattr(replay_module, "MAX_RUNNING", 1)
+    monkeypatch.setattr(waiting_queue, "LOOKUPS_PER_PICK", 10**6)
+    monkeypatch.setattr(waiting_queue, "LOOKUPS_PER_STEP", 10**6)
+
+
+@pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs"])
+@pytest.mark.parametrize("num_pages", [60, 200])
+def test_replay_of_a_made_up_crowd_has_the_exact_order_and_hits(
+    policy: SchedulePolicy, num_pages: int
+) -> None:
+    check(conversations(2, 250, num_users=25), num_pages, policy)
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not in this checkout")
+@pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs"])
+@pytest.mark.parametrize("name", ["conversation_first60", "synthetic", "agent_dev"])
+def test_replay_of_a_recorded_crowd_has_the_exact_order_and_hits(
+    name: str, policy: SchedulePolicy
+) -> None:
+    check(read_trace(TRACES / f"{name}.jsonl.gz", limit=300), 1024, policy)

@@ -1,0 +1,177 @@
+"""The view of the tree against sums over all nodes, and while the tree changes under it."""
+
+import random
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from radixrt.messages import CacheTree, CacheTreeCall, CacheTreeNode, unpack_ids
+from radixrt.scheduler import tree_view
+from radixrt.scheduler.cache_calls import CacheCalls
+from radixrt.scheduler.hint import HIGH, Hint
+from radixrt.scheduler.node import Node
+from radixrt.scheduler.radix_tree import RadixTree
+from radixrt.scheduler.tree_view import TreeView
+from tests.scheduler.engine_model import EngineModel, limits
+
+PAGE_SIZE = 2
+prompts = st.lists(
+    st.tuples(st.sampled_from(["", "a", "b"]), st.lists(st.integers(0, 2), max_size=12)),
+    max_size=30,
+)
+
+
+def insert(tree: RadixTree, salt: str, pages: list[int], first_page: int) -> None:
+    """Put a prompt of which each page is one token, twice."""
+    tokens = np.repeat(np.array(pages, dtype=np.int32), PAGE_SIZE)
+    root = tree.lock_root(salt)
+    ids = np.arange(first_page, first_page + len(pages), dtype=np.int32)
+    end, _ = tree.insert(root, tokens, ids)
+    tree.move_lock(root, end)
+    tree.unlock(end)
+
+
+def grown(prompts: list[tuple[str, list[int]]], seen_at: float) -> RadixTree:
+    """A prompt a second, and then a wait until ``seen_at``."""
+    now = 0.0
+    tree = RadixTree(PAGE_SIZE, clock=lambda: now)
+    for number, (salt, pages) in enumerate(prompts):
+        now = float(number)
+        if pages:
+            insert(tree, salt, pages, 100 * number)
+    now = seen_at
+    return tree
+
+
+def view(tree: RadixTree, depth: int = 3, children: int = 16) -> CacheTree:
+    slices = TreeView(
+        tree, CacheTreeCall(call_id=1, depth=depth, children=children), tree._clock
+    ).slices()
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value
+
+
+def all_below(node: Node) -> list[Node]:
+    return [node] + [other for child in node.children.values() for other in all_below(child)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(prompts=prompts, depth=st.integers(0, 5), children=st.integers(1, 4))
+def test_every_number_of_the_view_is_a_sum_over_nodes(
+    prompts: list, depth: int, children: int
+) -> None:
+    tree = grown(prompts, 50.0)
+    seen = view(tree, depth, children)
+    assert seen.total_tokens == tree.num_pages * PAGE_SIZE
+    assert seen.total_nodes == tree.num_nodes
+    assert [n.total_tokens for n in seen.namespaces] == sorted(
+        (sum(n.num_pages * PAGE_SIZE for n in all_below(root)) for root in tree.roots().values()),
+        reverse=True,
+    )
+    for namespace in seen.namespaces:
+        salts = [
+            s for s, r in tree.roots().items() if len(all_below(r)) - 1 == namespace.total_nodes
+        ]
+        assert any(bool(salt) == namespace.salted for salt in salts)
+        roots = [tree.roots()[salt] for salt in salts if bool(salt) == namespace.salted]
+        assert any(agrees(namespace.children, root, depth, children) for root in roots)
+
+
+def agrees(shown: list[CacheTreeNode], parent: Node, depth: int, children: int) -> bool:
+    """Whether the view shows the largest children of a node, and each as it is."""
+    if depth == 0:
+        return not shown
+    totals = [sum(n.num_pages for n in all_below(child)) for child in parent.children.values()]
+    if [n.total_tokens for n in shown] != [
+        PAGE_SIZE * total for total in sorted(totals, reverse=True)[:children]
+    ]:
+        return False
+    for node in shown:
+        first = unpack_ids(node.first_token_ids)
+        actual = parent.children[first[:PAGE_SIZE].tobytes()]
+        below = all_below(actual)
+        exact = (
+            node.num_tokens == len(actual.tokens)
+            and node.total_nodes == len(below)
+            and np.array_equal(first, actual.tokens[:32])
+            and not node.locked
+            and node.idle_s == pytest.approx(50.0 - max(n.stamp for n in below) * 1e-9, abs=1e-6)
+        )
+        if not exact or not agrees(node.children, actual, depth - 1, children):
+            return False
+    return True
+
+
+def test_locks_pins_and_retention_are_shown_until_they_end() -> None:
+    tree = grown([("", [1, 1]), ("", [2, 2]), ("", [3, 3])], 3.0)
+    one, two, three = (tree.match(np.full(4, first, dtype=np.int32)).node for first in (1, 2, 3))  # type: ignore[union-attr]
+    tree.lock(one)
+    tree.lock(two)
+    tree.pin(two)
+    tree.give_hint(three, Hint(HIGH, expires=10.0))
+    shown = {int(unpack_ids(n.first_token_ids)[0]): n for n in view(tree).namespaces[0].children}
+    assert [(shown[n].locked, shown[n].pinned) for n in (1, 2, 3)] == [
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
+    assert [shown[n].retention for n in (1, 2, 3)] == ["default", "default", "high"]
+    tree._clock = lambda: 10.0
+    assert {n.retention for n in view(tree).namespaces[0].children} == {"default"}
+
+
+def test_a_walk_in_slices_survives_what_happens_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_view, "NODES_PER_LOOK", 1)
+    monkeypatch.setattr(tree_view, "SLICE_S", 0.0)
+    rng = random.Random(3)
+    tree, next_page = RadixTree(PAGE_SIZE), 0
+    for _ in range(20):
+        slices = TreeView(tree, CacheTreeCall(call_id=1, depth=2)).slices()
+        num_slices, done = 0, False
+        while not done:
+            for _ in range(rng.randrange(3)):
+                pages = [rng.randrange(3) for _ in range(rng.randint(1, 9))]
+                insert(tree, rng.choice(["", "a"]), pages, next_page)
+                next_page += len(pages)
+            tree.evict(rng.randrange(6))
+            try:
+                next(slices)
+                num_slices += 1
+            except StopIteration as end:
+                done = True
+                assert end.value.total_nodes == tree.num_nodes
+            assert num_slices < 500
+    exact = view(tree)
+    assert sum(n.total_nodes for n in exact.namespaces) == tree.num_nodes
+    assert sum(n.total_tokens for n in exact.namespaces) == tree.num_pages * PAGE_SIZE
+
+
+def test_a_view_of_a_large_tree_is_answered_while_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_view, "NODES_PER_LOOK", 1)
+    monkeypatch.setattr(tree_view, "SLICE_S", 0.0)
+    model, replies = EngineModel(limits(num_pages=200)), []
+    for first in range(20):
+        model.add([first] * 12, max_tokens=0)
+    model.run()
+    calls = CacheCalls(model.scheduler, replies.append)
+    calls.take(CacheTreeCall(call_id=1))
+    calls.take(CacheTreeCall(call_id=2, children=3))
+    turns = 0
+    while calls.is_working:
+        model.add([turns] * 9, max_tokens=1)
+        model.plan()
+        model.absorb()
+        calls.work()
+        turns += 1
+    assert turns > 20 and [reply.call_id for reply in replies] == [1, 2]
+    assert len(replies[0].value["namespaces"][0]["children"]) == 16
+    assert len(replies[1].value["namespaces"][0]["children"]) == 3

@@ -1,0 +1,53 @@
+"""Prompts that are only prefilled, and what is said of who put what into the cache."""
+
+import random
+
+from radixrt.messages import unpack_ids
+from tests.scheduler.engine_model import EngineModel, limits
+
+DOCUMENT = [i * 7 % 43 for i in range(101)]
+
+
+def test_a_prompt_without_an_answer_fills_the_cache_and_says_nothing() -> None:
+    model = EngineModel(limits())
+    warm = model.add(DOCUMENT, max_tokens=0)
+    batches = []
+    while model.plan() is not None:
+        batches.append(model.absorb())
+    last = batches[-1]
+    assert [s.seq_id for s in last.started] == [f.seq_id for f in last.finished] == [warm]
+    assert last.finished[0].reason == "length" and last.finished[0].stop_token is None
+    assert all(not unpack_ids(batch.token_ids).size for batch in batches)
+    assert (model.cached[warm], model.written[warm]) == (0, 100)
+    answered = model.add([*DOCUMENT, 1, 2], max_tokens=3)
+    model.run()
+    assert (model.cached[answered], model.written[answered]) == (100, 0)
+    assert model.scheduler.counters.output_tokens == len(model.answers[answered])
+
+
+def test_nothing_is_learned_about_answers_from_prompts_that_want_none() -> None:
+    model = EngineModel(limits())
+    for first in range(5):
+        model.add([first] * 9, max_tokens=0)
+    model.run()
+    assert model.scheduler._admission.outputs.mean() is None
+
+
+def test_every_page_that_prompts_bring_into_the_tree_is_counted_once() -> None:
+    rng = random.Random(5)
+    model = EngineModel(limits(num_pages=2000, max_prefill_tokens=40, chunked_prefill_size=16))
+    for _ in range(60):
+        cut = rng.randrange(100)
+        prompt = DOCUMENT[:cut] + [rng.randrange(3) for _ in range(rng.randint(1, 30))]
+        model.add(prompt, max_tokens=0)
+        if rng.random() < 0.5:
+            model.plan()
+            model.absorb()
+    model.run()
+    tree = model.scheduler.kv.tree
+    assert sum(model.written.values()) == tree.num_pages * 4
+    assert model.scheduler.stats().cache_write_tokens == tree.num_pages * 4
+    for seq_id, request in model.requests.items():
+        computed = len(unpack_ids(request.token_ids)) - model.cached[seq_id]
+        # the last page may have been computed beside another's, or not be full
+        assert computed - 2 * 4 < model.written[seq_id] <= computed

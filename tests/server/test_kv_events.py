@@ -1,0 +1,78 @@
+"""A router beside a real server, with the subscriber of the documentation."""
+
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.server.conftest import Server
+
+PAGE_SIZE = 4
+PAGE = Path(__file__).parents[2] / "docs" / "kv_events.md"
+
+
+def documented() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for snippet in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(snippet, PAGE.name, "exec"), names)
+    return names
+
+
+def generate(
+    server: Server, docs: dict[str, Any], prompt: list[int], salt: str | None = None
+) -> set[bytes]:
+    """Ask for an answer; returns the hashes of the blocks that are cached for it."""
+    answer = httpx.post(
+        f"{server.url}/generate",
+        json={
+            "input_ids": prompt,
+            "sampling_params": {"max_new_tokens": 9, "temperature": 0, "ignore_eos": True},
+            "cache_salt": salt,
+        },
+        timeout=30,
+    )
+    tokens = prompt + answer.raise_for_status().json()["output_ids"]
+    return set(docs["block_hashes"](tokens[:-1], PAGE_SIZE, salt or ""))
+
+
+def listen(mirror: Any, expected: set[bytes]) -> None:
+    """Updates come when they come."""
+    deadline = time.monotonic() + 20
+    while mirror.hashes != expected and time.monotonic() < deadline:
+        mirror.update(100)
+    assert mirror.hashes == expected
+
+
+def test_a_subscriber_knows_what_the_server_has_cached(start_server: Callable[..., Server]) -> None:
+    docs = documented()
+    folder = Path(tempfile.mkdtemp(prefix="rx"))  # pytest's own paths are too long for sockets
+    events, replays = f"ipc://{folder}/events", f"ipc://{folder}/replays"
+    server = start_server(
+        *("--page-size", str(PAGE_SIZE), "--max-total-tokens", "1024"),
+        *("--kv-events", events, "--kv-events-replay", replays),
+    )
+    mirror, cached = docs["subscribe"](events, replays), set[bytes]()
+    for prompt in ([5, 6, 7, 8] * 6, [5, 6, 7, 8] * 3 + [9, 10, 11], list(range(3, 90))):
+        cached |= generate(server, docs, prompt)
+        listen(mirror, cached)
+    assert server.info()["stats"]["pages_cached"] == len(cached)
+
+    httpx.post(f"{server.url}/flush_cache").raise_for_status()
+    listen(mirror, set())
+
+    salted = generate(server, docs, [5, 6, 7, 8] * 6, salt="tenant")
+    assert not salted & cached
+    late = docs["subscribe"](events, replays)
+    for subscriber in (mirror, late):
+        listen(subscriber, salted)
+    assert "radixrt_kv_event_snapshots_total 2.0" in httpx.get(f"{server.url}/metrics").text
+    assert server.stop() == 0
+    for subscriber in (mirror, late):
+        subscriber.events.close(linger=0)
+        subscriber.replays.close(linger=0)
+    shutil.rmtree(folder)
