@@ -1,5 +1,6 @@
 """How is a hole filled? Wait for what comes before it, send the call, read the answer as its type."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
@@ -11,7 +12,7 @@ from radixrt.lang.constraints import Choices
 from radixrt.lang.errors import locate, unreadable
 from radixrt.lang.expressions import Gen, Select
 from radixrt.lang.hole import Filling, Hole
-from radixrt.lang.records import CallRecord
+from radixrt.lang.records import CallRecord, tail_of
 from radixrt.lang.run import Run
 from radixrt.lang.scoring import likeliest
 from radixrt.lang.tools import ToolAnswer, as_tools, read_calls
@@ -34,6 +35,8 @@ class Site:
         for hole in self.before.holes():
             await hole.wait_async()
         prompt, continues = self.before.as_prompt()
+        self.record.prompt_tail = tail_of(prompt)
+        self.record.ready_at = time.monotonic()
         await self.run.admission(prompt)
         self.record.sent_at = time.monotonic()
         return prompt, continues
@@ -58,6 +61,7 @@ def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
 
     async def work() -> Filling:
         prompt, continues = await site.prompt()
+        site.record.streamed = gen.stream or site.run.is_watched
         call = Call(
             prompt=prompt,
             continues=continues,
@@ -66,11 +70,15 @@ def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
             n=gen.n,
             tools=tools,
             tool_choice=gen.tool_choice,
-            stream=gen.stream or site.run.is_watched,
+            stream=site.record.streamed,
             hints=site.hints,
         )
         answers = await _collect(site, site.run.backend.generate(call), gen.n)
-        values = [_value(answer, gen, kind) for answer in answers]
+        site.record.called = [
+            f"{call['function']['name']}({call['function']['arguments']})"
+            for call in answers[0].tool_calls
+        ]
+        values = [_value(answer, gen, kind, site) for answer in answers]
         return Filling(
             text=answers[0].text,
             value=values[0] if gen.n == 1 else values,
@@ -108,11 +116,15 @@ def selecting(site: Site, select: Select) -> Coroutine[Any, Any, Filling]:
 async def _recorded(site: Site, work: Callable[[], Coroutine[Any, Any, Filling]]) -> Filling:
     try:
         return await work()
+    except asyncio.CancelledError:
+        site.record.error = "It was cancelled."
+        raise
     except Exception as error:
         locate(error, site.hole.source, site.hole.what)
         site.record.error = str(error)
         raise
     finally:
+        site.record.answer = "".join(site.hole.pieces)
         site.record.ended_at = time.monotonic()
 
 
@@ -149,17 +161,19 @@ async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> l
             answers[piece.index].add(piece)
             if piece.usage is not None:
                 site.record.usage = piece.usage
+            site.record.times = piece.times or site.record.times
             if piece.index == 0:
                 site.tell(piece.text)
     return answers
 
 
-def _value(answer: _Answer, gen: Gen, kind: AnswerType) -> Any:
+def _value(answer: _Answer, gen: Gen, kind: AnswerType, site: Site) -> Any:
     """Raises:
     AnswerError: the answer is not of the type that was asked for.
     """
     if gen.tools:
-        return ToolAnswer(answer.text, read_calls(answer.tool_calls, gen.tools))
+        notes = site.run.record.tools_of(site.record.branch)
+        return ToolAnswer(answer.text, read_calls(answer.tool_calls, gen.tools, notes))
     cut_off = answer.finish_reason == "length"
     try:
         value = kind.read(answer.text)

@@ -39,6 +39,7 @@ class Server:
         body = standard_body(call, None)
         body |= call.sampling.given() | _constraint_fields(call.constraint)
         body |= _continuation_fields(call.continues)
+        body["return_times"] = True
         if await self._offers("/v1/cache/release"):
             body["cache"] = cache_fields(call.hints)
         async with aclosing(self._http.answer(path_of(call), body)) as events:
