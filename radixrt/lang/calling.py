@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt, ToolCallPiece
+from radixrt.lang.answer import Answer
+from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt
 from radixrt.lang.constraints import Choices
 from radixrt.lang.errors import locate, unreadable
 from radixrt.lang.expressions import Gen, Select
@@ -128,34 +129,9 @@ async def _recorded(site: Site, work: Callable[[], Coroutine[Any, Any, Filling]]
         site.record.ended_at = time.monotonic()
 
 
-@dataclass
-class _Answer:
-    """One of the n answers, as far as it has come."""
-
-    text: str = ""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    """In OpenAI's form."""
-    finish_reason: str | None = None
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.finish_reason = piece.finish_reason or self.finish_reason
-        for call in piece.tool_calls:
-            self._add_call(call)
-
-    def _add_call(self, piece: ToolCallPiece) -> None:
-        while len(self.tool_calls) <= piece.index:
-            function = {"name": "", "arguments": ""}
-            self.tool_calls.append({"id": "", "type": "function", "function": function})
-        call = self.tool_calls[piece.index]
-        call["id"] = piece.id or call["id"]
-        call["function"]["name"] += piece.name
-        call["function"]["arguments"] += piece.arguments
-
-
-async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> list[_Answer]:
+async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> list[Answer]:
     """All of a call's answers; the first one's text is told as it comes."""
-    answers = [_Answer() for _ in range(n)]
+    answers = [Answer() for _ in range(n)]
     async with aclosing(pieces):
         async for piece in pieces:
             answers[piece.index].add(piece)
@@ -167,7 +143,7 @@ async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> l
     return answers
 
 
-def _value(answer: _Answer, gen: Gen, kind: AnswerType, site: Site) -> Any:
+def _value(answer: Answer, gen: Gen, kind: AnswerType, site: Site) -> Any:
     """Raises:
     AnswerError: the answer is not of the type that was asked for.
     """
