@@ -18,9 +18,12 @@ _TTL_S = {"5m": 300.0, "1h": 3600.0}
 
 
 def cache_breakpoints(
-    messages: list[ChatMessage], tools: list[dict[str, Any]] | None
+    messages: list[ChatMessage], tools: list[dict[str, Any]] | None, num_before: int = 0
 ) -> list[CacheBreakpoint]:
     """One for each message, and the tools, that has any; a message with several is kept for the longest time.
+
+    Args:
+        num_before: messages of the conversation that come before these.
 
     Raises:
         RequestError: there are too many, or one is not well formed, or stands where it means nothing.
@@ -36,7 +39,10 @@ def cache_breakpoints(
             "is before it, so drop the earlier ones.",
             param="cache_control",
         )
-    return [CacheBreakpoint(index, ttl_s) for index, ttl_s in ttls.items()]
+    return [
+        CacheBreakpoint(index if index == TOOLS else num_before + index, ttl_s)
+        for index, ttl_s in ttls.items()
+    ]
 
 
 def without_cache_control(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -14,10 +14,8 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """Raises:
-    RequestError: there is none, a role is unknown, or a message is not text.
+    RequestError: a role is unknown, or a message is not text.
     """
-    if not messages:
-        raise RequestError("messages is empty; give at least one message.", param="messages")
     return [
         _to_template_message(message, f"messages[{index}]")
         for index, message in enumerate(messages)

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import threading
+import time
 import uuid
 from collections.abc import Coroutine, Iterator
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from radixrt.lang.changes import Changes
 from radixrt.lang.errors import Cancelled
 from radixrt.lang.hints import Hints
 from radixrt.lang.hole import Filling, Hole
-from radixrt.lang.records import CallRecord
+from radixrt.lang.records import RunRecord
 from radixrt.lang.sampling import Sampling
 
 
@@ -28,14 +29,20 @@ class Gate(Protocol):
 class Run:
     """One run of a program. Its forks, and the functions it calls on its state, are part of it."""
 
-    def __init__(self, backend: Backend, sampling: Sampling, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        sampling: Sampling,
+        gate: Gate | None = None,
+        name: str = "program",
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.backend = backend
         self.sampling = sampling
+        self.record = RunRecord(name)
         self.changes = Changes()
         self.is_watched = False
         """Someone reads along, so that answers are to come piece by piece."""
-        self.calls: list[CallRecord] = []
         self.hints = Hints(self.id, backend, is_one_of_many=gate is not None)
         self._gate = gate
         self._admitted = gate is None
@@ -91,6 +98,7 @@ class Run:
 
     def ended(self) -> None:
         """Tell the backend, in the background, that the run's KV is needed no more."""
+        self.record.ended_at = time.monotonic()
         self.hints.program_ended()
         self.changes.tell()
 

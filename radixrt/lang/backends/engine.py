@@ -16,6 +16,7 @@ from radixrt.lang.backends.protocol import (
     Piece,
     Prompt,
     Score,
+    ServerTimes,
     ToolCallPiece,
     Usage,
 )
@@ -233,7 +234,15 @@ def _piece(chunk: "AnswerChunk", usage: Usage) -> Piece:
         tool_calls=calls,
         finish_reason=chunk.finish_reason,
         usage=usage,
+        times=_times(chunk),
     )
+
+
+def _times(chunk: "AnswerChunk") -> ServerTimes | None:
+    if chunk.times is None or chunk.index != 0:
+        return None
+    times = chunk.times
+    return ServerTimes(queued_s=times.queued_s, prefill_s=times.prefill_s, total_s=times.total_s)
 
 
 def _cache_hints(hints: CacheHints) -> Any:
