@@ -93,7 +93,9 @@ def agrees(shown: list[CacheTreeNode], parent: Node, depth: int, children: int) 
         return False
     for node in shown:
         first = unpack_ids(node.first_token_ids)
-        actual = parent.children[first[:PAGE_SIZE].tobytes()]
+        actual = parent.children.get(first[:PAGE_SIZE].tobytes())
+        if actual is None:
+            return False  # of another root with as many nodes
         below = all_below(actual)
         exact = (
             node.num_tokens == len(actual.tokens)

@@ -78,6 +78,5 @@ def _prefixes(prompt: Prompt) -> Iterator[tuple[bytes, int]]:
         return
     state = hashlib.blake2b(b"messages", digest_size=16)
     for number, message in enumerate(prompt, 1):
-        encoded = msgspec.json.encode(message)
-        state.update(len(encoded).to_bytes(8, "little") + encoded)
+        state.update(msgspec.json.encode(message))  # an object says itself where it ends
         yield state.digest(), number
