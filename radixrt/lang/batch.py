@@ -132,8 +132,9 @@ def run_side_by_side(
     batch = _Batch(begin, concurrency or DEFAULT_CONCURRENCY)
     num_threads = min(len(inputs), max(batch.concurrency, NUM_LOOKED_AT))
     with ThreadPoolExecutor(num_threads, "radixrt-program") as threads:
-        futures = [threads.submit(batch.run_one, arguments) for arguments in inputs]
+        futures: list[Future[BatchResult]] = []
         try:
+            futures += (threads.submit(batch.run_one, arguments) for arguments in inputs)
             _show_progress(futures, title)
         except BaseException:  # Ctrl-C, most likely
             for future in futures:

@@ -66,6 +66,7 @@ def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
             n=gen.n,
             tools=tools,
             tool_choice=gen.tool_choice,
+            stream=gen.stream or site.run.is_watched,
             hints=site.hints,
         )
         answers = await _collect(site, site.run.backend.generate(call), gen.n)

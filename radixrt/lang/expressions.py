@@ -62,6 +62,7 @@ class Gen(Expression):
     type: Any = None
     tools: tuple[Callable[..., Any], ...] = ()
     tool_choice: str | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,7 @@ def gen(
     n: int = 1,
     tools: Sequence[Callable[..., Any]] = (),
     tool_choice: str | None = None,
+    stream: bool = False,
     **sampling: Any,
 ) -> Gen:
     """What the model says here. It starts at once in the background; ``s[name]`` waits for it.
@@ -101,6 +103,8 @@ def gen(
         n: so many answers; the value is the list of them, and the state goes on with the first.
         tools: Python functions that the answer may call; the value is a :class:`radixrt.lang.ToolAnswer`.
         tool_choice: "auto" (default), "required", "none", or the name of the one function to call.
+        stream: have the text come piece by piece for ``s.text_iter(name)``, also in programs that are not streamed
+            themselves.
         sampling: any field of :class:`radixrt.lang.Sampling`, such as ``max_tokens=64, temperature=0``.
 
     Raises:
@@ -126,6 +130,7 @@ def gen(
         type=type,
         tools=tuple(tools),
         tool_choice=tool_choice,
+        stream=stream,
     )
 
 

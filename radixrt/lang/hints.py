@@ -1,7 +1,8 @@
 """What does a run tell the cache about its future? Advice, sent in the background, that changes no answer.
 
 A fork's prefix is not warmed ahead of its branches: the server computes what requests of one step have in common once,
-so eight branches over 7,800 new tokens computed 7,920 tokens either way, and warming cost one more round trip.
+so eight branches over 7,800 new tokens computed 7,920 tokens either way, and warming cost one more round trip. Nor is
+it retained above others: retention counts tokens, which only the server knows, and would keep the branches' answers too.
 """
 
 from collections.abc import Iterator
@@ -9,9 +10,6 @@ from contextlib import contextmanager
 
 from radixrt.lang.backends.protocol import Backend, CacheHints
 from radixrt.lang.background import BACKGROUND
-
-FORKS_ARE_USED_FOR_S = 60.0
-"""How long the prefix of forks is worth keeping after its last use: branches of a tree of thought return to it."""
 
 
 class Hints:
@@ -28,19 +26,14 @@ class Hints:
         self._backend = backend
         self._was_used = False
 
-    def of_call(self, next_use_s: float | None, is_forked: bool) -> CacheHints:
+    def of_call(self, next_use_s: float | None) -> CacheHints:
         """Those that go with a call.
 
         Args:
             next_use_s: how long the program expects to do something else after it.
-            is_forked: other branches begin with the same prompt.
         """
         self._was_used = True
-        return CacheHints(
-            session=self._session,
-            next_use_s=next_use_s,
-            keep_for_s=FORKS_ARE_USED_FOR_S if is_forked else None,
-        )
+        return CacheHints(session=self._session, next_use_s=next_use_s)
 
     def program_ended(self) -> None:
         """Nothing of the run is needed any more, but for what other runs use too. Returns at once."""

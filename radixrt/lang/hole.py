@@ -66,9 +66,7 @@ class Hole:
             raise self._cancelled() from None
         except LangError as error:
             self.error_was_seen = True
-            raise error.with_traceback(
-                None
-            ) from error.__cause__  # what led to it inside this package helps nobody
+            raise _without_detours(error) from error.__cause__
         except Exception:
             self.error_was_seen = True
             raise
@@ -83,7 +81,7 @@ class Hole:
             raise self._cancelled() from None
         except LangError as error:
             self.error_was_seen = True
-            raise error.with_traceback(None) from error.__cause__
+            raise _without_detours(error) from error.__cause__
         except Exception:
             self.error_was_seen = True
             raise
@@ -95,3 +93,8 @@ class Hole:
         error = Cancelled(f"{self.what} was cancelled before it had a value.")
         error.source = self.source
         return error
+
+
+def _without_detours(error: LangError) -> LangError:
+    """Without the frames inside this package that led to it: they say nothing about the program."""
+    return error.with_traceback(None)

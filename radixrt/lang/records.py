@@ -22,6 +22,7 @@ class CallRecord:
     sent_at: float | None = None
     """What comes before it was there, and the call was sent."""
     first_piece_at: float | None = None
+    """Of an answer that does not stream: when it came."""
     ended_at: float | None = None
     usage: Usage = field(default_factory=Usage)
     error: str | None = None

@@ -33,6 +33,8 @@ class Run:
         self.backend = backend
         self.sampling = sampling
         self.changes = Changes()
+        self.is_watched = False
+        """Someone reads along, so that answers are to come piece by piece."""
         self.calls: list[CallRecord] = []
         self.hints = Hints(self.id, backend, is_one_of_many=gate is not None)
         self._gate = gate

@@ -19,7 +19,7 @@ from radixrt.lang.expressions import (
 )
 from radixrt.lang.forks import Forks
 from radixrt.lang.hints import ExpectedWaits
-from radixrt.lang.hole import Filling, Hole
+from radixrt.lang.hole import Hole
 from radixrt.lang.reading import Pieces, hole_pieces
 from radixrt.lang.records import CallRecord
 from radixrt.lang.run import Run
@@ -54,7 +54,6 @@ class State:
         self._own_holes: list[Hole] = []
         self._in_block = False
         self._num_forks = 0
-        self._is_forked = False
         self._waits = ExpectedWaits()
 
     # ------------------------------------------------------------ appending
@@ -112,7 +111,7 @@ class State:
         what = f"{kind}({expression.name!r})" if expression.name else kind
         hole = Hole(expression.name, what, expression.source)
         record = CallRecord(expression.name, what, expression.source, self._branch)
-        hints = self._run.hints.of_call(self._waits.next_use_s, self._is_forked)
+        hints = self._run.hints.of_call(self._waits.next_use_s)
         site = Site(self._run, self._transcript, hole, hints, record)
         after = self._transcript.with_part(hole)
         if isinstance(expression, Gen):
@@ -187,7 +186,8 @@ class State:
         return None if isinstance(variable, Given) else variable.wait().finish_reason
 
     def text_iter(self, name: str) -> Iterator[str]:
-        """The pieces of a variable's text, as they come."""
+        """The pieces of a variable's text, as they come: in a streamed program, or of ``gen(..., stream=True)``; the
+        text of others comes as a whole."""
         return iter(self._pieces_of(name))
 
     def text_aiter(self, name: str) -> AsyncIterator[str]:
@@ -222,11 +222,11 @@ class State:
         """
         if n < 1:
             raise ProgramError(f"fork needs at least one branch, not {n}.")
-        return Forks(self, [self._branch_off(n > 1) for _ in range(n)])
+        return Forks(self, [self._branch_off() for _ in range(n)])
 
     def copy(self) -> "State":
         """One copy that goes on from here."""
-        return self._branch_off(False)
+        return self._branch_off()
 
     def cancel(self) -> None:
         """Give up the calls that this state started. Other branches go on, unless they wait for these."""
@@ -240,18 +240,14 @@ class State:
         with self._waits.waiting(seconds):
             yield
 
-    def _branch_off(self, is_forked: bool) -> "State":
+    def _branch_off(self) -> "State":
         branch = State(self._run, f"{self._branch}.{self._num_forks}")
         self._num_forks += 1
         branch._transcript = self._transcript
         branch._variables = dict(self._variables)
         branch._waits.next_use_s = self._waits.next_use_s
-        branch._is_forked = is_forked
         return branch
 
     def _parts(self) -> Sequence[Part]:
         """For those who read along."""
         return self._transcript.parts()
-
-    def _fillings(self) -> list[Filling]:
-        return [hole.wait() for hole in self._transcript.holes()]

@@ -20,6 +20,7 @@ class Stream:
     def __init__(self, state: State, program: Callable[[], Any]) -> None:
         self.state = state
         """What there is so far."""
+        state._run.is_watched = True
         self._program = program
         self._error: BaseException | None = None
         self._ended = threading.Event()

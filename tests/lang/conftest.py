@@ -13,9 +13,11 @@ from tests.server.conftest import Server, run_server
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     server = run_server(Path("demo"), "--served-model-name", "demo", "--log-level", "warning")
-    yield server.start()
-    server.stop()
-    shutil.rmtree(server.temp_dir)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        shutil.rmtree(server.temp_dir)
 
 
 @pytest.fixture(scope="session")

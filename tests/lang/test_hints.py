@@ -10,9 +10,7 @@ import pytest
 
 import radixrt.lang as rl
 
-EVENTS = (
-    b'data: {"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
-)
+ANSWER = b'{"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]}'
 
 
 class Recorder(ThreadingHTTPServer):
@@ -45,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.released.set()
             self._answer(b"{}")
         else:
-            self._answer(EVENTS)
+            self._answer(ANSWER)
 
     def _answer(self, content: bytes) -> None:
         self.send_response(200)
@@ -86,7 +84,7 @@ def test_each_call_says_what_the_program_will_do_next(recorder: Recorder) -> Non
     (session,) = {hints["session"] for hints in sent.values() if hints is not None}
     assert sent["a"] == {"session": session}
     assert sent["ab"] == {"session": session, "next_use_s": 30}
-    assert sent["abb0"] == sent["abb1"] == {"session": session, "retain": "high", "ttl_s": 60.0}
+    assert sent["abb0"] == sent["abb1"] == {"session": session}
 
 
 def test_runs_of_a_batch_are_released_one_by_one(recorder: Recorder) -> None:

@@ -124,7 +124,7 @@ def test_a_stream_that_ends_in_the_middle_is_a_lost_connection() -> None:
         threading.Thread(target=answer_half, daemon=True).start()
 
         def program(s: rl.State) -> None:
-            s += "a" + rl.gen("x")
+            s += "a" + rl.gen("x", stream=True)
 
         with pytest.raises(rl.ConnectionLost, match="middle"):
             rl.function(program).run(backend=f"http://127.0.0.1:{port}")

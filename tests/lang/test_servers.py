@@ -205,6 +205,20 @@ def test_tools_are_called_and_their_results_are_heard(
     assert "Zekoru" in messages[2]["content"]
 
 
+def test_a_program_can_read_along(full: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user(f"{FACTS} What is the owner of Vidur?")
+        s += rl.assistant(rl.gen("whole")) + rl.user("And the port?")
+        s += rl.assistant(rl.gen("pieces", stream=True))
+        for name in ("whole", "pieces"):
+            s[f"{name} of it"] = list(s.text_iter(name))
+
+    state = body_of(program, full)
+    assert state["whole of it"] == [state["whole"]]
+    assert len(state["pieces of it"]) > 3
+    assert "".join(state["pieces of it"]) == state["pieces"]
+
+
 def test_text_streams_as_it_comes(full: Any) -> None:
     stream = ask.stream(backend=full)
     pieces = list(stream.text_iter("answer"))

@@ -19,7 +19,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint, make_tokenizer
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
 
 
 @dataclass

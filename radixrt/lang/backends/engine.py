@@ -122,7 +122,7 @@ class Engine:
             prompt,
             sampling,
             structured=structured,
-            stream=True,
+            stream=call.stream,
             cache_hints=_cache_hints(call.hints),
             parse_tool_calls=config.tool_call_parser if call.tools else "",
             parse_reasoning=config.reasoning_parser
@@ -239,10 +239,7 @@ def _piece(chunk: "AnswerChunk", usage: Usage) -> Piece:
 def _cache_hints(hints: CacheHints) -> Any:
     from radixrt import messages
 
-    retain = []
-    if hints.keep_for_s is not None:
-        retain.append(messages.Retention(level="high", ttl_s=hints.keep_for_s))
-    return messages.CacheHints(retain=retain, next_use_s=hints.next_use_s, session=hints.session)
+    return messages.CacheHints(next_use_s=hints.next_use_s, session=hints.session)
 
 
 def _constraint_keywords(constraint: Constraint | None) -> dict[str, Any]:

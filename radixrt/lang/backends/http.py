@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,6 +43,20 @@ class HttpClient:
         """
         async with self._answer("POST", path, body) as response:
             return _decoded(await response.aread())
+
+    async def answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        """The JSON of the answer, or of each event if the body asks for a stream. Closing the generator ends the
+        work on the other side.
+
+        Raises:
+            BackendError: one of its family.
+        """
+        if body.get("stream"):
+            async with aclosing(self.events(path, body)) as events:
+                async for event in events:
+                    yield event
+        else:
+            yield await self.post(path, body)
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """The JSON of each server-sent event. Closing the generator closes the stream.

@@ -36,7 +36,7 @@ class OpenAI:
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
         self._refuse_unsupported(call)
         body = standard_body(call, self.model)
-        async with aclosing(self._http.events(path_of(call), body)) as events:
+        async with aclosing(self._http.answer(path_of(call), body)) as events:
             async for event in events:
                 for piece in pieces_of(event):
                     yield piece

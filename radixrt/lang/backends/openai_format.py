@@ -22,7 +22,9 @@ def path_of(call: Call) -> str:
 
 def standard_body(call: Call, model: str | None) -> dict[str, Any]:
     """The fields that OpenAI's API has; the others are up to the backend."""
-    body: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {}
+    if call.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     if model is not None:
         body["model"] = model
     if isinstance(call.prompt, str):
@@ -65,7 +67,7 @@ def is_strict(schema: Any) -> bool:
 
 
 def pieces_of(event: dict[str, Any]) -> list[Piece]:
-    """What a streamed event of either endpoint holds."""
+    """What an answer of either endpoint holds, or a streamed event of one."""
     pieces = [_piece(choice) for choice in event.get("choices") or ()]
     if (usage := event.get("usage")) is not None:
         pieces.append(Piece(usage=_usage(usage)))
@@ -73,21 +75,24 @@ def pieces_of(event: dict[str, Any]) -> list[Piece]:
 
 
 def _piece(choice: dict[str, Any]) -> Piece:
-    delta = choice.get("delta")
-    text = choice.get("text") if delta is None else delta.get("content")
-    calls = () if delta is None else delta.get("tool_calls") or ()
+    message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+    text, calls = message.get("content"), message.get("tool_calls") or ()
     return Piece(
         index=choice.get("index", 0),
         text=text or "",
-        tool_calls=tuple(_tool_call(call) for call in calls),
+        tool_calls=tuple(_tool_call(call, place) for place, call in enumerate(calls)),
         finish_reason=choice.get("finish_reason"),
     )
 
 
-def _tool_call(call: dict[str, Any]) -> ToolCallPiece:
+def _tool_call(call: dict[str, Any], place: int) -> ToolCallPiece:
+    """
+    Args:
+        place: among the calls of a whole answer, which have no index.
+    """
     function = call.get("function") or {}
     return ToolCallPiece(
-        index=call.get("index", 0),
+        index=call.get("index", place),
         id=call.get("id") or "",
         name=function.get("name") or "",
         arguments=function.get("arguments") or "",

@@ -23,8 +23,6 @@ class CacheHints:
     """The run of a program that the call belongs to."""
     next_use_s: float | None = None
     """Seconds until the program expects to go on from here."""
-    keep_for_s: float | None = None
-    """The prompt will be used again, often, for so many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +38,8 @@ class Call:
     tools: tuple[dict[str, Any], ...] = ()
     """In OpenAI's form."""
     tool_choice: str | None = None
+    stream: bool = False
+    """Someone reads along. Else the answer may come as a whole, which costs less."""
     hints: CacheHints = field(default_factory=CacheHints)
 
 

@@ -41,7 +41,7 @@ class Server:
         body |= _continuation_fields(call.continues)
         if await self._offers("/v1/cache/release"):
             body["cache"] = cache_fields(call.hints)
-        async with aclosing(self._http.events(path_of(call), body)) as events:
+        async with aclosing(self._http.answer(path_of(call), body)) as events:
             async for event in events:
                 for piece in pieces_of(event):
                     yield piece
@@ -103,8 +103,6 @@ def cache_fields(hints: CacheHints) -> dict[str, Any]:
     fields: dict[str, Any] = {"session": hints.session}
     if hints.next_use_s is not None:
         fields["next_use_s"] = hints.next_use_s
-    if hints.keep_for_s is not None:
-        fields |= {"retain": "high", "ttl_s": hints.keep_for_s}
     return fields
 
 
