@@ -19,10 +19,10 @@ from radixrt.lang.sampling import Sampling
 
 
 class Gate(Protocol):
-    """Decides when a run may send its first call."""
+    """Decides when a run may send its first call, and sees the others."""
 
     async def admit(self, run: "Run", prompt: Prompt) -> None:
-        """Return when it may; ``prompt`` is what that call begins with."""
+        """Return when the run may send this prompt: at once, but for its first."""
         ...
 
 
@@ -45,7 +45,6 @@ class Run:
         """Someone reads along, so that answers are to come piece by piece."""
         self.hints = Hints(self.id, backend, is_one_of_many=gate is not None)
         self._gate = gate
-        self._admitted = gate is None
         self._lock = threading.Lock()
         self._holes: list[Hole] = []
         self._cancelled = False
@@ -66,9 +65,8 @@ class Run:
 
     async def admission(self, prompt: Prompt) -> None:
         """Wait until the run may send its first call; all later calls follow freely."""
-        if self._gate is not None and not self._admitted:
+        if self._gate is not None:
             await self._gate.admit(self, prompt)
-            self._admitted = True
 
     def finish(self) -> None:
         """Wait for all that was started.

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import radixrt.lang as rl
+from radixrt.lang.backends.protocol import Usage
 from radixrt.lang.batch_order import PrefixOrder, shared_length
+from radixrt.lang.room import Room, distinct_length
 from tests.lang.scripted_backend import ScriptedBackend, last_words
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,44 @@ def test_runs_that_begin_alike_go_one_after_another() -> None:
     assert sum(one != other for one, other in itertools.pairwise(sent)) == 3
     assert [last_words(call.prompt) for call in backend.calls] != [i["word"] for i in inputs]
     assert [result["x"] for result in results] == [f"<{i['word']}>" for i in inputs]
+
+
+def test_runs_that_need_more_than_the_cache_holds_wait_for_each_other() -> None:
+    backend = ScriptedBackend()
+    backend.room = 700
+    inputs = [{"word": f"{number} " * 500} for number in range(8)]
+    echo.run_batch(inputs, backend=backend, progress=False)
+    assert len(backend.calls) == 8 and backend.most_running <= 2  # of 250 tokens each
+
+
+def test_what_runs_share_takes_room_once() -> None:
+    room = Room(1000)
+    prompts = ["shared " * 200 + chr(ord("A") + number) * 70 for number in range(30)]
+    fitting = 0
+    for number, prompt in enumerate(prompts):
+        if not room.fits(prompt):
+            break
+        room.enter(str(number), prompt)
+        fitting += 1
+        if number == 0:  # the growth of runs that begin with this prompt is known from now on
+            room.leave("0", [Usage(prompt_tokens=490, completion_tokens=10)])
+    # 490 tokens once, and for each run 70 / 1470 of as many and its answer of 10 tokens
+    assert fitting - 1 == (900 - 490 * 1400 // 1470) // (23 + 10)
+
+
+def test_a_cache_of_unknown_size_holds_up_nobody() -> None:
+    room = Room(None)
+    for number in range(50):
+        assert room.fits("word " * 10_000)
+        room.enter(str(number), "word " * 10_000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_distinct_length_of_prompts_is_that_of_their_trie(seed: int) -> None:
+    chooser = random.Random(seed)
+    prompts = ["".join(chooser.choices("ab", k=chooser.randrange(12))) for _ in range(20)]
+    trie = {prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)}
+    assert distinct_length(prompts) == len(trie)
 
 
 def test_each_program_of_a_batch_runs_once() -> None:

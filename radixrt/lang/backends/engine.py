@@ -61,6 +61,9 @@ class Engine:
             prompt, continues, choices, unconditional, self._encode, self._logprobs
         )
 
+    async def cache_tokens(self) -> int | None:
+        return self._llm.info.kv_pool_tokens
+
     async def program_ended(self, session: str) -> None:
         """Retention ends with the requests' own time to live."""
 

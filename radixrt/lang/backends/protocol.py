@@ -123,6 +123,10 @@ class Backend(Protocol):
         """
         ...
 
+    async def cache_tokens(self) -> int | None:
+        """What the KV cache can hold, if that is known. Never raises."""
+        ...
+
     async def program_ended(self, session: str) -> None:
         """The KV of a run is not needed any more. Advice: never raises."""
         ...

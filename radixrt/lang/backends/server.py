@@ -88,6 +88,13 @@ class Server:
             prompt, continues, choices, unconditional, self._encode, self._logprobs
         )
 
+    async def cache_tokens(self) -> int | None:
+        with contextlib.suppress(BackendError, KeyError, TypeError):
+            if await self._offers("/v1/cache/stats"):
+                tokens = (await self._http.get("/v1/cache/stats"))["tokens"]
+                return int(tokens["total"]) - int(tokens["pinned"])
+        return None
+
     async def program_ended(self, session: str) -> None:
         with contextlib.suppress(BackendError):
             if await self._offers("/v1/cache/release"):
