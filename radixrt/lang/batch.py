@@ -85,7 +85,7 @@ class BatchGate:
 
     def leave(self, run: Run) -> None:
         """A run has ended: its place is free. From any thread."""
-        usages = [call.usage for call in run.calls]
+        usages = [call.usage for call in run.record.calls]
         BACKGROUND.get().call_soon_threadsafe(self._leave, run.id, usages)
 
     def close(self) -> None:
