@@ -158,10 +158,10 @@ class ServerConfig:
         at_most=1024,
     )
     eviction_policy: Literal["lru", "fifo", "priority", "duel"] = setting(
-        "lru",
+        "duel",
         "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what the least urgent "
-        "requests used, duel the better of lru and of who is least likely to come back. What clients hint goes "
-        "before that in each.",
+        "requests used, duel the better of lru and of who is least likely to come back, and last what waiting "
+        "requests will use. What clients hint goes before that in each.",
         group="Memory",
     )
     max_pinned_fraction: float = setting(

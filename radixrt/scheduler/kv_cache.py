@@ -92,6 +92,15 @@ class KVCache:
             return None
         return self.tree.match(sequence.cacheable_tokens(), sequence.salt)
 
+    def expect(self, sequence: Sequence, match: Match) -> None:
+        """A sequence waits for its cached prefix. What goes on beyond it in the same edge is none of its business: the
+        edge is cut, and ``match`` must not be used any more."""
+        if self.awaited is not None:
+            node = match.node
+            if 0 < match.pages_in_edge < node.num_pages:
+                node = self.tree.cut_edge(node, match.pages_in_edge)
+            self.awaited.expect(sequence.seq_id, sequence.arrived, node)
+
     def page_lacked(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
         """What the tree would have to get before :meth:`find_prefix` can find more than ``num_cached`` pages.
 

@@ -62,7 +62,7 @@ class WaitingQueue:
         rank = self._order.rank(sequence)
         self._oldest.place(sequence.seq_id, rank, not retracted)
         if self._watches:
-            self._place(waiting, self._kv.find_prefix(sequence))
+            self._look_up(waiting)
 
     def remove(self, seq_id: int) -> None:
         """Take a sequence out of turn; does nothing if it does not wait here."""
@@ -82,21 +82,26 @@ class WaitingQueue:
         while lookups > 0 and tokens > 0 and (seq_id := self._watch.take_outdated()) is not None:
             waiting = self._waiting.get(seq_id)
             if waiting is not None:
-                self._place(waiting, self._kv.find_prefix(waiting.sequence))
+                self._look_up(waiting)
                 lookups -= 1
                 tokens -= waiting.num_cached * self._kv.page_size
         if self._kv.awaited is not None:
-            self._refresh_next_in_line()
+            self._refresh_awaited(self._kv.awaited.evicted)
 
-    def _refresh_next_in_line(self) -> None:
-        """Look a few of the oldest up anew, in turn: eviction is to spare their prefixes, and where those end changes
-        whenever others cut, join or lose the edges there."""
+    def _refresh_awaited(self, evicted: dict[int, None]) -> None:
+        """Look up anew whose prefix was evicted, and a few of the oldest in turn: eviction is to spare their prefixes,
+        and where those end changes when others cut or join the edges there."""
         if not self._next_in_line:
             self._next_in_line = [*islice(self._waiting, NEXT_IN_LINE)]
-        for _ in range(min(LOOKUPS_IN_LINE, len(self._next_in_line))):
-            waiting = self._waiting.get(self._next_in_line.pop())
+        again = [*islice(evicted, LOOKUPS_IN_LINE)]
+        for seq_id in again:
+            del evicted[seq_id]
+        again += self._next_in_line[-LOOKUPS_IN_LINE:]
+        del self._next_in_line[-LOOKUPS_IN_LINE:]
+        for seq_id in again:
+            waiting = self._waiting.get(seq_id)
             if waiting is not None:
-                self._place(waiting, self._kv.find_prefix(waiting.sequence))
+                self._look_up(waiting)
 
     def head(self) -> tuple[Sequence, Match | None]:
         """Whose turn it is, and its cached prefix; the queue must not be empty."""
@@ -117,6 +122,12 @@ class WaitingQueue:
             self._picks += 1
         self.remove(sequence.seq_id)
 
+    def _look_up(self, waiting: _Waiting) -> None:
+        match = self._kv.find_prefix(waiting.sequence)
+        self._place(waiting, match)
+        if match is not None:
+            self._kv.expect(waiting.sequence, match)
+
     def _place(self, waiting: _Waiting, match: Match | None) -> None:
         """Note how long a sequence's cached prefix is, and put it where it belongs therefore."""
         sequence, num_cached = waiting.sequence, 0 if match is None else match.num_pages
@@ -128,8 +139,6 @@ class WaitingQueue:
             waiting.lacks = self._kv.page_lacked(sequence, num_cached)
         if waiting.lacks is not None:
             self._watch.add(sequence.seq_id, waiting.lacks)
-        if self._kv.awaited is not None and match is not None:
-            self._kv.awaited.expect(sequence.seq_id, sequence.arrived, match.node)
 
     def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:
         """What decides before age. Retracted sequences keep to the order of their arrival: they have been
