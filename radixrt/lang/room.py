@@ -1,8 +1,9 @@
 """How many runs of a batch fit into the server's cache side by side? As many as find there what they come back to.
 
 Runs that together need more than the cache holds evict from each other what they need at their next call. So a run enters
-when its expected footprint fits: its first prompt, what it shares with those inside counted once, and as much on top as
-runs of the batch have needed that ended before it. One run may always go on.
+when what is to be kept for all inside fits: what their first prompts have in common, counted once, and, if runs of this
+batch make several calls, all else that they have sent and got. What a single call has for itself nobody comes back to; the
+server sees to the room for it. One run may always go on.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ USED_SHARE = 0.9
 """Of the cache: pages are filled in part, and something else may run."""
 FIRST_TOKENS_PER_CHARACTER = 0.35
 """Until answers tell; low for code, high for English."""
-FIRST_GROWTH = 1.0
-"""Of the first prompt, until a run has ended."""
+FIRST_GROWTH = 0.5
+"""How much a run adds to its first prompt, as a share of that, until one has ended and told."""
 
 
 class Room:
@@ -33,14 +34,20 @@ class Room:
         self._tokens = 0
         self._growths: list[float] = []
         """Of ended runs: tokens beyond the first prompt."""
+        self._some_come_back = False
+        """A run has made a second call."""
 
     def fits(self, prompt: str) -> bool:
         """Whether a run that begins with this prompt finds room."""
         if self._capacity is None or not self._sent:
             return True
-        firsts = [prompts[0] for prompts in self._sent.values()]
-        begun = distinct_length([*firsts, prompt]) * self._tokens_per_character
-        return begun + self._growth(prompt) * (len(firsts) + 1) <= self._capacity
+        firsts = [prompts[0] for prompts in self._sent.values()] + [prompt]
+        if self._some_come_back or not self._growths:
+            kept = distinct_length(firsts) * self._tokens_per_character
+            kept += len(firsts) * self._growth(prompt)
+        else:
+            kept = common_length(firsts) * self._tokens_per_character
+        return kept <= self._capacity
 
     def enter(self, run_id: str, prompt: str) -> None:
         self._sent[run_id] = [prompt]
@@ -49,6 +56,7 @@ class Room:
         """A run inside makes a further call."""
         if self._capacity is not None and run_id in self._sent:
             self._sent[run_id].append(prompt)
+            self._some_come_back = True
 
     def leave(self, run_id: str, usages: Sequence[Usage]) -> None:
         """
@@ -56,11 +64,7 @@ class Room:
             usages: of all its calls, answered or not.
         """
         prompts = self._sent.pop(run_id, [])
-        if (
-            self._capacity is None
-            or not prompts
-            or not all(usage.prompt_tokens for usage in usages)
-        ):
+        if self._capacity is None or not prompts or not all(u.prompt_tokens for u in usages):
             return  # some of its calls did not tell: selects, or failed ones
         self._characters += sum(map(len, prompts))
         self._tokens += sum(usage.prompt_tokens for usage in usages)
@@ -83,3 +87,10 @@ def distinct_length(prompts: Sequence[str]) -> int:
     ordered = sorted(prompts)
     shared = sum(map(shared_length, ordered, ordered[1:]))
     return sum(map(len, ordered)) - shared
+
+
+def common_length(prompts: Sequence[str]) -> int:
+    """Characters that at least two of the prompts begin with: those of their radix tree without its leaves."""
+    ordered = sorted(prompts)
+    shared = list(map(shared_length, ordered, ordered[1:]))
+    return sum(shared) - sum(map(min, shared, shared[1:]))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import radixrt.lang as rl
+from bench.lang_vs_client.code_lines import code_lines
 from tests.server.conftest import Server
 
 FOLDER = Path(__file__).parents[2] / "examples" / "lang"
@@ -57,6 +58,11 @@ def test_there_are_eight_programs_each_with_its_twin() -> None:
     twins = {path.stem.removesuffix("_plain") for path in FOLDER.glob("*_plain.py")}
     assert twins == set(RIGHT) and len(twins) == 8
     assert all((FOLDER / f"{name}.py").exists() for name in twins)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_program_is_shorter_than_its_twin(name: str) -> None:
+    assert code_lines(FOLDER / f"{name}.py") < code_lines(FOLDER / f"{name}_plain.py")
 
 
 @pytest.mark.parametrize("name", RIGHT)
