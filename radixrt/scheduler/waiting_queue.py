@@ -20,7 +20,7 @@ LOOKUPS_PER_STEP = 8
 TOKENS_PER_STEP = 1 << 17
 """Prompt tokens compared in those lookups. Both bound the time of a step; the rest has to wait for the next."""
 
-NEXT_IN_LINE, LOOKUPS_IN_LINE = 16, 4
+NEXT_IN_LINE, LOOKUPS_IN_LINE = 16, 2
 """Of so many of the oldest, so many are looked up in each step, where the eviction policy cares who waits."""
 
 LOOKUPS_PER_PICK = 8

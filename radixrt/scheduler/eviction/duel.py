@@ -28,8 +28,8 @@ HISTORY_POOLS = 64
 FIT_EVERY, FIRST_FIT = 256, 32
 """Requests from one fit of the hazards to the next; at the start more often, to get going."""
 
-MEMORY = 0.997
-"""What a duel's score keeps from request to request: half of it after 230."""
+MEMORY = 0.999
+"""What a duel's score keeps from request to request: half of it after 700."""
 
 MIN_LEAD = 8
 """Pages that return hazard has to be ahead of LRU in any case."""

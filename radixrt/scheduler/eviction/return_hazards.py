@@ -29,7 +29,8 @@ PRIOR_VISITS = 5.0
 """Weight of odds 1 in the estimate of each factor: so many visits that returned as often as everybody."""
 
 FITTING_ROUNDS = 6
-"""Of going through the features in turn; the factors of one depend on those of the others."""
+"""Of going through the features in turn, since the factors of one depend on those of the others. A fit begins with what the
+one before has found."""
 
 Features = tuple[int, int, int, int]
 NUM_LEVELS = (5, 7, 20, 14)
@@ -93,25 +94,31 @@ class ReturnHazards:
         returns_at = np.bincount(bins, returns, NUM_BINS).astype(np.float64)
         waits_at = waits.sum(axis=0) + _WIDTHS
         self._index = _best_quotients(returns_at, waits_at)
-        self._odds = _fit_odds(seen, returns, waits @ (returns_at / waits_at))
+        _fit_odds(self._odds, seen, returns, waits @ (returns_at / waits_at))
 
 
 def _fit_odds(
-    seen: Observations, returns: NDArray[np.float64], expected: NDArray[np.float64]
-) -> list[NDArray[np.float64]]:
-    """Factors with which, level by level, as many returns are expected as were seen."""
+    odds: list[NDArray[np.float64]],
+    seen: Observations,
+    returns: NDArray[np.float64],
+    expected: NDArray[np.float64],
+) -> None:
+    """Move factors to where, level by level, as many returns are expected as were seen.
+
+    Args:
+        odds: the factors, changed in place; the features in turn, [levels] each.
+        returns: pages, [n].
+        expected: pages that would have returned at odds 1, [n].
+    """
     prior = PRIOR_VISITS * float(seen.num_pages.mean())
-    columns = seen.features.T
-    odds = [np.ones(levels) for levels in NUM_LEVELS]
+    columns = [np.ascontiguousarray(column) for column in seen.features.T]
+    product = expected * np.prod([of[c] for of, c in zip(odds, columns, strict=True)], axis=0)
     for _ in range(FITTING_ROUNDS):
         for number, (column, levels) in enumerate(zip(columns, NUM_LEVELS, strict=True)):
-            by_others = expected.copy()
-            for other, factor in enumerate(odds):
-                if other != number:
-                    by_others *= factor[columns[other]]
-            above = np.bincount(column, returns, levels) + prior
-            odds[number] = above / (np.bincount(column, by_others, levels) + prior)
-    return odds
+            old = odds[number]
+            by_others = np.bincount(column, product, levels) / old
+            odds[number] = (np.bincount(column, returns, levels) + prior) / (by_others + prior)
+            product *= (odds[number] / old)[column]
 
 
 def age_bin(age_s: float) -> int:

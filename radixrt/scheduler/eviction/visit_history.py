@@ -20,7 +20,9 @@ GOES_ON_FROM = 0.5
 only the beginning in common, a system prompt, which says nothing about who comes back."""
 
 MAX_VISITS = 4096
-"""More would make a fit take longer than ten milliseconds."""
+"""More would make a fit take longer than a few milliseconds."""
+
+NO_ROW = -1
 
 
 @dataclass(eq=False, slots=True)
@@ -38,8 +40,8 @@ class Visit:
     num_output: int | None = None
     """Tokens of the answer, once it is complete."""
     ended_s: float | None = None
-    waited_s: float | None = None
-    """From its end to the next turn, once that has come."""
+    row: int = NO_ROW
+    """Where the ledger keeps what became of it."""
 
     @property
     def features(self) -> Features:
@@ -53,6 +55,7 @@ class VisitHistory:
         self._max_pages = max_pages
         self._last: dict[int, Visit] = {}
         self._visits: deque[Visit] = deque()
+        self._ledger = _Ledger()
 
     def begin(self, pages: list[int], num_prompt: int, now: float) -> Visit:
         """Note a request; counts its turns. One without watched pages counts as a stranger and teaches nothing."""
@@ -62,30 +65,23 @@ class VisitHistory:
         if before is not None:
             visit.turns = before.turns + 1
             visit.pause_s = 0.0 if before.ended_s is None else now - before.ended_s
-            before.waited_s = visit.pause_s
+            self._ledger.note_return(before.row, visit.pause_s)
         for page in pages:
             self._last[page] = visit
         self._visits.append(visit)
         while len(self._last) > self._max_pages or len(self._visits) > MAX_VISITS:
             self._forget_oldest()
+        visit.row = self._ledger.add(len(pages))
         return visit
 
     def end(self, visit: Visit, num_output: int, now: float) -> None:
         """The answer is complete."""
         visit.num_output, visit.ended_s = num_output, now
+        self._ledger.note_end(visit.row, visit.features, now)
 
     def observations(self, now: float) -> Observations | None:
         """What became of the visits that have ended; None if none has."""
-        ended = [visit for visit in self._visits if visit.ended_s is not None]
-        if not ended:
-            return None
-        waited = [v.waited_s if v.waited_s is not None else now - (v.ended_s or 0.0) for v in ended]
-        return Observations(
-            np.array([v.features for v in ended], dtype=np.intp).reshape(-1, len(NUM_LEVELS)),
-            np.array([len(v.pages) for v in ended], dtype=np.float64),
-            np.array(waited, dtype=np.float64),
-            np.array([v.waited_s is not None for v in ended]),
-        )
+        return self._ledger.observations(now)
 
     def _turn_before(self, pages: list[int]) -> Visit | None:
         latest, num_found = None, 0
@@ -103,3 +99,46 @@ class VisitHistory:
         for page in visit.pages:
             if self._last[page] is visit:
                 del self._last[page]
+        self._ledger.remove(visit.row)
+        visit.row = NO_ROW
+
+
+class _Ledger:
+    """A row a visit, in columns, so that a fit of thousands of them is a few array operations."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._features = np.zeros((MAX_VISITS, len(NUM_LEVELS)), dtype=np.intp)
+        self._num_pages = np.zeros(MAX_VISITS)
+        self._ended_s = np.full(MAX_VISITS, np.nan)
+        """NaN: not yet, or the row is free."""
+        self._waited_s = np.full(MAX_VISITS, np.nan)
+        """NaN: has not returned yet."""
+
+    def add(self, num_pages: int) -> int:
+        """A new visit; the row of the one ``MAX_VISITS`` before has to be free."""
+        row, self._next = self._next, (self._next + 1) % MAX_VISITS
+        self._num_pages[row] = num_pages
+        self._ended_s[row] = self._waited_s[row] = np.nan
+        return row
+
+    def note_end(self, row: int, features: Features, now: float) -> None:
+        if row != NO_ROW:
+            self._features[row] = features
+            self._ended_s[row] = now
+
+    def note_return(self, row: int, waited_s: float) -> None:
+        if row != NO_ROW:
+            self._waited_s[row] = waited_s
+
+    def remove(self, row: int) -> None:
+        self._ended_s[row] = np.nan
+
+    def observations(self, now: float) -> Observations | None:
+        rows = np.flatnonzero(~np.isnan(self._ended_s))
+        if not len(rows):
+            return None
+        waited = self._waited_s[rows]
+        returned = ~np.isnan(waited)
+        waited = np.where(returned, waited, now - self._ended_s[rows])
+        return Observations(self._features[rows], self._num_pages[rows], waited, returned)
