@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-tree test-scheduler lint format bench eval-demo docs clean
+.PHONY: help install serve test test-tree test-scheduler lint format bench bench-lang eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ format: install ## Format the code
 
 bench: install ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python bench/run_all.py $(ARGS)
+
+bench-lang: install ## Compare the language's programs with the openai client's; ARGS="few_shot --rounds 3"
+	$(BIN)/python -m bench.lang_vs_client $(ARGS)
 
 eval-demo: install ## Evaluate the built-in model on what it has never seen; ARGS=--fast for a quick look
 	$(BIN)/python examples/train_demo_model/evaluate.py --serve demo --free-json $(ARGS)

@@ -102,6 +102,18 @@ def check_seconds(seconds: float | None, field: str) -> None:
         )
 
 
+def check_pin_seconds(seconds: float, most: float) -> None:
+    """Raises:
+    RequestError: a lease can't last so long.
+    """
+    if not 0 < seconds <= most:
+        raise RequestError(
+            f"ttl_s is {seconds:g}; a pin lasts more than 0 and at most {most:g} seconds on this server "
+            "(--max-pin-seconds).",
+            param="ttl_s",
+        )
+
+
 def check_session(session: str, field: str) -> None:
     """Raises:
     RequestError: it can't name a session.

@@ -111,6 +111,19 @@ class ServerConfig:
         group="HTTP server",
         at_least=1024,
     )
+    kept_conversations_mb: int = setting(
+        256,
+        "Memory for conversations that clients asked to keep (field keep), in MiB; beyond it the least recently used "
+        "are forgotten. 0: none is kept.",
+        group="HTTP server",
+        at_least=0,
+    )
+    kept_conversations_ttl: float = setting(
+        3600.0,
+        "Seconds after its last use at which a kept conversation is forgotten.",
+        group="HTTP server",
+        at_least=0,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "How much to log.", group="HTTP server"
     )

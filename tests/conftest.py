@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -10,6 +11,10 @@ from tests.checkpoints import make_checkpoint
 
 # Tests are small, and several may run at once.
 torch.set_num_threads(1)
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

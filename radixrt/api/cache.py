@@ -13,7 +13,13 @@ from radixrt.api.events import json_response, while_connected
 from radixrt.api.protocol import ChatCompletionRequest, ChatMessage, refuse_unsupported
 from radixrt.api.sampling import deadline, priority
 from radixrt.api.state import ServerState, request_id
-from radixrt.cache_hint import CacheHint, check_seconds, check_session, hints_of
+from radixrt.cache_hint import (
+    CacheHint,
+    check_pin_seconds,
+    check_seconds,
+    check_session,
+    hints_of,
+)
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RequestError
 from radixrt.messages import CacheHints, Prompt, TextPrompt
@@ -130,8 +136,9 @@ async def _warm(
 
 
 async def _pin(fields: PinRequest, state: ServerState, request: Request) -> dict[str, Any]:
-    warmed = await _warm(fields, CacheHints(), state, request)
     ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
+    check_pin_seconds(ttl_s, state.config.max_pin_seconds)  # before anything is computed in vain
+    warmed = await _warm(fields, CacheHints(), state, request)
     lease = await state.client.pin(_prompt(fields, state), fields.cache_salt or "", ttl_s)
     return {**msgspec.to_builtins(lease), **msgspec.to_builtins(warmed)}
 

@@ -18,9 +18,12 @@ _TTL_S = {"5m": 300.0, "1h": 3600.0}
 
 
 def cache_breakpoints(
-    messages: list[ChatMessage], tools: list[dict[str, Any]] | None
+    messages: list[ChatMessage], tools: list[dict[str, Any]] | None, num_before: int = 0
 ) -> list[CacheBreakpoint]:
     """One for each message, and the tools, that has any; a message with several is kept for the longest time.
+
+    Args:
+        num_before: messages of the conversation that come before these.
 
     Raises:
         RequestError: there are too many, or one is not well formed, or stands where it means nothing.
@@ -36,14 +39,15 @@ def cache_breakpoints(
             "is before it, so drop the earlier ones.",
             param="cache_control",
         )
-    return [CacheBreakpoint(index, ttl_s) for index, ttl_s in ttls.items()]
+    return [
+        CacheBreakpoint(index if index == TOOLS else num_before + index, ttl_s)
+        for index, ttl_s in ttls.items()
+    ]
 
 
 def without_cache_control(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     """The tools as the chat template may see them."""
-    if tools is None or all(_mark_of(tool) is None for tool in tools):
-        return tools
-    return [_unmarked(tool) for tool in tools]
+    return None if tools is None else [_unmarked(tool) for tool in tools]
 
 
 def _of_messages(messages: list[ChatMessage]) -> Iterator[tuple[int, CacheControl]]:
@@ -51,11 +55,11 @@ def _of_messages(messages: list[ChatMessage]) -> Iterator[tuple[int, CacheContro
         where = f"messages[{index}]"
         if message.cache_control is not None:
             yield index, _checked(message.cache_control, f"{where}.cache_control")
-        if not isinstance(message.content, list):
-            continue
-        for number, part in enumerate(message.content):
-            if (mark := part.get("cache_control")) is not None:
-                yield index, _parsed(mark, f"{where}.content[{number}].cache_control")
+        parts = message.content if isinstance(message.content, list) else []
+        for name, marked in (("content", parts), ("tool_calls", message.tool_calls or [])):
+            for number, part in enumerate(marked):
+                if (mark := part.get("cache_control")) is not None:
+                    yield index, _parsed(mark, f"{where}.{name}[{number}].cache_control")
 
 
 def _of_tools(tools: list[dict[str, Any]]) -> Iterator[tuple[int, CacheControl]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -10,9 +10,10 @@ from fastapi import APIRouter, Request, Response
 
 from radixrt.api.body import read_json, to_struct
 from radixrt.api.cache_control import cache_breakpoints, without_cache_control
+from radixrt.api.continuation import Continuation, Keeper, owner_of
 from radixrt.api.conversation import to_template_messages
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
-from radixrt.api.formats import Usage, chat_logprobs, prompt_extras
+from radixrt.api.formats import Usage, chat_logprobs, prompt_extras, times_extras
 from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, priority, sampling_from_fields
 from radixrt.api.state import ServerState, request_id
@@ -46,7 +47,7 @@ def chat_routes(state: ServerState) -> APIRouter:
         refuse_unsupported(body)
         fields = to_struct(body, ChatCompletionRequest)
         state.check_model(fields.model)
-        chat = _Chat.plan(fields, state)
+        chat = _Chat.plan(fields, state, owner_of(request, fields.cache_salt))
         request.state.request_id = chat.request.request_id
         if fields.stream:
             return EventStream(_stream(chat, state))
@@ -61,9 +62,11 @@ class _Chat:
 
     fields: ChatCompletionRequest
     request: GenerateRequest
+    keeper: Keeper | None
+    """Of a conversation that is to be remembered."""
 
     @staticmethod
-    def plan(fields: ChatCompletionRequest, state: ServerState) -> "_Chat":
+    def plan(fields: ChatCompletionRequest, state: ServerState, owner: bytes) -> "_Chat":
         overrides: dict[str, Any] = {"logprobs": _logprobs(fields)}
         if fields.max_completion_tokens is not None:
             overrides["max_tokens"] = fields.max_completion_tokens
@@ -71,7 +74,8 @@ class _Chat:
             fields, state.default_sampling, state.info.vocab_size, **overrides
         )
         state.check_answer_count(1, sampling.n)
-        prompt = chat_prompt(fields)
+        continuation = Continuation.of(fields, "messages", owner, state.conversations)
+        prompt = chat_prompt(fields, continuation.messages)
         written = state.config.tool_call_parser
         structured = asked_constraint(fields, state.config)
         structured = tool_constraint(fields, FORMATS[written], structured)
@@ -90,7 +94,9 @@ class _Chat:
             structured=structured,
             parse_reasoning=_reasoning_parser(fields, state, structured),
         )
-        return _Chat(fields, request)
+        return _Chat(
+            fields, request, _keeper(fields, request.request_id, prompt, continuation, state)
+        )
 
     def choice_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
         """The fields that a whole choice and a piece of one share."""
@@ -126,6 +132,19 @@ class _Chat:
             delta["tool_calls"] = [call_delta(call) for call in chunk.tool_calls]
         return delta
 
+    def first_answer(self, told: dict[str, Any], chunk: AnswerChunk) -> dict[str, Any]:
+        """Take note of (a piece of) the first answer; what the response says beside it.
+
+        Args:
+            told: the message, or the piece of one, that the client gets.
+        """
+        extras = times_extras(chunk) if self.fields.return_times else {}
+        if self.keeper is not None:
+            self.keeper.add(told, chunk)
+            if chunk.finish_reason is not None:
+                extras["kept"] = self.keeper.end(chunk.finish_reason)
+        return extras
+
     def envelope(self, state: ServerState, kind: str, choices: list[Any]) -> dict[str, Any]:
         return {
             "id": self.request.request_id,
@@ -136,13 +155,21 @@ class _Chat:
         }
 
 
-def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
-    """Raises:
-    RequestError: the messages are not what a chat template can take.
+def chat_prompt(
+    fields: ChatCompletionRequest, remembered: Sequence[dict[str, Any]] = ()
+) -> ChatPrompt:
+    """
+    Args:
+        remembered: messages that come before the request's own.
+
+    Raises:
+        RequestError: there are none, or they are not what a chat template can take.
     """
     tools = offered_tools(fields)
     check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
-    messages = to_template_messages(fields.messages)
+    messages = [*remembered, *to_template_messages(fields.messages)]
+    if not messages:
+        raise RequestError("messages is empty; give at least one message.", param="messages")
     add_generation_prompt = fields.add_generation_prompt
     if fields.continue_final_message:
         if add_generation_prompt:
@@ -165,7 +192,22 @@ def chat_prompt(fields: ChatCompletionRequest) -> ChatPrompt:
         add_generation_prompt=add_generation_prompt is not False,
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
-        cache_breakpoints=cache_breakpoints(fields.messages, tools),
+        cache_breakpoints=cache_breakpoints(fields.messages, tools, len(remembered)),
+    )
+
+
+def _keeper(
+    fields: ChatCompletionRequest,
+    response_id: str,
+    prompt: ChatPrompt,
+    continuation: Continuation,
+    state: ServerState,
+) -> Keeper | None:
+    if not fields.keep:
+        return None
+    new = prompt.messages[continuation.taken :]
+    return Keeper(
+        state.conversations, response_id, continuation, new, bool(fields.continue_final_message)
     )
 
 
@@ -208,7 +250,10 @@ async def _whole(chat: _Chat, state: ServerState) -> dict[str, Any]:
             usage.add(prompt_index, chunk)
             extras |= prompt_extras(chunk, bool(chat.fields.return_token_ids))
             extra = chat.choice_extras(chunk)
-            choice = {"index": chunk.index, "message": chat.message(chunk), **extra}
+            message = chat.message(chunk)
+            choice = {"index": chunk.index, "message": message, **extra}
+            if chunk.index == 0:
+                extras |= chat.first_answer(message, chunk)
             if chunk.tool_calls:
                 choice["finish_reason"] = _reason_with_calls(chunk)
             choices.append(choice)
@@ -242,12 +287,14 @@ async def _stream(chat: _Chat, state: ServerState) -> AsyncGenerator[bytes, None
                 first = piece([{"index": chunk.index, "delta": start, "finish_reason": None}])
                 yield event(first | prompt_extras(chunk, bool(chat.fields.return_token_ids)))
             extra = chat.choice_extras(chunk)
-            choice = {"index": chunk.index, "delta": chat.delta(chunk), **extra}
+            delta = chat.delta(chunk)
+            choice = {"index": chunk.index, "delta": delta, **extra}
             if chunk.tool_calls:
                 called.add(chunk.index)
             if chunk.index in called:
                 choice["finish_reason"] = _reason_with_calls(chunk)
-            yield event(piece([choice]))
+            told = chat.first_answer(delta, chunk) if chunk.index == 0 else {}
+            yield event(piece([choice]) | told)
     if options and options.include_usage:
         yield event(piece([]) | {"usage": usage.as_json()})
     yield DONE

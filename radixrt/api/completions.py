@@ -9,8 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.body import read_json, to_struct
+from radixrt.api.continuation import Continuation, Keeper, owner_of
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
-from radixrt.api.formats import Usage, completion_logprobs, prompt_extras
+from radixrt.api.formats import Usage, completion_logprobs, prompt_extras, times_extras
 from radixrt.api.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, priority, sampling_from_fields
 from radixrt.api.state import ServerState, request_id
@@ -45,7 +46,7 @@ def completion_routes(state: ServerState) -> APIRouter:
         refuse_unsupported(body)
         fields = to_struct(body, CompletionRequest)
         state.check_model(fields.model)
-        completion = _Completion.plan(fields, state)
+        completion = _Completion.plan(fields, state, owner_of(request, fields.cache_salt))
         request.state.request_id = completion.id
         if fields.stream:
             return EventStream(_stream(completion, state))
@@ -64,11 +65,16 @@ class _Completion:
     """One a prompt."""
     prompt_only: bool
     """max_tokens was 0: one token is generated and thrown away (to score a text, with echo)."""
+    keeper: Keeper | None
+    """Of a text that is to be remembered."""
 
     @staticmethod
-    def plan(fields: CompletionRequest, state: ServerState) -> "_Completion":
+    def plan(fields: CompletionRequest, state: ServerState, owner: bytes) -> "_Completion":
+        continuation = Continuation.of(fields, "text", owner, state.conversations)
         prompts = parse_prompts(
-            fields.prompt, state.info.vocab_size, fields.add_special_tokens is not False
+            _whole_prompt(fields, continuation),
+            state.info.vocab_size,
+            fields.add_special_tokens is not False,
         )
         prompt_only = fields.max_tokens == 0
         if prompt_only and not fields.echo:
@@ -111,7 +117,10 @@ class _Completion:
             )
             for number, prompt in enumerate(prompts)
         ]
-        return _Completion(fields, completion_id, requests, prompt_only)
+        keeper = None
+        if fields.keep:
+            keeper = Keeper(state.conversations, completion_id, continuation, str(fields.prompt))
+        return _Completion(fields, completion_id, requests, prompt_only, keeper)
 
     def choice_index(self, prompt_index: int, chunk: AnswerChunk) -> int:
         return prompt_index * self.requests[0].sampling.n + chunk.index
@@ -145,6 +154,15 @@ class _Completion:
             choice |= self._prompt_extras(chunk)
         return choice | structured_extras(chunk)
 
+    def first_answer(self, chunk: AnswerChunk) -> dict[str, Any]:
+        """Take note of (a piece of) the first answer; what the response says beside it."""
+        extras = times_extras(chunk) if self.fields.return_times else {}
+        if self.keeper is not None:
+            self.keeper.add_text("" if self.prompt_only else chunk.text)
+            if chunk.finish_reason is not None:
+                extras["kept"] = self.keeper.end(chunk.finish_reason)
+        return extras
+
     def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
         extras = prompt_extras(chunk, bool(self.fields.return_token_ids))
         if self.fields.prompt_logprobs is None:
@@ -164,16 +182,19 @@ class _Completion:
 async def _whole(completion: _Completion, state: ServerState) -> dict[str, Any]:
     usage = Usage()
     choices = []
+    extras: dict[str, Any] = {}
     async with aclosing(
         state.generate(completion.requests, constraint_field(completion.fields))
     ) as answers:
         async for prompt_index, chunk in answers:
             usage.add(prompt_index, chunk)
             choices.append(completion.choice(prompt_index, chunk, 0))
+            if completion.choice_index(prompt_index, chunk) == 0:
+                extras |= completion.first_answer(chunk)
     choices.sort(key=lambda choice: choice["index"])
     envelope = completion.envelope(state, choices)
     envelope["usage"] = usage.as_json(hide_output=completion.prompt_only)
-    return envelope
+    return envelope | extras
 
 
 async def _stream(completion: _Completion, state: ServerState) -> AsyncGenerator[bytes, None]:
@@ -196,12 +217,29 @@ async def _stream(completion: _Completion, state: ServerState) -> AsyncGenerator
                 envelope["usage"] = usage.as_json(completion.prompt_only)
             elif options and options.include_usage:
                 envelope["usage"] = None
+            if index == 0:
+                envelope |= completion.first_answer(chunk)
             yield event(envelope)
     if options and options.include_usage:
         envelope = completion.envelope(state, [])
         envelope["usage"] = usage.as_json(completion.prompt_only)
         yield event(envelope)
     yield DONE
+
+
+def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str | list[Any]:
+    """The prompt with what is remembered before it.
+
+    Raises:
+        RequestError: it is not one text.
+    """
+    if not fields.keep and continuation.source is None:
+        return fields.prompt
+    if not isinstance(fields.prompt, str):
+        raise RequestError(
+            "keep and continue_from are for a single prompt, as text.", param="prompt"
+        )
+    return continuation.text + fields.prompt
 
 
 def parse_prompts(

@@ -14,10 +14,8 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """Raises:
-    RequestError: there is none, a role is unknown, or a message is not text.
+    RequestError: a role is unknown, or a message is not text.
     """
-    if not messages:
-        raise RequestError("messages is empty; give at least one message.", param="messages")
     return [
         _to_template_message(message, f"messages[{index}]")
         for index, message in enumerate(messages)
@@ -79,4 +77,5 @@ def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
                 f"{where}.function.arguments is not valid JSON: {error}.", param=where
             ) from error
     check_depth(arguments, f"{where}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments}}
+    shown = {name: value for name, value in call.items() if name != "cache_control"}
+    return {**shown, "function": {**function, "arguments": arguments}}

@@ -113,6 +113,19 @@ def prompt_logprobs(tokens: Sequence[TokenLogprob] | None) -> list[dict[str, Any
     ]
 
 
+def times_extras(chunk: AnswerChunk) -> dict[str, Any]:
+    """Where an answer's time went, with its last chunk; see :class:`radixrt.messages.AnswerTimes`."""
+    if chunk.times is None:
+        return {}
+    times = chunk.times
+    durations = {
+        "queued_s": times.queued_s,
+        "prefill_s": times.prefill_s,
+        "total_s": times.total_s,
+    }
+    return {"times": durations}
+
+
 def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:
     """Fields beyond OpenAI's about the prompt, where they were asked for."""
     extras: dict[str, Any] = {}

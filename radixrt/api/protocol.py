@@ -72,6 +72,14 @@ class GenerationFields(ConstraintFields, kw_only=True):
     """Prefixes are shared only among requests with the same salt."""
     cache: CacheHint | None = None
     """What the client knows of the future of this request's KV."""
+    keep: bool | None = None
+    """Remember the conversation, with the first answer, under the response's id."""
+    continue_from: str | None = None
+    """The id of a remembered conversation; the request brings only what comes after it."""
+    continue_after: int | None = None
+    """So many of its messages (of a text: characters) are taken; None: all."""
+    return_times: bool | None = None
+    """Where the time of the first answer went, in seconds: queued, prefill, total."""
     priority: int | None = None
     """The smallest goes first, where the server was started with --schedule-policy priority."""
     timeout: float | None = None

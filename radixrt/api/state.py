@@ -8,6 +8,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from radixrt.api.batch import Batch
+from radixrt.api.conversations import Conversations
 from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.config import ServerConfig
 from radixrt.engine_client import EngineClient, id_in_use
@@ -24,6 +25,9 @@ class ServerState:
         self.client = client
         self.info = info
         self.metrics = Metrics()
+        self.conversations = Conversations(
+            config.kept_conversations_mb << 20, config.kept_conversations_ttl
+        )
         self._batches: dict[str, Batch] = {}
         """HTTP requests under way, by their ids."""
         self.started_at = int(time.time())

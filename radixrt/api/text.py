@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.body import read_json, to_struct
 from radixrt.api.chat import chat_prompt
 from radixrt.api.completions import token_prompt
+from radixrt.api.continuation import Continuation, owner_of
 from radixrt.api.events import json_response
 from radixrt.api.protocol import ChatCompletionRequest
 from radixrt.api.state import ServerState
@@ -34,7 +35,7 @@ def text_routes(state: ServerState) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await read_json(request)
-        token_ids, prompt = await state.client.tokenize(_prompt(body, state))
+        token_ids, prompt = await state.client.tokenize(_prompt(body, state, request))
         return json_response(
             {
                 "tokens": token_ids,
@@ -59,12 +60,14 @@ def text_routes(state: ServerState) -> APIRouter:
     return router
 
 
-def _prompt(body: dict[str, Any], state: ServerState) -> Prompt:
+def _prompt(body: dict[str, Any], state: ServerState, request: Request) -> Prompt:
     """A text, or a conversation as the chat endpoint takes it."""
     if "messages" in body:
         chat = to_struct(body, ChatCompletionRequest)
         state.check_model(chat.model)
-        return chat_prompt(chat)
+        owner = owner_of(request, chat.cache_salt)
+        continuation = Continuation.of(chat, "messages", owner, state.conversations)
+        return chat_prompt(chat, continuation.messages)
     fields = to_struct(body, TokenizeText)
     state.check_model(fields.model)
     text = fields.prompt if fields.prompt is not None else fields.text

@@ -27,6 +27,8 @@ from radixrt.lang.sampling import Sampling
 from radixrt.lang.state import State
 from radixrt.lang.stream import Stream
 from radixrt.lang.tools import ToolAnswer, ToolCall, tool
+from radixrt.lang.tracing.recorder import Recorder as trace
+from radixrt.lang.tracing.trace import Trace
 
 __all__ = [
     "AnswerError",
@@ -48,6 +50,7 @@ __all__ = [
     "Stream",
     "ToolAnswer",
     "ToolCall",
+    "Trace",
     "UnknownVariable",
     "UnsupportedFeature",
     "assistant",
@@ -59,5 +62,6 @@ __all__ = [
     "set_default_backend",
     "system",
     "tool",
+    "trace",
     "user",
 ]

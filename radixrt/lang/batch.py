@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
-from radixrt.lang.backends.protocol import Prompt
+from radixrt.lang.backends.protocol import Backend, Prompt, Usage
 from radixrt.lang.background import BACKGROUND
 from radixrt.lang.batch_order import PrefixOrder
+from radixrt.lang.room import Room
 from radixrt.lang.run import Gate, Run
 from radixrt.lang.state import State
 
@@ -56,62 +57,74 @@ Begin = Callable[[Any, Gate], tuple[State, Callable[[], State]]]
 
 
 class BatchGate:
-    """Lets runs send their first calls: so many at a time, in the order of what they share.
+    """Lets runs send their first calls: in the order of what they share, and as many at a time as may and as fit.
 
     Lives in the runtime's event loop, but for :meth:`leave` and :meth:`close`.
     """
 
     def __init__(self, concurrency: int) -> None:
-        self._room = concurrency
+        self._most_inside = concurrency
         self._order = PrefixOrder()
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._inside: set[str] = set()
-        self._opening: asyncio.TimerHandle | None = None
-        self._is_open = False
+        self._room: Room | None = None
+        self._opening: asyncio.Task[None] | None = None
 
     async def admit(self, run: Run, prompt: Prompt) -> None:
+        text = _as_text(prompt)
         if run.id in self._inside:
+            if self._room is not None:
+                self._room.sends(run.id, text)
             return
         turn = self._turns.get(run.id)
         if turn is None:
             turn = self._turns[run.id] = asyncio.get_running_loop().create_future()
-            self._order.add(_as_text(prompt), run.id)
-            self._open_soon()
+            self._order.add(text, run.id)
+            self._open_soon(run.backend)
         await asyncio.shield(turn)
 
     def leave(self, run: Run) -> None:
         """A run has ended: its place is free. From any thread."""
-        BACKGROUND.get().call_soon_threadsafe(self._leave, run.id)
+        usages = [call.usage for call in run.record.calls]
+        BACKGROUND.get().call_soon_threadsafe(self._leave, run.id, usages)
 
     def close(self) -> None:
         """Let nobody in any more. From any thread."""
         BACKGROUND.get().call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
-        self._room = 0
+        self._most_inside = 0
 
-    def _open_soon(self) -> None:
-        if self._is_open:
-            self._let_in()
-        elif self._opening is None:
-            self._opening = asyncio.get_running_loop().call_later(SETTLING_S, self._open)
+    def _open_soon(self, backend: Backend) -> None:
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(backend))
+        self._let_in()
 
-    def _open(self) -> None:
-        self._is_open = True
+    async def _open(self, backend: Backend) -> None:
+        settling = asyncio.sleep(SETTLING_S)
+        cache_tokens, _ = await asyncio.gather(backend.cache_tokens(), settling)
+        self._room = Room(cache_tokens)
         self._let_in()
 
     def _let_in(self) -> None:
-        while len(self._order) and len(self._inside) < self._room:
+        if self._room is None:
+            return
+        while len(self._order) and len(self._inside) < self._most_inside:
+            prompt = self._order.next_prompt()
+            if not self._room.fits(prompt):
+                return
             run_id = str(self._order.next_key())
             self._inside.add(run_id)
+            self._room.enter(run_id, prompt)
             self._turns.pop(run_id).set_result(None)
 
-    def _leave(self, run_id: str) -> None:
+    def _leave(self, run_id: str, usages: Sequence[Usage]) -> None:
         self._inside.discard(run_id)
         if (turn := self._turns.pop(run_id, None)) is not None:
             self._order.remove(run_id)
             turn.cancel()
-        if self._is_open:
+        if self._room is not None:
+            self._room.leave(run_id, usages)
             self._let_in()
 
 

@@ -29,15 +29,25 @@ class PrefixOrder:
         """Whoever waited for it has gone; an unknown key is ignored."""
         self._waiting = [entry for entry in self._waiting if entry[2] != key]
 
-    def next_key(self) -> Hashable:
-        """Take the key of the prompt that shares most with the last one taken.
+    def next_prompt(self) -> str:
+        """The one whose key is taken next: it shares most with the last one taken.
 
         Raises:
             IndexError: none waits.
         """
-        place = self._start() if self._last is None else self._nearest(self._last)
-        self._last, _, key = self._waiting.pop(place)
+        return self._waiting[self._next_place()][0]
+
+    def next_key(self) -> Hashable:
+        """Take the key of the next prompt.
+
+        Raises:
+            IndexError: none waits.
+        """
+        self._last, _, key = self._waiting.pop(self._next_place())
         return key
+
+    def _next_place(self) -> int:
+        return self._start() if self._last is None else self._nearest(self._last)
 
     def _nearest(self, prompt: str) -> int:
         """The place of the prompt with the longest prefix in common; of two such, the later one."""

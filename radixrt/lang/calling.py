@@ -1,17 +1,19 @@
 """How is a hole filled? Wait for what comes before it, send the call, read the answer as its type."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt, ToolCallPiece
+from radixrt.lang.answer import Answer
+from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt
 from radixrt.lang.constraints import Choices
 from radixrt.lang.errors import locate, unreadable
 from radixrt.lang.expressions import Gen, Select
 from radixrt.lang.hole import Filling, Hole
-from radixrt.lang.records import CallRecord
+from radixrt.lang.records import CallRecord, tail_of
 from radixrt.lang.run import Run
 from radixrt.lang.scoring import likeliest
 from radixrt.lang.tools import ToolAnswer, as_tools, read_calls
@@ -34,6 +36,8 @@ class Site:
         for hole in self.before.holes():
             await hole.wait_async()
         prompt, continues = self.before.as_prompt()
+        self.record.prompt_tail = tail_of(prompt)
+        self.record.ready_at = time.monotonic()
         await self.run.admission(prompt)
         self.record.sent_at = time.monotonic()
         return prompt, continues
@@ -58,6 +62,7 @@ def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
 
     async def work() -> Filling:
         prompt, continues = await site.prompt()
+        site.record.streamed = gen.stream or site.run.is_watched
         call = Call(
             prompt=prompt,
             continues=continues,
@@ -66,11 +71,15 @@ def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
             n=gen.n,
             tools=tools,
             tool_choice=gen.tool_choice,
-            stream=gen.stream or site.run.is_watched,
+            stream=site.record.streamed,
             hints=site.hints,
         )
         answers = await _collect(site, site.run.backend.generate(call), gen.n)
-        values = [_value(answer, gen, kind) for answer in answers]
+        site.record.called = [
+            f"{call['function']['name']}({call['function']['arguments']})"
+            for call in answers[0].tool_calls
+        ]
+        values = [_value(answer, gen, kind, site) for answer in answers]
         return Filling(
             text=answers[0].text,
             value=values[0] if gen.n == 1 else values,
@@ -108,58 +117,39 @@ def selecting(site: Site, select: Select) -> Coroutine[Any, Any, Filling]:
 async def _recorded(site: Site, work: Callable[[], Coroutine[Any, Any, Filling]]) -> Filling:
     try:
         return await work()
+    except asyncio.CancelledError:
+        site.record.error = "It was cancelled."
+        raise
     except Exception as error:
         locate(error, site.hole.source, site.hole.what)
         site.record.error = str(error)
         raise
     finally:
+        site.record.answer = "".join(site.hole.pieces)
         site.record.ended_at = time.monotonic()
 
 
-@dataclass
-class _Answer:
-    """One of the n answers, as far as it has come."""
-
-    text: str = ""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    """In OpenAI's form."""
-    finish_reason: str | None = None
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.finish_reason = piece.finish_reason or self.finish_reason
-        for call in piece.tool_calls:
-            self._add_call(call)
-
-    def _add_call(self, piece: ToolCallPiece) -> None:
-        while len(self.tool_calls) <= piece.index:
-            function = {"name": "", "arguments": ""}
-            self.tool_calls.append({"id": "", "type": "function", "function": function})
-        call = self.tool_calls[piece.index]
-        call["id"] = piece.id or call["id"]
-        call["function"]["name"] += piece.name
-        call["function"]["arguments"] += piece.arguments
-
-
-async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> list[_Answer]:
+async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> list[Answer]:
     """All of a call's answers; the first one's text is told as it comes."""
-    answers = [_Answer() for _ in range(n)]
+    answers = [Answer() for _ in range(n)]
     async with aclosing(pieces):
         async for piece in pieces:
             answers[piece.index].add(piece)
             if piece.usage is not None:
                 site.record.usage = piece.usage
+            site.record.times = piece.times or site.record.times
             if piece.index == 0:
                 site.tell(piece.text)
     return answers
 
 
-def _value(answer: _Answer, gen: Gen, kind: AnswerType) -> Any:
+def _value(answer: Answer, gen: Gen, kind: AnswerType, site: Site) -> Any:
     """Raises:
     AnswerError: the answer is not of the type that was asked for.
     """
     if gen.tools:
-        return ToolAnswer(answer.text, read_calls(answer.tool_calls, gen.tools))
+        notes = site.run.record.tools_of(site.record.branch)
+        return ToolAnswer(answer.text, read_calls(answer.tool_calls, gen.tools, notes))
     cut_off = answer.finish_reason == "length"
     try:
         value = kind.read(answer.text)

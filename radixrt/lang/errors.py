@@ -61,12 +61,20 @@ class BadRequest(BackendError):
     Attributes:
         status: the HTTP status; 400 from an engine in this process.
         param: the field at fault, where the server says so.
+        code: a name for what is wrong, where it has one.
     """
 
-    def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
+        self.code = code
 
 
 class ServerFailed(BackendError):

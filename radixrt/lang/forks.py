@@ -42,11 +42,15 @@ class Forks(Sequence["State"]):
         Raises:
             LangError: one has no such variable, or could not compute it.
         """
-        return [branch[name] for branch in self._branches]
+        values = [branch[name] for branch in self._branches]
+        self._note_join()
+        return values
 
     async def gather_async(self, name: str) -> list[Any]:
         """The same without blocking the event loop."""
-        return [await branch.value(name) for branch in self._branches]
+        values = [await branch.value(name) for branch in self._branches]
+        self._note_join()
+        return values
 
     def join(self) -> None:
         """Wait for all branches. The parent gets each variable that they have in common, as the list of its values.
@@ -57,7 +61,8 @@ class Forks(Sequence["State"]):
         for branch in self._branches:
             branch.wait_for_all()
         for name in self._common_names():
-            self._parent[name] = self.gather(name)
+            self._parent[name] = [branch[name] for branch in self._branches]
+        self._note_join()
 
     def cancel(self) -> None:
         """Give up what the branches have under way."""
@@ -77,6 +82,9 @@ class Forks(Sequence["State"]):
             self.join()
         else:
             self.cancel()
+
+    def _note_join(self) -> None:
+        self._parent._run.record.joined([branch._branch for branch in self._branches])
 
     def _common_names(self) -> list[str]:
         """Variables that the branches made, and all of them have."""

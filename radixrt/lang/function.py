@@ -14,6 +14,7 @@ from radixrt.lang.run import CURRENT_RUN, Gate, Run, inside
 from radixrt.lang.sampling import Sampling
 from radixrt.lang.state import State
 from radixrt.lang.stream import Stream
+from radixrt.lang.tracing.recorder import tell_recorders
 
 
 class Function:
@@ -157,7 +158,9 @@ class Function:
         self, backend: Backend | str | None, sampling: Sampling | None, gate: Gate | None = None
     ) -> Run:
         settings = self._sampling if sampling is None else sampling.over(self._sampling)
-        return Run(self._choose_backend(backend), settings, gate)
+        run = Run(self._choose_backend(backend), settings, gate, self.__name__)
+        tell_recorders(run.record)
+        return run
 
     def _finished(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> State:
         """Run the body in this thread and wait for all that it started."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from radixrt.lang.background import outcome
 from radixrt.lang.errors import Cancelled, LangError
+from radixrt.lang.records import CallRecord
 from radixrt.lang.source_line import SourceLine
 
 
@@ -24,7 +25,7 @@ class Filling:
 class Hole:
     """The place of one gen or select. The runtime's event loop writes it, everyone reads it."""
 
-    def __init__(self, name: str | None, what: str, source: SourceLine) -> None:
+    def __init__(self, name: str | None, what: str, source: SourceLine, record: CallRecord) -> None:
         """
         Args:
             what: for errors, such as ``gen("verdict")``.
@@ -32,6 +33,7 @@ class Hole:
         self.name = name
         self.what = what
         self.source = source
+        self.record = record
         self.pieces: list[str] = []
         """Its text so far."""
         self.error_was_seen = False
@@ -85,6 +87,18 @@ class Hole:
         except Exception:
             self.error_was_seen = True
             raise
+
+    def read(self) -> Filling:
+        """As :meth:`wait`, for the program itself."""
+        filling = self.wait()
+        self.record.was_read()
+        return filling
+
+    async def read_async(self) -> Filling:
+        """As :meth:`wait_async`, for the program itself."""
+        filling = await self.wait_async()
+        self.record.was_read()
+        return filling
 
     def cancel(self) -> None:
         self.future.cancel()

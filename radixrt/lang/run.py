@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import threading
+import time
 import uuid
 from collections.abc import Coroutine, Iterator
 from typing import Any, Protocol
@@ -13,32 +14,37 @@ from radixrt.lang.changes import Changes
 from radixrt.lang.errors import Cancelled
 from radixrt.lang.hints import Hints
 from radixrt.lang.hole import Filling, Hole
-from radixrt.lang.records import CallRecord
+from radixrt.lang.records import RunRecord
 from radixrt.lang.sampling import Sampling
 
 
 class Gate(Protocol):
-    """Decides when a run may send its first call."""
+    """Decides when a run may send its first call, and sees the others."""
 
     async def admit(self, run: "Run", prompt: Prompt) -> None:
-        """Return when it may; ``prompt`` is what that call begins with."""
+        """Return when the run may send this prompt: at once, but for its first."""
         ...
 
 
 class Run:
     """One run of a program. Its forks, and the functions it calls on its state, are part of it."""
 
-    def __init__(self, backend: Backend, sampling: Sampling, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        sampling: Sampling,
+        gate: Gate | None = None,
+        name: str = "program",
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.backend = backend
         self.sampling = sampling
+        self.record = RunRecord(name)
         self.changes = Changes()
         self.is_watched = False
         """Someone reads along, so that answers are to come piece by piece."""
-        self.calls: list[CallRecord] = []
         self.hints = Hints(self.id, backend, is_one_of_many=gate is not None)
         self._gate = gate
-        self._admitted = gate is None
         self._lock = threading.Lock()
         self._holes: list[Hole] = []
         self._cancelled = False
@@ -59,9 +65,8 @@ class Run:
 
     async def admission(self, prompt: Prompt) -> None:
         """Wait until the run may send its first call; all later calls follow freely."""
-        if self._gate is not None and not self._admitted:
+        if self._gate is not None:
             await self._gate.admit(self, prompt)
-            self._admitted = True
 
     def finish(self) -> None:
         """Wait for all that was started.
@@ -91,6 +96,7 @@ class Run:
 
     def ended(self) -> None:
         """Tell the backend, in the background, that the run's KV is needed no more."""
+        self.record.ended_at = time.monotonic()
         self.hints.program_ended()
         self.changes.tell()
 

@@ -23,6 +23,7 @@ from radixrt.lang.hole import Hole
 from radixrt.lang.reading import Pieces, hole_pieces
 from radixrt.lang.records import CallRecord
 from radixrt.lang.run import Run
+from radixrt.lang.tracing.trace import Trace
 from radixrt.lang.transcript import Part, Transcript, Turn, text_of
 
 
@@ -109,8 +110,8 @@ class State:
         self._transcript.check_model_may_speak()
         kind = "gen" if isinstance(expression, Gen) else "select"
         what = f"{kind}({expression.name!r})" if expression.name else kind
-        hole = Hole(expression.name, what, expression.source)
         record = CallRecord(expression.name, what, expression.source, self._branch)
+        hole = Hole(expression.name, what, expression.source, record)
         hints = self._run.hints.of_call(self._waits.next_use_s)
         site = Site(self._run, self._transcript, hole, hints, record)
         after = self._transcript.with_part(hole)
@@ -118,7 +119,7 @@ class State:
             self._run.start(hole, generating(site, expression))
         else:
             self._run.start(hole, selecting(site, expression))
-        self._run.calls.append(record)
+        self._run.record.calls.append(record)
         self._transcript = after
         self._own_holes.append(hole)
         if expression.name is not None:
@@ -134,13 +135,13 @@ class State:
             LangError: it could not be computed; the error names the line of its gen.
         """
         variable = self._variable(name)
-        return variable.value if isinstance(variable, Given) else variable.wait().value
+        return variable.value if isinstance(variable, Given) else variable.read().value
 
     async def value(self, name: str) -> Any:
         """``await s.value("x")``: as ``s["x"]``, without blocking the event loop."""
         variable = self._variable(name)
         return (
-            variable.value if isinstance(variable, Given) else (await variable.wait_async()).value
+            variable.value if isinstance(variable, Given) else (await variable.read_async()).value
         )
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -196,7 +197,11 @@ class State:
 
     def calls(self) -> list[CallRecord]:
         """What the whole run has asked of the model so far, in the order in which it was written."""
-        return list(self._run.calls)
+        return list(self._run.record.calls)
+
+    def trace(self) -> Trace:
+        """What the whole run has done so far, to look at: ``print(state.trace())``, ``state.trace().save("out.html")``."""
+        return Trace([self._run.record])
 
     def _pieces_of(self, name: str) -> Pieces:
         variable = self._variable(name)
@@ -222,11 +227,14 @@ class State:
         """
         if n < 1:
             raise ProgramError(f"fork needs at least one branch, not {n}.")
-        return Forks(self, [self._branch_off() for _ in range(n)])
+        branches = [self._branch_off() for _ in range(n)]
+        self._run.record.forked(self._branch, [branch._branch for branch in branches])
+        return Forks(self, branches)
 
     def copy(self) -> "State":
         """One copy that goes on from here."""
-        return self._branch_off()
+        copy: State = self.fork(1)[0]
+        return copy
 
     def cancel(self) -> None:
         """Give up the calls that this state started. Other branches go on, unless they wait for these."""

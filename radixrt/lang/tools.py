@@ -1,6 +1,7 @@
 """How does the model call Python functions? A signature and docstring become a tool; calls come back checked."""
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ import msgspec
 
 from radixrt.lang.errors import AnswerError, ProgramError
 from radixrt.lang.expressions import Message, Text
+from radixrt.lang.records import ToolNotes
 from radixrt.lang.typed import closed, convert, parameter_types, schema_of
 
 
@@ -20,10 +22,15 @@ class ToolCall:
     arguments: dict[str, Any]
     id: str
     function: Callable[..., Any] = field(repr=False, compare=False)
+    notes: ToolNotes | None = field(default=None, repr=False, compare=False)
+    """Where the program's trace hears of it."""
 
     def run(self) -> Any:
         """Call the function."""
-        return self.function(**self.arguments)
+        if self.notes is None:
+            return self.function(**self.arguments)
+        with self.notes.taking(self.name):
+            return self.function(**self.arguments)
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,15 @@ class ToolAnswer:
 
 
 def tool(call: ToolCall, result: Any) -> Message:
-    """The message that tells the model what a call returned: a text as it is, all else as JSON."""
-    content = result if isinstance(result, str) else msgspec.json.encode(result).decode()
+    """The message that tells the model what a call returned: a text as it is, all else as JSON.
+
+    With spaces after colons and commas, as ``json.dumps`` writes it: models have seen little other JSON in this place.
+    """
+    content = (
+        result
+        if isinstance(result, str)
+        else json.dumps(msgspec.to_builtins(result), ensure_ascii=False)
+    )
     return Message("tool", (Text(content),), (("tool_call_id", call.id), ("name", call.name)))
 
 
@@ -65,7 +79,9 @@ def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[dict[str, Any], .
 
 
 def read_calls(
-    raw_calls: Sequence[dict[str, Any]], functions: Sequence[Callable[..., Any]]
+    raw_calls: Sequence[dict[str, Any]],
+    functions: Sequence[Callable[..., Any]],
+    notes: ToolNotes | None = None,
 ) -> list[ToolCall]:
     """The calls of an answer, with their arguments checked and converted.
 
@@ -76,10 +92,12 @@ def read_calls(
         AnswerError: a call is to no such tool, or its arguments are not of the function's types.
     """
     by_name = {function.__name__: function for function in functions}
-    return [_read_call(raw, by_name) for raw in raw_calls]
+    return [_read_call(raw, by_name, notes) for raw in raw_calls]
 
 
-def _read_call(raw: dict[str, Any], by_name: dict[str, Callable[..., Any]]) -> ToolCall:
+def _read_call(
+    raw: dict[str, Any], by_name: dict[str, Callable[..., Any]], notes: ToolNotes | None
+) -> ToolCall:
     name, text = raw["function"]["name"], raw["function"]["arguments"]
     function = by_name.get(name)
     if function is None:
@@ -96,7 +114,7 @@ def _read_call(raw: dict[str, Any], by_name: dict[str, Callable[..., Any]]) -> T
             f"The model called {name} with arguments that do not fit its signature: {error}. They were {text[:200]}.",
             text,
         ) from error
-    return ToolCall(name, arguments, raw["id"], function)
+    return ToolCall(name, arguments, raw["id"], function, notes)
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from radixrt.cache_hint import check_pin_seconds
 from radixrt.errors import RequestError
 from radixrt.messages import TokenIds
 from radixrt.scheduler.node import Node
@@ -67,12 +68,12 @@ class Leases:
         Raises:
             RequestError: it holds nothing of it, or the lease would exceed a bound.
         """
-        self._check_seconds(ttl_s)
+        check_pin_seconds(ttl_s, self._max_seconds)
         match = self._tree.match(tokens, salt)
         if match is None or match.num_pages == 0:
             raise RequestError(
-                "The cache holds no full page of this prompt, so there is nothing to pin; warm it first "
-                f"(a page is {self._tree.page_size} tokens).",
+                "The cache holds no full page of this prompt, so there is nothing to pin. Warm it first; prompts shorter "
+                f"than a page of {self._tree.page_size} tokens, and servers with --disable-radix-cache, keep nothing.",
                 status=409,
             )
         self._check_room(match)
@@ -128,14 +129,6 @@ class Leases:
                 return lease
             heapq.heappop(self._by_expiry)
         return None
-
-    def _check_seconds(self, ttl_s: float) -> None:
-        if not 0 < ttl_s <= self._max_seconds:
-            raise RequestError(
-                f"ttl_s is {ttl_s:g}; a pin lasts more than 0 and at most {self._max_seconds:g} seconds on this "
-                "server (--max-pin-seconds).",
-                param="ttl_s",
-            )
 
     def _check_room(self, match: Match) -> None:
         tree, size = self._tree, self._tree.page_size

@@ -198,7 +198,8 @@ class Scheduler:
             self._remove(sequence)
 
     def drop_expired(self, now: float) -> list[SequenceFinished]:
-        """Drop sequences whose deadline has passed; ``now`` is Unix time."""
+        """Drop sequences whose deadline has passed, and leases whose time is over; ``now`` is Unix time."""
+        self.kv.leases.expire()
         dropped = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, seq_id = heapq.heappop(self._deadlines)
@@ -214,7 +215,7 @@ class Scheduler:
         return self._deadlines[0][0] if self._deadlines else None
 
     def seconds_to_next_expiry(self) -> float | None:
-        """Until a lease ends, and :meth:`plan` has to be called so that it does; None: there is none."""
+        """Until a lease ends, and :meth:`drop_expired` has to be called so that it does; None: there is none."""
         expiry = self.kv.leases.next_expiry()
         return None if expiry is None else max(0.0, expiry - self.clock())
 

@@ -73,21 +73,23 @@ class TreeView:
 
     def slices(self) -> Slices:
         """Walk the tree; see :data:`Slices`."""
-        namespaces = []
+        largest: list[tuple[int, int, CacheNamespace]] = []
         self._begin_slice()
         for salt, root in list(self._tree.roots().items()):
             children, below = yield from self._below(root, self._depth)
             if below.nodes:
                 tokens = below.pages * self._tree.page_size
-                namespaces.append(CacheNamespace(
+                namespace = CacheNamespace(
                     salted=bool(salt), total_tokens=tokens, total_nodes=below.nodes, children=children
-                ))  # fmt: skip
-        namespaces.sort(key=lambda namespace: -namespace.total_tokens)
+                )  # fmt: skip
+                heapq.heappush(largest, (tokens, -next(self._tickets), namespace))
+            if len(largest) > self._children:
+                heapq.heappop(largest)
         return CacheTree(
             page_size=self._tree.page_size,
             total_tokens=self._tree.num_pages * self._tree.page_size,
             total_nodes=self._tree.num_nodes,
-            namespaces=namespaces,
+            namespaces=[namespace for *_, namespace in sorted(largest, reverse=True)],
         )
 
     def _below(

@@ -22,7 +22,9 @@ SHORTEST_KEPT = 256
 """Characters; shorter segments are encoded about as quickly as they are found."""
 
 CAPACITY = 1 << 24
-"""Token ids kept, of four bytes each."""
+"""Token ids kept, of four bytes each; ..."""
+ENTRY_COST = 80
+"""... what else a segment takes in memory counts as so many."""
 
 _PROBES = ("Hello world", " two  spaces ", "\n\nline\n", "ä€😀", "1234 {}", "▁x", "")
 
@@ -43,6 +45,7 @@ class SegmentEncoder:
         self._tokenizer = tokenizer
         self._kept: OrderedDict[bytes, TokenIds] = OrderedDict()
         self._num_kept = 0
+        """Of the capacity, what is used."""
         self._lock = threading.Lock()
         self._begin = _beginnings(tokenizer, special_tokens)
 
@@ -91,10 +94,10 @@ class SegmentEncoder:
             if key in self._kept:
                 return  # it occurs twice in this text, or another thread was quicker
             self._kept[key] = ids
-            self._num_kept += len(ids)
+            self._num_kept += len(ids) + ENTRY_COST
             while self._num_kept > CAPACITY:
                 _, dropped = self._kept.popitem(last=False)
-                self._num_kept -= len(dropped)
+                self._num_kept -= len(dropped) + ENTRY_COST
 
 
 def joined(segments: Sequence[Segment]) -> list[int]:

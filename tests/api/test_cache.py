@@ -6,6 +6,9 @@ import httpx
 import openai
 import pytest
 
+from radixrt.api.cache_control import without_cache_control
+from radixrt.api.conversation import to_template_messages
+from radixrt.api.protocol import ChatMessage
 from radixrt.messages import (
     CacheHints,
     CacheTreeCall,
@@ -141,6 +144,31 @@ def test_a_marked_tool_looks_to_the_template_like_any_other(
     first, second = server.scheduler.requests
     assert first.token_ids == second.token_ids
     assert len(first.cache_hints.retain) == 1 and not second.cache_hints.retain
+
+
+def test_a_mark_that_says_nothing_is_not_shown_to_the_template() -> None:
+    inside = {"type": "function", "function": TOOL["function"] | {"cache_control": None}}  # type: ignore[operator]
+    for tool in (TOOL | {"cache_control": None}, inside):
+        assert without_cache_control([tool]) == [TOOL]
+
+
+def test_a_marked_tool_call_marks_its_message_and_the_template_never_sees_it(
+    server: RunningServer,
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "a", "arguments": "{}"}}
+    marked_call = call | {"cache_control": EPHEMERAL}
+    for each in (call, marked_call):
+        messages = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "tool_calls": [each]},
+            {"role": "tool", "tool_call_id": "c", "content": "ok"},
+        ]
+        assert post(server, "/v1/chat/completions", CHAT | {"messages": messages})[0] == 200
+    first, second = server.scheduler.requests
+    assert first.token_ids == second.token_ids
+    assert not first.cache_hints.retain and len(second.cache_hints.retain) == 1
+    shown = to_template_messages([ChatMessage(role="assistant", tool_calls=[marked_call])])
+    assert "cache_control" not in shown[0]["tool_calls"][0]
 
 
 @pytest.mark.parametrize(

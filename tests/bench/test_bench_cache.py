@@ -226,7 +226,7 @@ def test_what_is_no_trace_is_refused_with_its_line(
 
 
 def test_the_command_writes_table_json_and_plot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "small.jsonl"
     rows = [
@@ -241,7 +241,6 @@ def test_the_command_writes_table_json_and_plot(
     path.write_text("\n".join(map(json.dumps, rows)))
     arguments = ["bench", "cache", str(path), "--tokens", "64K", "0.5M", "--policy", "lru", "duel"]
     files = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png")]
-    monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit) as exit_:
         main([*arguments, "--schedule-policy", "fcfs", "lpm", *files])
     assert exit_.value.code == 0

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import radixrt.lang as rl
+from radixrt.lang.backends.protocol import Usage
 from radixrt.lang.batch_order import PrefixOrder, shared_length
+from radixrt.lang.room import Room, common_length, distinct_length
 from tests.lang.scripted_backend import ScriptedBackend, last_words
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +64,64 @@ def test_runs_that_begin_alike_go_one_after_another() -> None:
     assert sum(one != other for one, other in itertools.pairwise(sent)) == 3
     assert [last_words(call.prompt) for call in backend.calls] != [i["word"] for i in inputs]
     assert [result["x"] for result in results] == [f"<{i['word']}>" for i in inputs]
+
+
+@rl.function
+def twice(s: rl.State, word: str) -> None:
+    s += word + rl.gen("x")
+    s += rl.gen("y")
+
+
+def test_runs_that_come_back_to_more_than_the_cache_holds_wait_for_each_other() -> None:
+    backend = ScriptedBackend()
+    backend.room = 700
+    inputs = [{"word": f"{number} " * 500} for number in range(8)]  # of 251 tokens each
+    twice.run_batch(inputs, backend=backend, progress=False)
+    assert len(backend.calls) == 16 and backend.most_running <= 2
+
+
+def full_room(prompts: list[str], num_calls: int) -> int:
+    """How many runs enter, once one has ended that sent 490 tokens and got 10 in each of its calls."""
+    room = Room(1000)
+    room.enter("first", prompts[0])
+    for _ in range(num_calls - 1):
+        room.sends("first", prompts[0])
+    room.leave("first", [Usage(prompt_tokens=490, completion_tokens=10)] * num_calls)
+    for number, prompt in enumerate(prompts):
+        if not room.fits(prompt):
+            return number
+        room.enter(str(number), prompt)
+    return len(prompts)
+
+
+def test_what_runs_share_takes_room_once() -> None:
+    prompts = ["shared " * 200 + chr(ord("A") + number) * 70 for number in range(50)]
+    shared_tokens = 490 * 1400 // 1470
+    own_tokens = 490 * 70 / 1470 + 2 * 10  # and two answers
+    assert full_room(prompts, num_calls=2) == (900 - shared_tokens) // own_tokens
+
+
+def test_only_what_several_runs_share_takes_room_if_none_comes_back() -> None:
+    alone = [chr(ord("A") + number) * 1470 for number in range(50)]
+    assert full_room(alone, num_calls=2) == 1 and full_room(alone, num_calls=1) == len(alone)
+    pairs = [prompt + end for prompt in alone for end in "12"]
+    assert full_room(pairs, num_calls=1) == 3  # 490 tokens in common once, but not twice
+
+
+def test_a_cache_of_unknown_size_holds_up_nobody() -> None:
+    room = Room(None)
+    for number in range(50):
+        assert room.fits("word " * 10_000)
+        room.enter(str(number), "word " * 10_000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lengths_of_prompts_are_those_of_their_trie(seed: int) -> None:
+    chooser = random.Random(seed)
+    prompts = ["".join(chooser.choices("ab", k=chooser.randrange(12))) for _ in range(20)]
+    trie = Counter(prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1))
+    assert distinct_length(prompts) == len(trie)
+    assert common_length(prompts) == sum(count > 1 for count in trie.values())
 
 
 def test_each_program_of_a_batch_runs_once() -> None:

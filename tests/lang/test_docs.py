@@ -30,7 +30,8 @@ def test_every_snippet_says_what_it_prints() -> None:
 
 
 @pytest.mark.usefixtures("default_backend")
-def test_snippets_print_what_the_page_says() -> None:
+def test_snippets_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # they may write files
     namespace: dict[str, Any] = {"__name__": "snippet"}
     for number, (snippet, expected) in enumerate(SNIPPETS):
         name = f"<snippet {number + 1} of lang.md>"

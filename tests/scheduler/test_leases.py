@@ -100,7 +100,7 @@ def test_pages_under_several_leases_count_once() -> None:
 
 def test_a_pin_that_is_refused_says_what_to_do() -> None:
     engine = Pinned(max_pin_seconds=100.0)
-    assert "warm it first" in engine.refusal(DOCUMENT).message
+    assert "Warm it first" in engine.refusal(DOCUMENT).message
     assert engine.refusal(DOCUMENT).status == 409
     for ttl_s in (100.5, 0.0, -1.0, float("nan")):
         assert engine.refusal(DOCUMENT, ttl_s).param == "ttl_s"
@@ -181,3 +181,12 @@ def test_calls_are_answered_with_values_or_with_what_to_do() -> None:
     assert replies[-1].error.status == 404
     calls.take(ReleaseCacheCall(call_id=4, session="nobody"))
     assert replies[-1].value == {"released_tokens": 0}
+
+
+def test_a_lease_ends_in_time_while_no_further_step_may_be_planned() -> None:
+    engine = Pinned()
+    engine.run(DOCUMENT)
+    engine.pin(DOCUMENT, ttl_s=5.0)
+    engine.clock.now += 6.0
+    engine.scheduler.drop_expired(now=0.0)
+    assert engine.scheduler.seconds_to_next_expiry() is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from radixrt.tokenizer import segments
-from radixrt.tokenizer.segments import SHORTEST_KEPT, SegmentEncoder, joined
+from radixrt.tokenizer.segments import ENTRY_COST, SHORTEST_KEPT, SegmentEncoder, joined
 from tests.tiny_tokenizers import byte_fallback, byte_level
 
 
@@ -89,7 +89,9 @@ def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyP
     counting = Counting(byte_level())
     encoder = SegmentEncoder(counting, special_tokens(counting.tokenizer))  # type: ignore[arg-type]
     texts = [f"<|im_start|>{number}" + "!" * SHORTEST_KEPT for number in range(4)]
-    monkeypatch.setattr(segments, "CAPACITY", 3 * len(at_once(counting.tokenizer, texts[0])))
+    monkeypatch.setattr(
+        segments, "CAPACITY", 3 * (ENTRY_COST + len(at_once(counting.tokenizer, texts[0])))
+    )
     for text in [*texts[:3], texts[0], texts[3]]:
         encoder.encode(text)
     counting.seen.clear()

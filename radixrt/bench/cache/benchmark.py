@@ -18,10 +18,15 @@ from radixrt.bench.cache.result import CacheResult, evaluate, gap_closed
 from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import Trace, read_trace
 
+TABLE_WIDTH = 110
+"""Characters, in files and pipes."""
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay and report; see :func:`radixrt.bench.arguments.add_cache_arguments`."""
     console = Console(stderr=arguments.json == "-")
+    if not console.is_terminal:
+        console.width = max(console.width, TABLE_WIDTH)
     traces = [
         read_trace(Path(path), limit=arguments.requests, speed=arguments.speed)
         for path in arguments.trace

@@ -16,6 +16,7 @@ from radixrt.lang.backends.protocol import (
     Piece,
     Prompt,
     Score,
+    ServerTimes,
     ToolCallPiece,
     Usage,
 )
@@ -59,6 +60,9 @@ class Engine:
         return await score_choices(
             prompt, continues, choices, unconditional, self._encode, self._logprobs
         )
+
+    async def cache_tokens(self) -> int | None:
+        return self._llm.info.kv_pool_tokens
 
     async def program_ended(self, session: str) -> None:
         """Retention ends with the requests' own time to live."""
@@ -233,7 +237,15 @@ def _piece(chunk: "AnswerChunk", usage: Usage) -> Piece:
         tool_calls=calls,
         finish_reason=chunk.finish_reason,
         usage=usage,
+        times=_times(chunk),
     )
+
+
+def _times(chunk: "AnswerChunk") -> ServerTimes | None:
+    if chunk.times is None or chunk.index != 0:
+        return None
+    times = chunk.times
+    return ServerTimes(queued_s=times.queued_s, prefill_s=times.prefill_s, total_s=times.total_s)
 
 
 def _cache_hints(hints: CacheHints) -> Any:

@@ -157,7 +157,7 @@ def _error_of(status: int, body: Any) -> BackendError:
     )
     if status >= 500 or status == 429:
         return ServerFailed(str(message), status)
-    return BadRequest(str(message), status, detail.get("param"))
+    return BadRequest(str(message), status, detail.get("param"), detail.get("code"))
 
 
 def _retry_after_s(response: "httpx.Response") -> float | None:

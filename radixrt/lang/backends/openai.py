@@ -61,6 +61,9 @@ class OpenAI:
         without = logprobs[len(choices) :] if unconditional else [()] * len(choices)
         return [Score(*pair) for pair in zip(logprobs, without, strict=False)]
 
+    async def cache_tokens(self) -> int | None:
+        return None  # no standard field tells
+
     async def program_ended(self, session: str) -> None:
         """Such a server has no place for hints."""
 

@@ -6,6 +6,7 @@ from radixrt.lang.backends.protocol import (
     DEFAULT_MAX_TOKENS,
     Call,
     Piece,
+    ServerTimes,
     ToolCallPiece,
     Usage,
 )
@@ -71,6 +72,8 @@ def pieces_of(event: dict[str, Any]) -> list[Piece]:
     pieces = [_piece(choice) for choice in event.get("choices") or ()]
     if (usage := event.get("usage")) is not None:
         pieces.append(Piece(usage=_usage(usage)))
+    if (times := event.get("times")) is not None:
+        pieces.append(Piece(times=ServerTimes(**times)))
     return pieces
 
 

@@ -54,6 +54,18 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerTimes:
+    """Where the time of one call went on the other side, in seconds."""
+
+    queued_s: float
+    """From its arrival to its first planned work."""
+    prefill_s: float
+    """From there to the first token."""
+    total_s: float
+    """From its arrival to its last token."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToolCallPiece:
     """A piece of a call that the answer makes; only the first of each has an id and a name."""
 
@@ -74,6 +86,8 @@ class Piece:
     finish_reason: str | None = None
     usage: Usage | None = None
     """In the last piece of a call, where the backend tells."""
+    times: ServerTimes | None = None
+    """Of the first answer, with its last piece, where the backend tells."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,10 @@ class Backend(Protocol):
         Raises:
             BackendError: one of its family; UnsupportedFeature, where it can't.
         """
+        ...
+
+    async def cache_tokens(self) -> int | None:
+        """What the KV cache can hold, if that is known. Never raises."""
         ...
 
     async def program_ended(self, session: str) -> None:

@@ -6,14 +6,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from radixrt.lang.answer import Answer
 from radixrt.lang.backends.http import HttpClient
+from radixrt.lang.backends.kept_prompts import KeptPrefix, KeptPrompts, is_long
 from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body
 from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt, Score
 from radixrt.lang.backends.token_scoring import score_choices
 from radixrt.lang.constraints import Choices, Constraint, Grammar, Regex
-from radixrt.lang.errors import BackendError
+from radixrt.lang.errors import BackendError, BadRequest
 
 DEFAULT_URL = "http://127.0.0.1:30000"
+CONVERSATION_GONE = "conversation_gone"
+"""The code of the error that says that a conversation is not kept any more."""
 
 
 class Server:
@@ -33,18 +37,49 @@ class Server:
             "Start one with `radixrt serve` (the built-in model) or `radixrt serve --model-path DIR`, or give the "
             "address of one: rl.set_default_backend(rl.Server(url)), or RADIXRT_URL in the environment.",
         )
+        self._kept = KeptPrompts()
         self._endpoints: asyncio.Future[frozenset[str]] | None = None
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
+        body = await self._body(call)
+        kept = self._kept.longest(call.prompt) if is_long(call.prompt) else None
+        if kept is not None:
+            try:
+                going_on = body | going_on_fields(call.prompt, kept)
+                async with aclosing(self._pieces(call, going_on)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except BadRequest as error:
+                if error.code != CONVERSATION_GONE:
+                    raise
+                self._kept.gone(kept.conversation)
+        async with aclosing(self._pieces(call, body)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _body(self, call: Call) -> dict[str, Any]:
+        """The request that says all of it."""
         body = standard_body(call, None)
         body |= call.sampling.given() | _constraint_fields(call.constraint)
         body |= _continuation_fields(call.continues)
+        body["return_times"] = True
         if await self._offers("/v1/cache/release"):
             body["cache"] = cache_fields(call.hints)
+        if is_long(call.prompt):
+            body["keep"] = True
+        return body
+
+    async def _pieces(self, call: Call, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+        first_answer = Answer()
         async with aclosing(self._http.answer(path_of(call), body)) as events:
             async for event in events:
                 for piece in pieces_of(event):
+                    if piece.index == 0:
+                        first_answer.add(piece)
                     yield piece
+                if event.get("kept"):
+                    self._kept.kept(event["id"], with_answer(call, first_answer))
 
     async def score(
         self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
@@ -52,6 +87,13 @@ class Server:
         return await score_choices(
             prompt, continues, choices, unconditional, self._encode, self._logprobs
         )
+
+    async def cache_tokens(self) -> int | None:
+        with contextlib.suppress(BackendError, KeyError, TypeError):
+            if await self._offers("/v1/cache/stats"):
+                tokens = (await self._http.get("/v1/cache/stats"))["tokens"]
+                return int(tokens["total"]) - int(tokens["pinned"])
+        return None
 
     async def program_ended(self, session: str) -> None:
         with contextlib.suppress(BackendError):
@@ -104,6 +146,30 @@ def cache_fields(hints: CacheHints) -> dict[str, Any]:
     if hints.next_use_s is not None:
         fields["next_use_s"] = hints.next_use_s
     return fields
+
+
+def going_on_fields(prompt: Prompt, kept: KeptPrefix) -> dict[str, Any]:
+    """What a request says instead of a prompt whose beginning the server keeps."""
+    name = "prompt" if isinstance(prompt, str) else "messages"
+    return {
+        name: prompt[kept.length :],
+        "continue_from": kept.conversation,
+        "continue_after": kept.length,
+    }
+
+
+def with_answer(call: Call, answer: Answer) -> Prompt:
+    """The prompt as it is when a program goes on from its answer."""
+    if isinstance(call.prompt, str):
+        return call.prompt + answer.text
+    *before, last = call.prompt
+    if call.continues:
+        before.append({**last, "content": last["content"] + answer.text})
+    else:
+        before += [last, {"role": "assistant", "content": answer.text}]
+    if answer.tool_calls:
+        before[-1]["tool_calls"] = answer.tool_calls
+    return before
 
 
 def _continuation_fields(continues: bool) -> dict[str, Any]:

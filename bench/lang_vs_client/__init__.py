@@ -1,0 +1,1 @@
+"""What the language's programs cost beside the same programs with the openai client."""

@@ -1,0 +1,1 @@
+"""How does one look at what a program did? As a timeline: a page, or text."""
