@@ -132,7 +132,8 @@ class _Ledger:
             self._waited_s[row] = waited_s
 
     def remove(self, row: int) -> None:
-        self._ended_s[row] = np.nan
+        if row != NO_ROW:
+            self._ended_s[row] = np.nan
 
     def observations(self, now: float) -> Observations | None:
         rows = np.flatnonzero(~np.isnan(self._ended_s))
