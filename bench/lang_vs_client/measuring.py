@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-PLAYER = Path(__file__).parent / "player.py"
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ class Player:
         self.program = program
         self._url = url
         self._process = subprocess.Popen(
-            [sys.executable, str(PLAYER), program],
+            [sys.executable, "-m", "bench.lang_vs_client.player", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
             env={**os.environ, "RADIXRT_URL": url},
         )
 
