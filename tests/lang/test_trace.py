@@ -209,10 +209,9 @@ def test_a_recorder_collects_the_runs_of_all_threads_and_writes_them_after_an_er
 def test_the_text_has_a_line_a_call() -> None:
     state = vote.run("Trees", backend=ScriptedBackend())
     summary, *lines, legend = str(state.trace()).splitlines()
-    assert (
-        summary.startswith("vote · ")
-        and "3 calls · 3 branches · 3 tokens in (0 cached) · 3 out" in summary
-    )
+    tokens_in = sum(call.usage.prompt_tokens for call in state.calls())
+    assert summary.startswith("vote · ") and tokens_in > 3
+    assert f"3 calls · 3 branches · {tokens_in} tokens in (0 cached) · 3 out" in summary
     assert [line.split()[:2] for line in lines] == [
         ["0.0", "gen('opinion')"], ["0.1", "gen('opinion')"], ["0", "gen('end')"],
     ]  # fmt: skip
