@@ -18,6 +18,7 @@ from torch import Tensor
 
 from radixrt.messages import TokenIds
 from radixrt.sampling_params import SamplingParams
+from radixrt.worker.host_copies import to_device
 from radixrt.worker.noise import seed_keys
 
 MIN_TEMPERATURE = 1e-5
@@ -98,6 +99,12 @@ class TokenBiases:
     values: Tensor  # [n] float32
     until: Tensor  # [n] int64; the bias holds for positions below this
 
+    def add_to(self, logits: Tensor, positions: Tensor) -> None:
+        """To float32 logits [rows, vocab], in place; ``positions`` are the rows', int64 [rows]."""
+        active = positions[self.rows] < self.until
+        values = torch.where(active, self.values, 0.0)
+        logits.index_put_((self.rows, self.token_ids), values, accumulate=True)
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
@@ -113,6 +120,8 @@ class SamplingBatch:
     """The slots of a step, sorted into groups; None: nobody wants that."""
 
     slots: NDArray[np.int64]
+    packed: Tensor | None
+    """[rows, SETTINGS] int32 for ``radixrt_kernels.triton.sampling``, which needs no groups; None: groups."""
     any_greedy: bool
     truncated: SampledRows | None
     """Sampled within top-k or top-p."""
@@ -140,8 +149,8 @@ class TokenCounts:
             self._grow()
         row = self._free.pop()
         device = self.in_prompt.device
-        prompt_ids = torch.from_numpy(prompt.astype(np.int64)).to(device)
-        output_ids = torch.from_numpy(output.astype(np.int64)).to(device)
+        prompt_ids = to_device(prompt.astype(np.int64), device)
+        output_ids = to_device(output.astype(np.int64), device)
         self.in_prompt[row].zero_()[prompt_ids] = True
         ones = torch.ones_like(output_ids, dtype=torch.int32)
         self.in_output[row].zero_().index_add_(0, output_ids, ones)
@@ -172,9 +181,17 @@ class SamplingState:
         *,
         eos_token_ids: Sequence[int] = (),
         device: torch.device | str = "cpu",
+        draws_in_one_kernel: bool | None = None,
     ) -> None:
+        """
+        Args:
+            draws_in_one_kernel: pack the rows' settings for the Triton kernel; default: on a GPU.
+        """
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        if draws_in_one_kernel is None:
+            draws_in_one_kernel = self.device.type == "cuda"
+        self._draws_in_one_kernel = draws_in_one_kernel
         self.counts = TokenCounts(vocab_size, self.device)
         self._eos_token_ids = tuple(eos_token_ids)
         self._settings = np.zeros(max_slots, dtype=_SETTINGS)
@@ -267,11 +284,14 @@ class SamplingState:
     def _group(self, slots: NDArray[np.int64]) -> SamplingBatch:
         settings = self._settings[slots]
         sampled, truncated = settings["sampled"], settings["truncated"]
+        packed = self._tensor(_pack(settings)) if self._draws_in_one_kernel else None
+        grouped = sampled & (packed is None)
         return SamplingBatch(
             slots=slots,
+            packed=packed,
             any_greedy=not sampled.all(),
-            truncated=self._sampled_rows(settings, sampled & truncated),
-            untruncated=self._sampled_rows(settings, sampled & ~truncated),
+            truncated=self._sampled_rows(settings, grouped & truncated),
+            untruncated=self._sampled_rows(settings, grouped & ~truncated),
             penalised=self._penalised_rows(settings),
             biases=self._token_biases(slots),
             logprobs=self._logprob_rows(slots, settings),
@@ -331,7 +351,21 @@ class SamplingState:
         return LogprobRows(self._tensor(rows), slots[rows].tolist(), num_top.tolist())
 
     def _tensor(self, column: NDArray) -> Tensor:
-        return torch.from_numpy(column.copy()).to(self.device)
+        return to_device(column, self.device)
+
+
+def _pack(settings: NDArray) -> NDArray[np.int32]:
+    """The columns that ``radixrt_kernels.triton.sampling`` reads, [rows, SETTINGS]."""
+    temperature = np.where(settings["sampled"], settings["temperature"], np.float32(0))
+    keys = seed_keys(torch.from_numpy(settings["seed"].copy())).numpy()
+    columns = [
+        temperature.view(np.int32),
+        settings["top_k"].astype(np.int32),
+        np.ascontiguousarray(settings["top_p"]).view(np.int32),
+        np.ascontiguousarray(settings["log_min_p"]).view(np.int32),
+        *keys.view(np.int32).reshape(-1, 2).T,  # low half, high half
+    ]
+    return np.stack(columns, axis=1)
 
 
 def _has_penalties(sampling: SamplingParams) -> bool:
