@@ -16,6 +16,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.ipc import Channels, Inbox, Outbox
 from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.weights import weight_bytes
 from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan, ToWorker
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.loader import load_model
@@ -123,6 +124,7 @@ def build_runner(
         model_dir,
         load_format=config.load_format,
         dtype=config.dtype,
+        quantization=config.quantization,
         device=device,
         tp=tp,
         seed=config.random_seed,
@@ -132,9 +134,9 @@ def build_runner(
     log.info("Loaded %s in %.1f s.", type(model).__name__, time.perf_counter() - begin)
     hf_config = read_config(model_dir)
     longest = served_context_length(hf_config, config.context_length)
-    specs, dtype = model.attention_specs(), next(model.parameters()).dtype
-    weight_bytes = model.num_parameters * dtype.itemsize
-    use_fitting_threads(weight_bytes)
+    specs, dtype = model.attention_specs(), model.dtype
+    num_bytes = weight_bytes(model) * tp.size
+    use_fitting_threads(num_bytes)
     token_bytes = bytes_per_token(specs, dtype)
     num_pages = pool_pages(
         token_bytes,
@@ -177,7 +179,7 @@ def build_runner(
         page_size=config.page_size,
         kv_bytes_per_token=token_bytes * tp.size,
         num_parameters=model.num_parameters,
-        weight_bytes=weight_bytes,
+        weight_bytes=num_bytes,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         attention_backend=backend,
@@ -195,11 +197,11 @@ def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(token for token in token_ids if token not in unknown)
 
 
-def use_fitting_threads(weight_bytes: int) -> None:
+def use_fitting_threads(num_bytes: int) -> None:
     """Compute small models with one thread: waking others costs more than they save, and the other
     processes need cores too. The built-in model on two quiet cores, against two threads: one stream 1.4
     times as fast, 16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times."""
-    if weight_bytes < SMALL_MODEL_BYTES:
+    if num_bytes < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)
 
 
