@@ -1,9 +1,9 @@
 """The activations of gated MLPs (Shazeer, 2020): ``act(gate) * up`` of a merged projection."""
 
 import torch
-
 import triton
 import triton.language as tl
+
 from radixrt_kernels.triton.launching import block_of
 
 BLOCK = 1024

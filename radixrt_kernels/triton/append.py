@@ -1,9 +1,9 @@
 """Writing a step's new keys and values into the pages of the KV cache."""
 
 import torch
-
 import triton
 import triton.language as tl
+
 from radixrt_kernels.triton.launching import block_of, rows_of
 
 

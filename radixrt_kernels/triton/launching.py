@@ -1,7 +1,6 @@
 """What every launch needs: block sizes that fit the data."""
 
 import torch
-
 import triton
 
 

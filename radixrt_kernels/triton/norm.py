@@ -1,9 +1,9 @@
 """RMSNorm (Zhang & Sennrich, 2019), alone and after a residual addition, rounding as the references do."""
 
 import torch
-
 import triton
 import triton.language as tl
+
 from radixrt_kernels.triton.launching import block_of, rows_of, warps_for
 
 ELEMENTS = 4096

@@ -1,9 +1,9 @@
 """Rotary position embedding (Su et al., 2021) of queries and keys, in place, from a table of cosines and sines."""
 
 import torch
-
 import triton
 import triton.language as tl
+
 from radixrt_kernels.triton.launching import block_of, rows_of, warps_for
 
 
