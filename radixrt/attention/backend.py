@@ -1,7 +1,7 @@
 """The interface between a model's attention layers and the kernels that compute attention."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -47,6 +47,15 @@ class AttentionBackend(Protocol):
         Returns:
             [num_tokens, num_heads, head_dim]
         """
+
+
+@runtime_checkable
+class CapturableBackend(AttentionBackend, Protocol):
+    """A backend that can be part of a captured graph."""
+
+    def for_graph(self, rows: int) -> AttentionBackend:
+        """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured: each ``plan`` changes
+        what a replay reads, in place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import DenseMatrix, Matrix
+from radixrt.layers.matrix import Matrix
 from radixrt.layers.torch_kernels import TorchKernels
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -161,5 +161,5 @@ class GpuKernels:
     ) -> torch.Tensor:
         return self._reference.experts(hidden, weights, experts, gate_up, down, activation)
 
-    def pack(self, matrix: DenseMatrix) -> Matrix:
+    def pack(self, matrix: Matrix) -> Matrix:
         return matrix  # cuBLAS takes the weights as checkpoints have them

@@ -5,8 +5,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixrt.device import Device
 from radixrt.worker.grammars import ALL_TOKENS, TokenMask
-from radixrt.worker.host_copies import to_device
 from radixrt.worker.sampling_state import SamplingBatch, TokenCounts
 
 
@@ -16,6 +16,7 @@ def draw_in_one_kernel(
     logits: Tensor,
     positions: Tensor,
     mask: TokenMask | None,
+    device: Device,
 ) -> tuple[Tensor, Tensor]:
     """Token ids [rows] int64, and each row's largest logit [rows] float32, NaN where a row holds one.
 
@@ -25,6 +26,7 @@ def draw_in_one_kernel(
         logits: [rows, vocab] float32; overwritten.
         positions: [rows] int64
         mask: what constrained rows may sample.
+        device: that the tensors are on.
     """
     from radixrt_kernels.triton.penalties import penalise
     from radixrt_kernels.triton.sampling import draw_tokens
@@ -46,11 +48,8 @@ def draw_in_one_kernel(
         batch.biases.add_to(logits, positions)
     if mask is None:
         return draw_tokens(logits, batch.packed, positions)
-    rows, bits = _with_a_free_row(mask, len(logits))
-    device = logits.device
-    return draw_tokens(
-        logits, batch.packed, positions, to_device(rows, device), to_device(bits, device)
-    )
+    mask_rows, mask_bits = device.upload(*_with_a_free_row(mask, len(logits)))
+    return draw_tokens(logits, batch.packed, positions, mask_rows, mask_bits)
 
 
 def _with_a_free_row(mask: TokenMask, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

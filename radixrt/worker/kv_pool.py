@@ -14,7 +14,10 @@ CPU_POOL_LIMIT = 8 * GIB
 
 
 class KVPool:
-    """One K and one V tensor a layer, [num_pages, page_size, num_kv_heads, head_dim]: FlashInfer's NHD layout."""
+    """One K and one V tensor a layer, [num_pages + 1, page_size, num_kv_heads, head_dim]: FlashInfer's NHD layout.
+
+    The last page is the spare one: no sequence is given it, and padding writes there.
+    """
 
     def __init__(
         self,
@@ -26,7 +29,8 @@ class KVPool:
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        shapes = [(num_pages, page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        self.spare_page = num_pages
+        shapes = [(num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
         self.key_caches = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
         self.value_caches = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
 

@@ -13,10 +13,12 @@ import torch.distributed as dist
 
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.config import ServerConfig
+from radixrt.device import Device, make_device
 from radixrt.errors import ConfigError
 from radixrt.ipc import Channels, Inbox, Outbox
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan, ToWorker
+from radixrt.layers.weights import weight_bytes
+from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan, StepResult, ToWorker
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.loader import load_model
 from radixrt.worker.batch import PersistentBatch
@@ -29,6 +31,9 @@ log = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 64 << 20
 
+LOOK_AGAIN_S = 20e-6
+"""Between two looks for a plan and for the end of a step. No system call waits for both a socket and a GPU."""
+
 
 class WorkerProcess:
     """One rank: a model runner between two channels."""
@@ -39,11 +44,11 @@ class WorkerProcess:
         )
         self._outbox = Outbox(channels.address("worker", "scheduler"))
         self._answers = rank == 0
-        device = pick_device(config.device, rank)
-        tp = join_ranks(channels.run_dir, rank, config.tp, device)
+        place = pick_device(config.device, rank)
+        tp = join_ranks(channels.run_dir, rank, config.tp, place)
         from_threads = Outbox(channels.address("worker", "scheduler"))
         self._runner, info = build_runner(
-            config, device, tp, channels.tokenizer_file, from_threads.send
+            config, make_device(place), tp, channels.tokenizer_file, from_threads.send
         )
         if self._answers:
             self._outbox.send(info)
@@ -52,12 +57,27 @@ class WorkerProcess:
         """Forever."""
         while True:
             begin = time.perf_counter()
-            message = self._inbox.receive()
+            message = self._next_order()
             if not isinstance(message, StepPlan):
                 self._runner.grammars.shop.order(message)
                 continue
-            result = self._runner.step(message, time.perf_counter() - begin)
-            if self._answers:
+            self._answer(self._runner.step(message, time.perf_counter() - begin))
+
+    def _next_order(self) -> ToWorker:
+        """Wait for the scheduler, and meanwhile for the step that the device works on: whichever comes first."""
+        while (step := self._runner.in_flight) is not None:
+            message = self._inbox.receive_now()
+            if message is not None:
+                return message
+            if step.download.is_ready():
+                self._answer(self._runner.collect())
+            else:
+                time.sleep(LOOK_AGAIN_S)
+        return self._inbox.receive()
+
+    def _answer(self, results: list[StepResult]) -> None:
+        if self._answers:
+            for result in results:
                 self._outbox.send(result)
 
 
@@ -100,7 +120,7 @@ def join_ranks(run_dir: Path, rank: int, size: int, device: torch.device) -> Ten
 
 def build_runner(
     config: ServerConfig,
-    device: torch.device,
+    device: Device,
     tp: TensorParallel,
     tokenizer_file: Path,
     report_grammar: Callable[[GrammarLoaded], None],
@@ -117,13 +137,14 @@ def build_runner(
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold the KV pool.
     """
-    model_dir = Path(config.model_path)
+    model_dir, place = Path(config.model_path), device.torch_device
     begin = time.perf_counter()
     model = load_model(
         model_dir,
         load_format=config.load_format,
         dtype=config.dtype,
-        device=device,
+        quantization=config.quantization,
+        device=place,
         tp=tp,
         seed=config.random_seed,
         context_length=config.context_length,
@@ -132,31 +153,38 @@ def build_runner(
     log.info("Loaded %s in %.1f s.", type(model).__name__, time.perf_counter() - begin)
     hf_config = read_config(model_dir)
     longest = served_context_length(hf_config, config.context_length)
-    specs, dtype = model.attention_specs(), next(model.parameters()).dtype
-    weight_bytes = model.num_parameters * dtype.itemsize
-    use_fitting_threads(weight_bytes)
+    specs, dtype = model.attention_specs(), model.dtype
+    num_bytes = weight_bytes(model) * tp.size
+    use_fitting_threads(num_bytes)
     token_bytes = bytes_per_token(specs, dtype)
     num_pages = pool_pages(
         token_bytes,
         config.page_size,
-        device,
+        place,
         mem_fraction=config.mem_fraction_static,
         max_total_tokens=config.max_total_tokens,
         max_useful_tokens=2 * config.max_running_requests * longest,
     )
     if tp.size > 1:  # every rank gets the same page ids
-        smallest = torch.tensor(num_pages, device=device)
+        smallest = torch.tensor(num_pages, device=place)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
         num_pages = int(smallest)
     max_pages = math.ceil(longest / config.page_size)
     defaults = generation_config(model_dir)
     eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
-    backend = resolve_backend(config.attention_backend, device)
+    backend = resolve_backend(config.attention_backend, place)
+    pool = KVPool(specs, num_pages, config.page_size, dtype, place)
     runner = ModelRunner(
         model,
-        make_backend(backend, device),
-        KVPool(specs, num_pages, config.page_size, dtype, device),
-        PersistentBatch(config.max_running_requests, max_pages, config.page_size, device),
+        make_backend(backend, place),
+        pool,
+        PersistentBatch(
+            config.max_running_requests,
+            max_pages,
+            config.page_size,
+            device,
+            spare_page=pool.spare_page,
+        ),
         SamplingState(
             config.max_running_requests,
             model.vocab_size,
@@ -169,6 +197,7 @@ def build_runner(
             eos_token_ids=eos_token_ids,
             jump_forward=not config.disable_jump_forward,
         ),
+        device,
     )
     return runner, EngineInfo(
         context_length=longest,
@@ -177,9 +206,9 @@ def build_runner(
         page_size=config.page_size,
         kv_bytes_per_token=token_bytes * tp.size,
         num_parameters=model.num_parameters,
-        weight_bytes=weight_bytes,
+        weight_bytes=num_bytes,
         dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
+        device=str(place),
         attention_backend=backend,
         architecture=hf_config["architectures"][0],
         default_sampling=defaults,
@@ -195,11 +224,11 @@ def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(token for token in token_ids if token not in unknown)
 
 
-def use_fitting_threads(weight_bytes: int) -> None:
+def use_fitting_threads(num_bytes: int) -> None:
     """Compute small models with one thread: waking others costs more than they save, and the other
     processes need cores too. The built-in model on two quiet cores, against two threads: one stream 1.4
     times as fast, 16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times."""
-    if weight_bytes < SMALL_MODEL_BYTES:
+    if num_bytes < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)
 
 

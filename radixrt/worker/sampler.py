@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixrt.device import Device
 from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
 from radixrt.worker.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.grammars import TokenMask
@@ -53,17 +54,24 @@ class SampledTokens:
     logprobs: tuple[Tensor, Tensor] | None
     """Token ids and log-probabilities of the rows that asked, as raw_logprobs gives them."""
 
-    def to_host(self) -> tuple[TokenIds, list[LogprobRow]]:
-        """Wait for the device; returns token ids [rows] and the log-probabilities asked for, in row order.
+    def tensors(self) -> list[Tensor]:
+        """What :meth:`read` needs on the host."""
+        token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
+        return [token_ids, *(self.logprobs or ())]
+
+    def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[LogprobRow]]:
+        """Token ids [rows] and the log-probabilities asked for, in row order.
 
         A row whose logits hold NaN or are infinite has NO_TOKEN.
+
+        Args:
+            tensors: those of :meth:`tensors`, on the host.
         """
-        token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
         rows: list[LogprobRow] = []
         if self.logprobs is not None and self.batch.logprobs is not None:
             asked = self.batch.logprobs
-            rows = logprob_rows(*self.logprobs, asked.slots, asked.num_top)
-        return token_ids.cpu().numpy().astype(np.int32), rows
+            rows = logprob_rows(tensors[1], tensors[2], asked.slots, asked.num_top)
+        return tensors[0].numpy().astype(np.int32), rows
 
 
 def sample(
@@ -85,7 +93,9 @@ def sample(
     batch = state.batch(slots)
     raw = None if batch.logprobs is None else logits[batch.logprobs.rows]
     if batch.packed is not None:
-        token_ids, peaks = draw_in_one_kernel(batch, state.counts, logits, positions, mask)
+        token_ids, peaks = draw_in_one_kernel(
+            batch, state.counts, logits, positions, mask, state.device
+        )
     else:
         token_ids, peaks = _draw_in_groups(batch, state, logits, positions, mask)
     state.record(batch, token_ids)
@@ -109,7 +119,7 @@ def _draw_in_groups(
     if batch.biases is not None:
         batch.biases.add_to(logits, positions)
     if mask is not None:
-        _keep_allowed(logits, mask)
+        _keep_allowed(logits, mask, state.device)
     # Sampled rows are overwritten below; where there are no others, the argmax is not worth its pass.
     token_ids = _argmax(logits) if batch.any_greedy else positions.new_empty(len(logits))
     for group, draw in ((batch.truncated, _draw_truncated), (batch.untruncated, _draw_untruncated)):
@@ -202,16 +212,17 @@ def _draw_truncated(
     return tokens
 
 
-def _keep_allowed(logits: Tensor, mask: TokenMask) -> None:
+def _keep_allowed(logits: Tensor, mask: TokenMask, device: Device) -> None:
     """Set the logits of all tokens that the mask does not allow to minus infinity."""
     vocab = logits.shape[-1]
-    bits = np.unpackbits(mask.bits.view(np.uint8), axis=-1, bitorder="little")
-    allowed = bits[:, :vocab].view(np.bool_)  # [n, vocab]
-    if logits.device.type != "cpu":
-        rows = torch.from_numpy(mask.rows).to(logits.device)
-        forbidden = torch.from_numpy(~allowed).to(logits.device)
+    if device.overlaps:  # an eighth of the bytes travels if the device takes the bits apart
+        rows, words = device.upload(mask.rows, mask.bits)
+        places = torch.arange(32, dtype=torch.int32, device=words.device)
+        forbidden = (words.unsqueeze(-1) >> places).bitwise_and_(1).flatten(1)[:, :vocab] == 0
         logits[rows] = logits[rows].masked_fill_(forbidden, -math.inf)
         return
+    bits = np.unpackbits(mask.bits.view(np.uint8), axis=-1, bitorder="little")
+    allowed = bits[:, :vocab].view(np.bool_)  # [n, vocab]
     for row, keep in zip(mask.rows.tolist(), allowed, strict=True):
         if np.count_nonzero(keep) * SPARSE_SHARE > vocab:
             logits[row].masked_fill_(torch.from_numpy(~keep), -math.inf)

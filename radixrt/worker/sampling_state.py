@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixrt.device import CPU, Device
 from radixrt.messages import TokenIds
 from radixrt.sampling_params import SamplingParams
-from radixrt.worker.host_copies import to_device
 from radixrt.worker.noise import seed_keys
 
 MIN_TEMPERATURE = 1e-5
@@ -138,9 +138,11 @@ class TokenCounts:
     A row takes 5 bytes per token of the vocabulary, which is why slots without penalties have none.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
-        self.in_output = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+    def __init__(self, vocab_size: int, device: Device) -> None:
+        self._device = device
+        place = device.torch_device
+        self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=place)
+        self.in_output = torch.zeros((0, vocab_size), dtype=torch.int32, device=place)
         self._free: list[int] = []
 
     def admit(self, prompt: TokenIds, output: TokenIds) -> int:
@@ -148,10 +150,10 @@ class TokenCounts:
         if not self._free:
             self._grow()
         row = self._free.pop()
-        device = self.in_prompt.device
-        prompt_ids = to_device(prompt.astype(np.int64), device)
-        output_ids = to_device(output.astype(np.int64), device)
-        self.in_prompt[row].zero_()[prompt_ids] = True
+        prompt_ids, output_ids = self._device.upload(
+            prompt.astype(np.int64), output.astype(np.int64)
+        )
+        self.in_prompt[row].zero_().index_fill_(0, prompt_ids, True)
         ones = torch.ones_like(output_ids, dtype=torch.int32)
         self.in_output[row].zero_().index_add_(0, output_ids, ones)
         return row
@@ -180,7 +182,7 @@ class SamplingState:
         vocab_size: int,
         *,
         eos_token_ids: Sequence[int] = (),
-        device: torch.device | str = "cpu",
+        device: Device = CPU,
         draws_in_one_kernel: bool | None = None,
     ) -> None:
         """
@@ -188,11 +190,11 @@ class SamplingState:
             draws_in_one_kernel: pack the rows' settings for the Triton kernel; default: on a GPU.
         """
         self.vocab_size = vocab_size
-        self.device = torch.device(device)
+        self.device = device
         if draws_in_one_kernel is None:
-            draws_in_one_kernel = self.device.type == "cuda"
+            draws_in_one_kernel = device.torch_device.type == "cuda"
         self._draws_in_one_kernel = draws_in_one_kernel
-        self.counts = TokenCounts(vocab_size, self.device)
+        self.counts = TokenCounts(vocab_size, device)
         self._eos_token_ids = tuple(eos_token_ids)
         self._settings = np.zeros(max_slots, dtype=_SETTINGS)
         self._settings["counts_row"] = -1
@@ -259,7 +261,7 @@ class SamplingState:
         if batch.penalised is None:
             return
         place = (batch.penalised.counts_rows, token_ids[batch.penalised.rows])
-        one = torch.ones((), dtype=torch.int32, device=self.device)
+        one = torch.ones((), dtype=torch.int32, device=self.device.torch_device)
         self.counts.in_output.index_put_(place, one, accumulate=True)
 
     def count(self, slot: int, token_ids: Sequence[int]) -> None:
@@ -351,7 +353,7 @@ class SamplingState:
         return LogprobRows(self._tensor(rows), slots[rows].tolist(), num_top.tolist())
 
     def _tensor(self, column: NDArray) -> Tensor:
-        return to_device(column, self.device)
+        return self.device.upload(column.copy())[0]
 
 
 def _pack(settings: NDArray) -> NDArray[np.int32]:

@@ -10,7 +10,7 @@ from radixrt_kernels.triton.activation import gated_activation
 from radixrt_kernels.triton.append import append_kv
 from radixrt_kernels.triton.norm import add_rms_norm, rms_norm
 from radixrt_kernels.triton.rotary import rotate
-from tests.kernels.numbers import DEVICE, assert_close, draw
+from tests.triton.numbers import DEVICE, assert_close, draw
 
 REFERENCE = TorchKernels()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 
 from radixrt.layers.gpu_kernels import FlashInferLayers, GpuKernels
 from radixrt.layers.torch_kernels import TorchKernels
-from tests.kernels.numbers import DEVICE, assert_close, draw
+from tests.triton.numbers import DEVICE, assert_close, draw
 
 REFERENCE = TorchKernels()
 BF16 = torch.bfloat16

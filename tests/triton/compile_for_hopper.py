@@ -1,6 +1,6 @@
 """Compile every Triton kernel for sm_90 on a machine without a GPU, in the shapes that serving has.
 
-    python -m tests.kernels.compile_for_hopper [part of a name ...]
+    python -m tests.triton.compile_for_hopper [part of a name ...]
 
 Prints a JSON line a kernel: its registers, its stack (where registers spill to) and its shared memory. The functions that
 launch the kernels are called with tensors on the CPU under a driver that compiles and launches nothing, so
@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tests.kernels.serving_shapes import LAUNCHES
+from tests.triton.serving_shapes import LAUNCHES
 
 HOPPER = GPUTarget("cuda", 90, 32)
 

@@ -17,7 +17,7 @@ SHARED_BYTES = 227 << 10
 @pytest.fixture(scope="module")
 def compiled() -> list[dict]:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-m", "tests.kernels.compile_for_hopper"]
+    command = [sys.executable, "-m", "tests.triton.compile_for_hopper"]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -25,7 +25,7 @@ def compiled() -> list[dict]:
 
 
 def test_every_kernel_compiles_and_fits_the_chip(compiled: list[dict]) -> None:
-    from tests.kernels.serving_shapes import LAUNCHES
+    from tests.triton.serving_shapes import LAUNCHES
 
     assert {kernel["launch"] for kernel in compiled} == set(LAUNCHES)
     for kernel in compiled:

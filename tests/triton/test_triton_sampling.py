@@ -11,7 +11,8 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 import triton
 import triton.language as tl
 
-from radixrt.messages import NO_TOKEN
+from radixrt.device import CPU, Device, make_device
+from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker import noise
 from radixrt.worker.grammars import TokenMask
@@ -19,10 +20,11 @@ from radixrt.worker.sampler import SampledTokens, sample
 from radixrt.worker.sampling_state import SamplingState
 from radixrt_kernels.triton import sampling
 from radixrt_kernels.triton.noise import gumbel_noise
-from tests.kernels.numbers import DEVICE
+from tests.triton.numbers import DEVICE
 
 PROMPT = np.array([3, 5, 5, 7], dtype=np.int32)
 ANSWER = np.array([7, 9, 9], dtype=np.int32)
+UNDER_TEST = make_device(torch.device(DEVICE))
 
 
 @triton.jit
@@ -46,7 +48,7 @@ def test_noise_is_the_reference_noise() -> None:
 
 
 def admit_all(
-    params: list[SamplingParams], vocab: int, *, kernel: bool, device: str
+    params: list[SamplingParams], vocab: int, *, kernel: bool, device: Device
 ) -> SamplingState:
     state = SamplingState(
         len(params), vocab, eos_token_ids=[2], device=device, draws_in_one_kernel=kernel
@@ -65,14 +67,20 @@ def both(
 ) -> tuple[list[SampledTokens], list[SampledTokens]]:
     """The kernel's tokens on the device under test, and the reference's on the CPU."""
     results: list[list[SampledTokens]] = []
-    for kernel, device in ((True, DEVICE), (False, "cpu")):
+    for kernel, device in ((True, UNDER_TEST), (False, CPU)):
         state = admit_all(params, logits.shape[1], kernel=kernel, device=device)
         slots = np.arange(len(params))
         results.append([])
         for step in range(steps):
-            positions = torch.full((len(params),), len(PROMPT) + len(ANSWER) + step, device=device)
-            results[-1].append(sample(state, logits.to(device, copy=True), slots, positions, mask))
+            position = len(PROMPT) + len(ANSWER) + step
+            positions = torch.full((len(params),), position, device=device.torch_device)
+            copied = logits.to(device.torch_device, copy=True)
+            results[-1].append(sample(state, copied, slots, positions, mask))
     return results[0], results[1]
+
+
+def read(sampled: SampledTokens) -> tuple[TokenIds, list[LogprobRow]]:
+    return sampled.read([tensor.cpu() for tensor in sampled.tensors()])
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -118,7 +126,7 @@ def test_the_same_tokens_as_the_reference(vocab: int, share: float | None) -> No
     mask = None if share is None else random_mask(len(params), vocab, share)
     ours, theirs = both(params, logits, mask, steps=2)
     for kernel, reference in zip(ours, theirs, strict=True):
-        assert kernel.to_host()[0].tolist() == reference.to_host()[0].tolist()
+        assert read(kernel)[0].tolist() == read(reference)[0].tolist()
 
 
 @pytest.mark.parametrize(("block", "candidates"), [(64, 8192), (512, 16)])
@@ -131,13 +139,13 @@ def test_small_blocks_and_full_candidate_lists_change_nothing(
         for index, settings in enumerate(SETTINGS.values())
     ]
     logits = random_logits(len(params), 700, seed=3)
-    state = admit_all(params, 700, kernel=True, device=DEVICE)
+    state = admit_all(params, 700, kernel=True, device=UNDER_TEST)
     packed = state.batch(np.arange(len(params))).packed
     assert packed is not None
     positions = torch.full((len(params),), 9, device=DEVICE)
     given = logits.to(DEVICE, copy=True)
     tokens, _ = sampling.draw_tokens(given, packed, positions, candidates=candidates)
-    reference = admit_all(params, 700, kernel=False, device="cpu")
+    reference = admit_all(params, 700, kernel=False, device=CPU)
     for index, settings in enumerate(params):  # draw_tokens alone knows no penalties and no biases
         plain = SamplingParams(
             temperature=settings.temperature,
@@ -159,8 +167,8 @@ def test_equal_logits_are_kept_or_dropped_together() -> None:
     logits[:, 10:] = -5.0
     params = [SamplingParams(temperature=1.0, top_k=3, seed=seed) for seed in range(50)]
     ours, theirs = both(params, logits)
-    tokens = ours[0].to_host()[0]
-    assert tokens.tolist() == theirs[0].to_host()[0].tolist()
+    tokens = read(ours[0])[0]
+    assert tokens.tolist() == read(theirs[0])[0].tolist()
     assert set(tokens.tolist()) == set(range(10))
 
 
@@ -170,7 +178,7 @@ def test_a_row_gets_the_same_token_in_any_slot() -> None:
     together, _ = both(params, logits)
     for row in reversed(range(6)):
         alone, _ = both([params[row]], logits[row : row + 1])
-        assert alone[0].to_host()[0][0] == together[0].to_host()[0][row]
+        assert read(alone[0])[0][0] == read(together[0])[0][row]
 
 
 def test_broken_logits_are_told_apart() -> None:
@@ -180,7 +188,7 @@ def test_broken_logits_are_told_apart() -> None:
     logits[3] = -float("inf")
     params = [SamplingParams(temperature=float(row % 2), top_p=0.5, seed=1) for row in range(5)]
     ours, _ = both(params, logits)
-    tokens = ours[0].to_host()[0]
+    tokens = read(ours[0])[0]
     assert (tokens[1:4] == NO_TOKEN).all() and (tokens[[0, 4]] >= 0).all()
     raw = ours[0].token_ids
     assert ((raw >= 0) & (raw < 300)).all(), "the next step embeds them before anyone looks"
@@ -189,6 +197,6 @@ def test_broken_logits_are_told_apart() -> None:
 def test_log_probabilities_are_those_of_the_logits_as_given() -> None:
     params = [SamplingParams(temperature=1.0, seed=1, logprobs=2, presence_penalty=1.0)] * 2
     ours, theirs = both(params, random_logits(2, 100))
-    for kernel, reference in zip(ours[0].to_host()[1], theirs[0].to_host()[1], strict=True):
+    for kernel, reference in zip(read(ours[0])[1], read(theirs[0])[1], strict=True):
         assert kernel.token_ids == reference.token_ids
         assert kernel.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
