@@ -6,6 +6,7 @@ import torch
 
 from radixrt_kernels.triton.activation import gated_activation
 from radixrt_kernels.triton.append import append_kv
+from radixrt_kernels.triton.moe import experts_mlp
 from radixrt_kernels.triton.norm import add_rms_norm, rms_norm
 from radixrt_kernels.triton.penalties import penalise
 from radixrt_kernels.triton.rotary import rotate
@@ -77,6 +78,23 @@ def _penalise() -> None:
     penalise(torch.zeros(1, VOCAB), rows, rows, strengths, strengths, strengths, counts > 0, counts)
 
 
+def _experts(tokens: int, num_experts: int = 8, top_k: int = 2) -> Callable[[], None]:
+    """Few experts, so that few weights are allocated; what matters is how many pairs each has."""
+
+    def launch() -> None:
+        gate_up = torch.zeros(num_experts, 2 * 768, 2048, dtype=BF16)
+        experts_mlp(
+            torch.zeros(tokens, 2048, dtype=BF16),
+            torch.zeros(tokens, top_k),
+            torch.zeros(tokens, top_k, dtype=torch.int64),
+            gate_up,
+            torch.zeros(num_experts, 2048, 768, dtype=BF16),
+            "silu",
+        )
+
+    return launch
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "rms_norm": _norm,
     "rms_norm of heads": _head_norm,
@@ -89,6 +107,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "draw_tokens": _draw(False),
     "draw_tokens of grammars": _draw(True),
     "penalise": _penalise,
+    **{f"experts of {tokens} tokens": _experts(tokens) for tokens in (8, 128, 256, 2048)},
     "append_kv": _append(BF16),
     "append_kv to fp8": _append(torch.float8_e4m3fn),
 }
