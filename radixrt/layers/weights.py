@@ -1,5 +1,6 @@
 """Where the tensors of a checkpoint go: each is copied, in part or whole, into memory a layer owns."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -33,7 +34,7 @@ class WeightSlot:
 
 @runtime_checkable
 class HasWeightSlots(Protocol):
-    """A layer whose parameters are not simply the checkpoint's tensors."""
+    """A layer whose parameters, those of its parts included, are not simply the checkpoint's tensors."""
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         """Checkpoint names, given the layer's own path in the model, and their slots."""
@@ -46,14 +47,23 @@ def parameter(*shape: int) -> nn.Parameter:
 
 def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:
     """Every tensor that a checkpoint of the model must hold, by name."""
-    slots: dict[str, WeightSlot] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, HasWeightSlots):
-            slots.update(module.weight_slots(path))
-            continue
-        for name, weight in module.named_parameters(recurse=False):
-            slots[f"{path}.{name}"] = WeightSlot(tuple(weight.shape), weight)
-    return slots
+    return dict(_slots_below(model, ""))
+
+
+def _slots_below(module: nn.Module, path: str) -> Iterator[tuple[str, WeightSlot]]:
+    if isinstance(module, HasWeightSlots):
+        yield from module.weight_slots(path)
+        return
+    prefix = f"{path}." if path else ""
+    for name, weight in module.named_parameters(recurse=False):
+        yield prefix + name, WeightSlot(tuple(weight.shape), weight)
+    for name, child in module.named_children():
+        yield from _slots_below(child, prefix + name)
+
+
+def num_weights(model: nn.Module) -> int:
+    """How many numbers the whole model has, of which this rank may hold a part."""
+    return sum(math.prod(slot.shape) for slot in weight_slots(model).values())
 
 
 def load_into(

@@ -86,6 +86,9 @@ class DecoderModel(nn.Module):
 class CausalLM(nn.Module):
     """A decoder with an LM head. Architectures subclass it once, to make up their layers."""
 
+    num_parameters: int
+    """Of the whole model, not of this rank's shards alone; set by the loader."""
+
     def __init__(
         self,
         config: Any,

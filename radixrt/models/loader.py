@@ -9,8 +9,12 @@ from typing import Any
 import torch
 
 from radixrt.errors import ConfigError
+from radixrt.layers.kernels import LayerKernels, use_kernels
+from radixrt.layers.linear import allocate_matrices, pack_matrices
+from radixrt.layers.matrix import DenseMatrix
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.weights import weight_slots
+from radixrt.layers.torch_kernels import TorchKernels
+from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
 from radixrt.models.registry import check_architecture, model_class
@@ -28,6 +32,7 @@ def load_model(
     seed: int = 0,
     context_length: int | None = None,
     trust_remote_code: bool = False,
+    kernels: LayerKernels | None = None,
 ) -> CausalLM:
     """Load the model of a checkpoint, ready to run.
 
@@ -38,6 +43,7 @@ def load_model(
         seed: of dummy weights, which are the same whatever the number of ranks.
         context_length: longest sequence that will be served; default, and at most: the checkpoint's.
         trust_remote_code: let transformers run the checkpoint's own config code.
+        kernels: the layers compute by them; default: PyTorch's.
 
     Raises:
         ConfigError: the checkpoint cannot be served; one sentence says why.
@@ -50,10 +56,15 @@ def load_model(
     model_type = model_class(check_architecture(raw_config))
     with torch.device(device), _default_dtype(torch_dtype):
         model = model_type(config, tp or TensorParallel(), longest).eval()
+        allocate_matrices(model, lambda path: DenseMatrix)
+    model.num_parameters = num_weights(model)
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     else:
         model.load_weights(read_tensors(model_dir))
+    kernels = kernels or TorchKernels()
+    use_kernels(model, kernels)
+    pack_matrices(model, kernels)
     return model
 
 

@@ -77,10 +77,6 @@ class _Sampling:
     positions: NDArray[np.int64]  # [rows] of the new tokens
 
 
-def no_graph(rows: int) -> None:
-    """Decode steps run as they are, whatever their size."""
-
-
 class PersistentBatch:
     """State of every slot between steps; columns are indexed by slot."""
 
@@ -92,7 +88,7 @@ class PersistentBatch:
         device: Device,
         *,
         spare_page: int = 0,
-        graph_rows: Callable[[int], int | None] = no_graph,
+        graph_rows: Callable[[int], int | None] | None = None,
     ) -> None:
         """
         Args:
@@ -101,10 +97,10 @@ class PersistentBatch:
             page_size: tokens in a page.
             device: that computes the steps.
             spare_page: where padding writes to; no sequence has it.
-            graph_rows: to how many rows a decode step of so many is padded; None: it isn't.
+            graph_rows: to how many rows a decode step of so many is padded, or None if it isn't; None: none is.
         """
         self.page_size = page_size
-        self.graph_rows = graph_rows
+        self._graph_rows = graph_rows
         self._device = device
         self._spare_page = spare_page
         self.block_tables = np.zeros((max_slots, max_pages), dtype=np.int32)
@@ -192,7 +188,9 @@ class PersistentBatch:
         jumps: Jumps,
     ) -> StepInputs:
         """Everything that the device needs for a step, sent to it in one piece."""
-        graph_rows = None if known_tokens else self.graph_rows(len(decoding))
+        graph_rows = None
+        if self._graph_rows is not None and not known_tokens:
+            graph_rows = self._graph_rows(len(decoding))
         if graph_rows is not None:
             step = step.padded(graph_rows, self._spare_page, self.page_size)
             decoding = np.concatenate((decoding, np.zeros(graph_rows - len(decoding), np.int64)))
