@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.messages import Admit, StepPlan, TokenIds, num_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
+from radixrt.worker.shared_prefixes import PrefixFinder, PrefixGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class PersistentBatch:
         """The prompt is computed; each step advances the slot by one token."""
         self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=device)
         """Sampled last, input of the next decode step."""
+        self._prefixes = PrefixFinder()
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
         """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
@@ -95,6 +97,7 @@ class PersistentBatch:
         self.set_block_table(slot, unpack_ids(admit.pages))
 
     def set_block_table(self, slot: int, pages: NDArray[np.int32]) -> None:
+        self._prefixes.forget()
         self.block_tables[slot, : len(pages)] = pages
         self.num_pages[slot] = len(pages)
 
@@ -110,9 +113,8 @@ class PersistentBatch:
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
         jumps = self._take_jumps()
-        decoding = np.flatnonzero(self.is_decoding)
-        if jumps.slots:
-            decoding = np.setdiff1d(decoding, jumps.slots, assume_unique=True)
+        groups = self._group_decoding(jumps.slots)
+        decoding = groups.slots
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
         chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
@@ -136,7 +138,7 @@ class PersistentBatch:
         return StepInputs(
             token_ids=self._token_ids(decoding, [*jumps.token_ids, *prompt_tokens]),
             positions=self._to_device(positions),
-            attention=self._attention(slots, lengths, ends, qo_indptr, positions),
+            attention=self._attention(slots, lengths, ends, qo_indptr, positions, groups),
             sampling_slots=slots[samples],
             sampling_rows=self._to_device(qo_indptr[1:][samples] - 1),
             sampling_positions=self._to_device(ends[samples]),
@@ -151,6 +153,14 @@ class PersistentBatch:
     def force(self, slot: int, token_ids: TokenIds) -> None:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
         self._forced[slot] = token_ids
+
+    def _group_decoding(self, jumping: list[int]) -> PrefixGroups:
+        """The slots that advance by one token, those that share a prefix side by side."""
+        decoding = np.flatnonzero(self.is_decoding)
+        groups = self._prefixes.group(
+            decoding, self.block_tables, self.computed[decoding] // self.page_size
+        )
+        return groups.without(jumping) if jumping else groups
 
     def _take_jumps(self) -> Jumps:
         """Forced tokens as far as the pages of their slots reach. One position stays free: the scheduler may
@@ -191,6 +201,7 @@ class PersistentBatch:
         ends: NDArray[np.int64],
         qo_indptr: NDArray[np.int64],
         positions: NDArray[np.int64],
+        groups: PrefixGroups,
     ) -> AttentionMetadata:
         size = self.page_size
         pages = -(-ends // size)
@@ -206,6 +217,7 @@ class PersistentBatch:
             kv_indices=self._to_device(tables[entries]),
             kv_slots=self._to_device(token_pages.astype(np.int64) * size + positions % size),
             page_size=size,
+            shared_prefixes=_shared_prefixes(groups, len(slots)),
         )
 
     def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int64]) -> list[PromptSpan]:
@@ -226,3 +238,15 @@ class PersistentBatch:
 
     def _to_device(self, array: NDArray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def _shared_prefixes(groups: PrefixGroups, num_sequences: int) -> SharedPrefixes | None:
+    """The groups of a step, whose sequences are those of ``groups`` and then others that each stand alone."""
+    if not groups.num_pages.any():
+        return None
+    others = np.arange(len(groups.slots) + 1, num_sequences + 1, dtype=np.int32)
+    num_pages = np.concatenate((groups.num_pages, np.zeros(len(others), dtype=np.int32)))
+    return SharedPrefixes(
+        group_indptr_cpu=torch.from_numpy(np.concatenate((groups.indptr(), others))),
+        num_pages_cpu=torch.from_numpy(num_pages),
+    )
