@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.device import Device
 from radixrt.messages import Admit, StepPlan, TokenIds, num_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.ragged import RaggedStep
+from radixrt.worker.shared_prefixes import PrefixFinder, PrefixGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class PersistentBatch:
         """The prompt is computed; each step advances the slot by one token."""
         (self.last_tokens,) = device.upload(np.zeros(max_slots, dtype=np.int64))
         """Sampled last, input of the next decode step."""
+        self._prefixes = PrefixFinder()
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
         """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
@@ -130,6 +132,7 @@ class PersistentBatch:
         self.set_block_table(slot, unpack_ids(admit.pages))
 
     def set_block_table(self, slot: int, pages: NDArray[np.int32]) -> None:
+        self._prefixes.forget()
         self.block_tables[slot, : len(pages)] = pages
         self.num_pages[slot] = len(pages)
 
@@ -145,9 +148,8 @@ class PersistentBatch:
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
         jumps = self._take_jumps()
-        decoding = np.flatnonzero(self.is_decoding)
-        if jumps.slots:
-            decoding = np.setdiff1d(decoding, jumps.slots, assume_unique=True)
+        groups = self._group_decoding(jumps.slots)
+        decoding = groups.slots
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
         chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
@@ -169,7 +171,7 @@ class PersistentBatch:
         first_rows = step.qo_indptr[len(decoding) + len(jumps.slots) : -1]
         return self._inputs(
             step,
-            decoding,
+            groups,
             [*jumps.token_ids, *prompt_tokens],
             _Sampling(
                 slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]
@@ -181,14 +183,14 @@ class PersistentBatch:
     def _inputs(
         self,
         step: RaggedStep,
-        decoding: NDArray[np.int64],
+        groups: PrefixGroups,
         known_tokens: list[TokenIds],
         sampling: "_Sampling",
         prompt_spans: list[PromptSpan],
         jumps: Jumps,
     ) -> StepInputs:
         """Everything that the device needs for a step, sent to it in one piece."""
-        graph_rows = None
+        decoding, graph_rows = groups.slots, None
         if self._graph_rows is not None and not known_tokens:
             graph_rows = self._graph_rows(len(decoding))
         if graph_rows is not None:
@@ -211,7 +213,14 @@ class PersistentBatch:
         return StepInputs(
             token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
             positions=positions,
-            attention=attention_metadata(step, kv_indices, kv_slots, self.page_size, self._device),
+            attention=attention_metadata(
+                step,
+                kv_indices,
+                kv_slots,
+                self.page_size,
+                self._device,
+                _shared_prefixes(groups, len(step.last_page_len)),
+            ),
             graph_rows=graph_rows,
             sampling_slots=sampling.slots,
             sampling_slots_on_device=slots,
@@ -228,6 +237,14 @@ class PersistentBatch:
     def force(self, slot: int, token_ids: TokenIds) -> None:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
         self._forced[slot] = token_ids
+
+    def _group_decoding(self, jumping: list[int]) -> PrefixGroups:
+        """The slots that advance by one token, those that share a prefix side by side."""
+        decoding = np.flatnonzero(self.is_decoding)
+        groups = self._prefixes.group(
+            decoding, self.block_tables, self.computed[decoding] // self.page_size
+        )
+        return groups.without(jumping) if jumping else groups
 
     def _take_jumps(self) -> Jumps:
         """Forced tokens as far as the pages of their slots reach. One position stays free: the scheduler may
@@ -272,12 +289,25 @@ class PersistentBatch:
         return spans
 
 
+def _shared_prefixes(groups: PrefixGroups, num_sequences: int) -> SharedPrefixes | None:
+    """The groups of a step, whose sequences are those of ``groups`` and then others that each stand alone."""
+    if not groups.num_pages.any():
+        return None
+    others = np.arange(len(groups.slots) + 1, num_sequences + 1, dtype=np.int32)
+    num_pages = np.concatenate((groups.num_pages, np.zeros(len(others), dtype=np.int32)))
+    return SharedPrefixes(
+        group_indptr_cpu=torch.from_numpy(np.concatenate((groups.indptr(), others))),
+        num_pages_cpu=torch.from_numpy(num_pages),
+    )
+
+
 def attention_metadata(
     step: RaggedStep,
     kv_indices: torch.Tensor,
     kv_slots: torch.Tensor,
     page_size: int,
     device: Device,
+    shared_prefixes: SharedPrefixes | None = None,
 ) -> AttentionMetadata:
     """A step as attention wants it; the two tensors are the step's arrays on the device."""
     qo_indptr, kv_indptr, last_page_len = device.pin(
@@ -290,4 +320,5 @@ def attention_metadata(
         kv_indices=kv_indices,
         kv_slots=kv_slots,
         page_size=page_size,
+        shared_prefixes=shared_prefixes,
     )

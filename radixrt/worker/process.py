@@ -41,24 +41,29 @@ class WorkerProcess:
     def run(self) -> None:
         """Forever."""
         while True:
-            begin = time.perf_counter()
-            message = self._next_order()
-            if not isinstance(message, StepPlan):
+            message, idle_s = self._next_order()
+            if isinstance(message, StepPlan):
+                self._answer(self._runner.step(message, idle_s))
+            else:
                 self._runner.grammars.shop.order(message)
-                continue
-            self._answer(self._runner.step(message, time.perf_counter() - begin))
 
-    def _next_order(self) -> ToWorker:
-        """Wait for the scheduler, and meanwhile for the step that the device works on: whichever comes first."""
+    def _next_order(self) -> tuple[ToWorker, float]:
+        """Wait for the scheduler, and meanwhile for the step that the device works on: whichever comes first.
+
+        Returns:
+            the order, and how long the device had nothing to do before it came
+        """
         while (step := self._runner.in_flight) is not None:
             message = self._inbox.receive_now()
             if message is not None:
-                return message
+                return message, 0.0
             if step.download.is_ready():
                 self._answer(self._runner.collect())
             else:
                 time.sleep(LOOK_AGAIN_S)
-        return self._inbox.receive()
+        begin = time.perf_counter()
+        message = self._inbox.receive()
+        return message, time.perf_counter() - begin
 
     def _answer(self, results: list[StepResult]) -> None:
         if self._answers:

@@ -1,0 +1,10 @@
+// What each kernel family adds to the Python module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace radixrt {
+
+void bind_activation(nanobind::module_& module);
+
+}  // namespace radixrt
