@@ -1,35 +1,30 @@
 """Attention by FlashInfer's kernels (Ye et al., 2025), on a GPU.
 
 Each distinct kind of layer has its wrappers, planned once a step for all layers of the kind: Gemma's local and global
-layers are two kinds. Wrappers share one workspace, since what they write there lives no longer than one of their runs.
+layers are two kinds. Decodes and prefills of a step are planned apart, and decodes that share prefixes as a cascade where
+that pays.
 """
 
 import importlib.util
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.flashinfer_append import Append
 from radixrt.attention.flashinfer_rules import (
     HEAD_DIMS,
     PrefillKernel,
-    decode_with_tensor_cores,
+    cascade_pays,
     prefill_kernel,
 )
+from radixrt.attention.flashinfer_wrappers import Cascade, Decode, KVCache, Prefill, SharedBuffers
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.page_tables import PageTable, StepTables
+from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
 from radixrt.attention.setup import AttentionSetup
-from radixrt.device import Device, Mark
 from radixrt.errors import ConfigError
-
-WORKSPACE_BYTES = 128 << 20
-"""For the partial results of rows whose keys are split; what FlashInfer advises."""
-PLAN_BYTES = 8 << 20
-"""For what a plan tells the kernels; FlashInfer's own size."""
-
-FP8_MAX = 448.0
-"""Largest number of float8_e4m3fn; torch turns what is larger into NaN."""
 
 
 def why_not(setup: AttentionSetup) -> str | None:
@@ -50,9 +45,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class FlashInferBackend:
-    """See ``AttentionBackend``. Instances for graphs come from :meth:`for_graph`."""
+    """See ``CapturableBackend``. Instances for graphs come from :meth:`for_graph`."""
 
-    def __init__(self, setup: AttentionSetup, library: ModuleType | Any) -> None:
+    def __init__(self, setup: AttentionSetup, library: Any) -> None:
         """
         Args:
             setup: what it is made for.
@@ -60,17 +55,17 @@ class FlashInferBackend:
         """
         self._setup = setup
         self._library = library
-        self._append = _Append(library, setup)
-        self._shared = _SharedBuffers(setup)
+        self._append = Append(library, setup)
+        self._shared = SharedBuffers(setup)
         self._layers = {
             spec: _Layers(library, spec, setup, self._shared) for spec in set(setup.specs)
         }
 
     def plan(self, metadata: AttentionMetadata) -> None:
         self._append.plan(metadata)
-        tables = StepTables.of(metadata, self._setup.device)
+        step = _Step.of(metadata, self._setup)
         for layers in self._layers.values():
-            layers.plan(tables)
+            layers.plan(step)
 
     def attend(
         self,
@@ -85,30 +80,153 @@ class FlashInferBackend:
         self._append.run(key, value, key_cache, value_cache)
         return self._layers[spec].run(query, (key_cache, value_cache))
 
-    def for_graph(self, rows: int) -> AttentionBackend:
-        """See ``CapturableBackend.for_graph``."""
-        return _GraphBackend(self._setup, self._library, self._shared, rows)
+    # ------------------------------------------------------------ graphs
+
+    def graph_kinds(self) -> Sequence[str]:
+        can_cascade = self._setup.cascade and any(_may_cascade(spec) for spec in self._layers)
+        return ("plain", "cascade") if can_cascade else ("plain",)
+
+    def graph_kind(self, metadata: AttentionMetadata) -> str:
+        if metadata.shared_prefixes is None or not self._setup.cascade:
+            return "plain"
+        groups = PrefixGroups.of(metadata.shared_prefixes, len(metadata.last_page_len_cpu))
+        pays = groups and any(_pays(groups, spec, self._setup) for spec in self._layers)
+        return "cascade" if pays else "plain"
+
+    def for_graph(self, rows: int, kind: str) -> AttentionBackend:
+        return _GraphBackend(self._setup, self._library, self._shared, rows, kind)
+
+
+def _may_cascade(spec: AttentionSpec) -> bool:
+    """A window moves with its query, so rows of a group would not see the same."""
+    return spec.sliding_window is None
+
+
+def _pays(groups: PrefixGroups, spec: AttentionSpec, setup: AttentionSetup) -> bool:
+    tokens = groups.num_pages * setup.page_size
+    kv_bytes = setup.kv_dtype.itemsize
+    return _may_cascade(spec) and cascade_pays(groups.sizes(), tokens, spec, kv_bytes)
+
+
+class _Step:
+    """A step's page tables; those of a cascade are made when a layer wants them first."""
+
+    def __init__(
+        self, tables: StepTables, groups: PrefixGroups | None, setup: AttentionSetup
+    ) -> None:
+        self.decodes = tables.decodes
+        self.prefills = tables.prefills
+        self.groups = groups
+        self._setup = setup
+        self._cascade: CascadeTables | None = None
+
+    @staticmethod
+    def of(metadata: AttentionMetadata, setup: AttentionSetup) -> "_Step":
+        tables, groups = StepTables.of(metadata, setup.device), None
+        if setup.cascade and metadata.shared_prefixes is not None:
+            groups = PrefixGroups.of(metadata.shared_prefixes, tables.num_decodes)
+        return _Step(tables, groups, setup)
+
+    def cascade(self) -> CascadeTables:
+        if self._cascade is None:
+            assert self.decodes is not None and self.groups is not None
+            self._cascade = CascadeTables.of(
+                self.decodes, self.groups, self._setup.page_size, self._setup.device
+            )
+        return self._cascade
+
+
+class _Layers:
+    """The wrappers of all layers of one kind, made when they are needed first."""
+
+    def __init__(
+        self, library: Any, spec: AttentionSpec, setup: AttentionSetup, shared: SharedBuffers
+    ) -> None:
+        self._library = library
+        self._spec = spec
+        self._setup = setup
+        self._shared = shared
+        self._decode = Decode(library, spec, setup, shared)
+        self._cascade: Cascade | None = None
+        self._prefills: dict[PrefillKernel, Prefill] = {}
+        self._decodes_by: Decode | Cascade = self._decode
+        self._prefills_by: Prefill | None = None
+        self._num_decodes = 0
+
+    def plan(self, step: _Step) -> None:
+        self._num_decodes = 0
+        if step.decodes is not None:
+            self._num_decodes = step.decodes.num_rows
+            self._plan_decodes(step, step.decodes)
+        self._prefills_by = None
+        if step.prefills is not None:
+            self._prefills_by = self._prefill(self._prefill_kernel(step.prefills))
+            self._prefills_by.plan(step.prefills)
+
+    def _plan_decodes(self, step: _Step, decodes: PageTable) -> None:
+        if step.groups is not None and _pays(step.groups, self._spec, self._setup):
+            if self._cascade is None:
+                self._cascade = Cascade(self._library, self._spec, self._setup, self._shared)
+            self._cascade.plan(step.cascade())
+            self._decodes_by = self._cascade
+        else:
+            self._decode.plan(decodes)
+            self._decodes_by = self._decode
+
+    def _prefill(self, kernel: PrefillKernel) -> Prefill:
+        if kernel not in self._prefills:
+            self._prefills[kernel] = Prefill(
+                self._library, self._spec, self._setup, self._shared, kernel
+            )
+        return self._prefills[kernel]
+
+    def _prefill_kernel(self, table: PageTable) -> PrefillKernel:
+        """FA3 is for Hopper, and wants queries of the cache's type."""
+        if self._setup.dtype != self._setup.kv_dtype:
+            return "fa2"
+        if not self._library.utils.is_sm90a_supported(self._setup.device.torch_device):
+            return "fa2"
+        return prefill_kernel(table.query_lengths(), self._spec.num_heads)
+
+    def run(self, query: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+        """[num_tokens, num_heads, head_dim] -> as query"""
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        decodes = self._num_decodes
+        if decodes:
+            self._decodes_by.run(query[:decodes], kv_cache, out[:decodes])
+        if self._prefills_by is not None:
+            self._prefills_by.run(query[decodes:], kv_cache, out[decodes:])
+        return out
 
 
 class _GraphBackend:
     """Decode steps of a fixed number of rows; all that changes lies in buffers whose places are fixed."""
 
     def __init__(
-        self, setup: AttentionSetup, library: Any, shared: "_SharedBuffers", rows: int
+        self, setup: AttentionSetup, library: Any, shared: SharedBuffers, rows: int, kind: str
     ) -> None:
         self._setup = setup
-        self._append = _Append(library, setup, shared.slots(rows))
-        self._decodes = {
-            spec: _Decode(library, spec, setup, shared, shared.decode_buffers(rows))
-            for spec in set(setup.specs)
-        }
+        self._rows = rows
+        self._append = Append(library, setup, shared.slots(rows))
+        self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
+        for spec in set(setup.specs):
+            cascades = kind == "cascade" and _may_cascade(spec)
+            wrapper = Cascade if cascades else Decode
+            self._decodes[spec] = wrapper(library, spec, setup, shared, rows)
 
     def plan(self, metadata: AttentionMetadata) -> None:
         self._append.plan(metadata)
-        tables = StepTables.of(metadata, self._setup.device)
-        assert tables.decodes is not None and tables.prefills is None, "graphs hold decode steps"
+        step = _Step.of(metadata, self._setup)
+        assert step.decodes is not None and step.prefills is None, "graphs hold decode steps"
+        groups = step.groups or PrefixGroups(
+            np.array([0, self._rows], np.int32), np.zeros(1, np.int32)
+        )
+        step.groups = groups.padded(self._rows)
         for decode in self._decodes.values():
-            decode.plan(tables.decodes)
+            if isinstance(decode, Cascade):
+                decode.plan(step.cascade())
+            else:
+                decode.plan(step.decodes)
 
     def attend(
         self,
@@ -123,290 +241,6 @@ class _GraphBackend:
         self._append.run(key, value, key_cache, value_cache)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         self._decodes[spec].run(query, (key_cache, value_cache), out)
-        return out
-
-
-# ---------------------------------------------------------------- writing
-
-
-class _Append:
-    """Writes a step's K and V into the cache.
-
-    The kernel finds a token's page by the page table of its sequence. A step's metadata says already which slot of the
-    cache each token gets, so the kernel is given one sequence that owns every page in order, in which
-    a token's position is its slot. That table never changes, and padding needs no care: its slots are on the spare page.
-    """
-
-    def __init__(
-        self, library: Any, setup: AttentionSetup, slots: torch.Tensor | None = None
-    ) -> None:
-        """
-        Args:
-            slots: [rows] int32 on the device: where to keep the slots of a step; None: anew for each.
-        """
-        self._library = library
-        self._setup = setup
-        self._slots = slots
-        self._fixed = slots is not None
-        self._table: _WholeCache | None = None
-
-    def plan(self, metadata: AttentionMetadata) -> None:
-        if self._fixed:
-            assert self._slots is not None
-            self._slots.copy_(metadata.kv_slots)
-        else:
-            self._slots = metadata.kv_slots.to(torch.int32)
-
-    def run(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-    ) -> None:
-        """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]; for the caches see ``AttentionBackend``."""
-        assert self._slots is not None, "plan() comes before attend()"
-        if self._table is None or len(self._table.kv_indices) < len(key_cache):
-            self._table = _WholeCache(len(key_cache), self._setup.page_size, key.device)
-        table = self._table
-        self._library.append_paged_kv_cache(
-            to_kv_dtype(key, key_cache.dtype),
-            to_kv_dtype(value, value_cache.dtype),
-            torch.zeros_like(self._slots),
-            self._slots,
-            (key_cache, value_cache),
-            table.kv_indices,
-            table.kv_indptr,
-            table.last_page_len,
-            kv_layout="NHD",
-        )
-
-
-class _WholeCache:
-    """The page table of one sequence that owns all pages, in their order."""
-
-    def __init__(self, num_pages: int, page_size: int, place: torch.device) -> None:
-        self.kv_indices = torch.arange(num_pages, dtype=torch.int32, device=place)
-        self.kv_indptr = torch.arange(2, dtype=torch.int32, device=place) * num_pages
-        self.last_page_len = torch.full((1,), page_size, dtype=torch.int32, device=place)
-
-
-def to_kv_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Keys or values as the cache holds them."""
-    if dtype == torch.float8_e4m3fn:
-        tensor = tensor.clamp(-FP8_MAX, FP8_MAX)
-    return tensor.to(dtype)
-
-
-# ---------------------------------------------------------------- reading
-
-
-class _SharedBuffers:
-    """Memory that all wrappers of a worker use, one after the other."""
-
-    def __init__(self, setup: AttentionSetup) -> None:
-        self._setup = setup
-        self._place = setup.device.torch_device
-        self.workspace = self._bytes(WORKSPACE_BYTES)
-        self._graph_plan: torch.Tensor | None = None
-        self._graph_slots: torch.Tensor | None = None
-        self._graph_tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-
-    def _bytes(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.uint8, device=self._place)
-
-    def _ints(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int32, device=self._place)
-
-    def graph_plan(self) -> torch.Tensor:
-        """What a graph's plan tells its kernels. A plan belongs to the replay after it, so one place is enough."""
-        if self._graph_plan is None:
-            self._graph_plan = self._bytes(PLAN_BYTES)
-        return self._graph_plan
-
-    def slots(self, rows: int) -> torch.Tensor:
-        """[rows] int32"""
-        if self._graph_slots is None:
-            self._graph_slots = self._ints(self._setup.max_rows)
-        return self._graph_slots[:rows]
-
-    def decode_buffers(self, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Page table of a graph: indptr [rows + 1], indices [as many as there may be] and last page lengths [rows]."""
-        if self._graph_tables is None:
-            most = self._setup.max_rows
-            pages = most * self._setup.max_pages
-            self._graph_tables = self._ints(most + 1), self._ints(pages), self._ints(most)
-        indptr, indices, last_page_len = self._graph_tables
-        return indptr[: rows + 1], indices, last_page_len[:rows]
-
-
-class _Staged:
-    """A wrapper whose plan is not made anew before the device has read the last one.
-
-    A plan lies in one pinned buffer of the wrapper until its copy's turn comes. By then the host may be a step ahead; it
-    would plan over what is still to be read. The wait is short: the copy goes before the step's kernels.
-    """
-
-    def __init__(self, wrapper: Any, device: Device) -> None:
-        self._wrapper = wrapper
-        self._device = device
-        self._read: Mark | None = None
-
-    def plan(self, *arguments: Any, **options: Any) -> None:
-        if self._read is not None:
-            self._read.wait()
-        self._wrapper.plan(*arguments, **options)
-        self._read = self._device.mark()
-
-    def run(self, query: torch.Tensor, kv_cache: Any, **options: Any) -> Any:
-        return self._wrapper.run(query, kv_cache, **options)
-
-
-class _Decode:
-    """One query a row."""
-
-    def __init__(
-        self,
-        library: Any,
-        spec: AttentionSpec,
-        setup: AttentionSetup,
-        shared: _SharedBuffers,
-        graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    ) -> None:
-        """
-        Args:
-            graph: where the page tables lie (:meth:`_SharedBuffers.decode_buffers`); None: anywhere, for steps of any
-                number of rows.
-        """
-        indptr, indices, last_page_len = graph or (None, None, None)
-        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-            shared.workspace,
-            kv_layout="NHD",
-            use_cuda_graph=graph is not None,
-            use_tensor_cores=decode_with_tensor_cores(spec),
-            paged_kv_indptr_buffer=indptr,
-            paged_kv_indices_buffer=indices,
-            paged_kv_last_page_len_buffer=last_page_len,
-            backend="fa2",
-        )
-        if graph is not None:
-            wrapper.reset_workspace_buffer(shared.workspace, shared.graph_plan())
-        self._wrapper = _Staged(wrapper, setup.device)
-        self._spec = spec
-        self._setup = setup
-
-    def plan(self, table: PageTable) -> None:
-        self._wrapper.plan(
-            table.kv_indptr,
-            table.kv_indices,
-            table.last_page_len,
-            self._spec.num_heads,
-            self._spec.num_kv_heads,
-            self._spec.head_dim,
-            self._setup.page_size,
-            **_score_options(self._spec, self._setup),
-        )
-
-    def run(self, query: torch.Tensor, kv_cache: Any, out: torch.Tensor) -> None:
-        self._wrapper.run(query, kv_cache, out=out)
-
-
-class _Prefill:
-    """Several queries a row: the last of its positions, each of which sees what is before it."""
-
-    def __init__(
-        self,
-        library: Any,
-        spec: AttentionSpec,
-        setup: AttentionSetup,
-        shared: _SharedBuffers,
-        kernel: PrefillKernel,
-    ) -> None:
-        wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
-            shared.workspace, kv_layout="NHD", backend=kernel
-        )
-        self._wrapper = _Staged(wrapper, setup.device)
-        self._spec = spec
-        self._setup = setup
-
-    def plan(self, table: PageTable) -> None:
-        self._wrapper.plan(
-            table.qo_indptr,
-            table.kv_indptr,
-            table.kv_indices,
-            table.last_page_len,
-            self._spec.num_heads,
-            self._spec.num_kv_heads,
-            self._spec.head_dim,
-            self._setup.page_size,
-            causal=True,
-            **_score_options(self._spec, self._setup),
-        )
-
-    def run(self, query: torch.Tensor, kv_cache: Any, out: torch.Tensor) -> None:
-        self._wrapper.run(query, kv_cache, out=out)
-
-
-def _score_options(spec: AttentionSpec, setup: AttentionSetup) -> dict[str, Any]:
-    """What every plan says of scores and types. FlashInfer's window doesn't count the query itself."""
-    return {
-        "window_left": -1 if spec.sliding_window is None else spec.sliding_window - 1,
-        "logits_soft_cap": spec.soft_cap,
-        "sm_scale": spec.scale,
-        "q_data_type": setup.dtype,
-        "kv_data_type": setup.kv_dtype,
-        "non_blocking": True,
-    }
-
-
-class _Layers:
-    """The wrappers of all layers of one kind, made when they are needed first."""
-
-    def __init__(
-        self, library: Any, spec: AttentionSpec, setup: AttentionSetup, shared: _SharedBuffers
-    ) -> None:
-        self._library = library
-        self._spec = spec
-        self._setup = setup
-        self._shared = shared
-        self._decode = _Decode(library, spec, setup, shared)
-        self._prefills: dict[PrefillKernel, _Prefill] = {}
-        self._prefill: _Prefill | None = None
-        """The one that computes this step's prefills."""
-        self._tables = StepTables(None, None)
-
-    def plan(self, tables: StepTables) -> None:
-        self._tables = tables
-        if tables.decodes is not None:
-            self._decode.plan(tables.decodes)
-        if tables.prefills is not None:
-            self._prefill = self._prefill_for(tables.prefills)
-            self._prefill.plan(tables.prefills)
-
-    def _prefill_for(self, table: PageTable) -> _Prefill:
-        kernel: PrefillKernel = "fa2"
-        if self._has_fa3():
-            kernel = prefill_kernel(table.query_lengths(), self._spec.num_heads)
-        if kernel not in self._prefills:
-            self._prefills[kernel] = _Prefill(
-                self._library, self._spec, self._setup, self._shared, kernel
-            )
-        return self._prefills[kernel]
-
-    def _has_fa3(self) -> bool:
-        """FA3 is for Hopper, and wants queries of the cache's type."""
-        same = self._setup.dtype == self._setup.kv_dtype
-        return same and self._library.utils.is_sm90a_supported(self._setup.device.torch_device)
-
-    def run(self, query: torch.Tensor, kv_cache: Any) -> torch.Tensor:
-        """[num_tokens, num_heads, head_dim] -> as query"""
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        decodes = self._tables.num_decodes
-        if decodes:
-            self._decode.run(query[:decodes], kv_cache, out[:decodes])
-        if self._tables.prefills is not None:
-            assert self._prefill is not None
-            self._prefill.run(query[decodes:], kv_cache, out[decodes:])
         return out
 
 
