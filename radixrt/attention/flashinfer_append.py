@@ -4,11 +4,9 @@ from typing import Any
 
 import torch
 
+from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
-
-FP8_MAX = 448.0
-"""Largest number of float8_e4m3fn; torch turns what is larger into NaN."""
 
 
 class Append:
@@ -71,10 +69,3 @@ class _WholeCache:
         self.kv_indices = torch.arange(num_pages, dtype=torch.int32, device=place)
         self.kv_indptr = torch.arange(2, dtype=torch.int32, device=place) * num_pages
         self.last_page_len = torch.full((1,), page_size, dtype=torch.int32, device=place)
-
-
-def to_kv_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Keys or values as the cache holds them."""
-    if dtype == torch.float8_e4m3fn:
-        tensor = tensor.clamp(-FP8_MAX, FP8_MAX)
-    return tensor.to(dtype)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from radixrt.attention.backend import AttentionBackend, CapturableBackend
+from radixrt.attention.kv_dtype import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
 from radixrt.config import ServerConfig
@@ -32,9 +33,6 @@ from radixrt.worker.trial_run import largest_step, num_pages, too_large
 log = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 64 << 20
-
-KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn}
-"""By the value of ``--kv-cache-dtype``; what is not here is the activations' type."""
 
 
 def build_runner(
@@ -68,7 +66,7 @@ def build_runner(
     setup = AttentionSetup(
         specs=model.attention_specs(),
         dtype=dtype,
-        kv_dtype=KV_DTYPES.get(config.kv_cache_dtype, dtype),
+        kv_dtype=kv_dtype(config.kv_cache_dtype, dtype),
         page_size=config.page_size,
         max_rows=config.max_running_requests,
         max_pages=math.ceil(longest / config.page_size),

@@ -5,7 +5,7 @@ real signatures. Numbers come from the definition of attention alone.
 """
 
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -60,20 +60,24 @@ class _Wrapper:
         assert ((plan.last_page_len >= 1) | empty).all()
         assert (plan.last_page_len <= plan.page_size).all()
         assert {"q_data_type", "kv_data_type", "sm_scale"} <= plan.options.keys()
-        # The library copies what it is given: its caller may reuse the tensors.
-        self.planned = _Plan(
-            plan.qo_indptr.clone(),
-            plan.kv_indptr.clone(),
-            plan.kv_indices.clone(),
-            plan.last_page_len.clone(),
-            plan.heads,
-            plan.kv_heads,
-            plan.head_dim,
-            plan.page_size,
-            plan.causal,
-            plan.options,
+        self.planned = replace(
+            plan,
+            qo_indptr=self._store(plan.qo_indptr, "qo_indptr_buf"),
+            kv_indptr=self._store(plan.kv_indptr, "paged_kv_indptr_buf"),
+            kv_indices=self._store(plan.kv_indices, "paged_kv_indices_buf"),
+            last_page_len=self._store(plan.last_page_len, "paged_kv_last_page_len_buf"),
         )
         self.num_plans += 1
+
+    def _store(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Copied, since the caller may reuse its tensors; in a graph, to where its kernels look for them."""
+        buffer = self.options.get(name, self.options.get(f"{name}fer"))
+        if not self.in_graph or buffer is None:
+            return values.clone()
+        assert buffer.dtype == torch.int32 and len(values) <= len(buffer)
+        assert "indices" in name or len(values) == len(buffer), "a graph's batch size is fixed"
+        buffer[: len(values)] = values
+        return buffer[: len(values)]
 
     def run(self, query: torch.Tensor, kv_cache: Any, **options: Any) -> Any:
         self.library.note(f"{self.name}.run", (None, query, kv_cache), options)
@@ -125,14 +129,7 @@ class BatchDecode(_Wrapper):
     def plan(self, *arguments: Any, **options: Any) -> None:
         self.library.note(f"{self.name}.plan", (None, *arguments), options)
         indptr, indices, last_page_len, heads, kv_heads, head_dim, page_size = arguments
-        rows = len(last_page_len)
-        if self.in_graph:
-            buffers = [self.options[f"paged_kv_{name}_buffer"] for name in ("indptr", "indices")]
-            assert len(self.options["paged_kv_last_page_len_buffer"]) == rows, (
-                "a graph's batch size is fixed"
-            )
-            assert len(buffers[0]) == rows + 1 and len(indices) <= len(buffers[1])
-        one_each = torch.arange(rows + 1, dtype=torch.int32)
+        one_each = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
         self._keep(
             _Plan(one_each, indptr, indices, last_page_len, heads, kv_heads, head_dim,
                   page_size, causal=False, options=options)
@@ -145,11 +142,6 @@ class BatchPrefill(_Wrapper):
     def plan(self, *arguments: Any, **options: Any) -> None:
         self.library.note(f"{self.name}.plan", (None, *arguments), options)
         assert "causal" in options, "the default is to see everything"
-        if self.in_graph:
-            rows = len(arguments[3])
-            assert len(self.options["paged_kv_last_page_len_buf"]) == rows
-            assert len(self.options["qo_indptr_buf"]) == rows + 1
-            assert len(arguments[2]) <= len(self.options["paged_kv_indices_buf"])
         options = dict(options)
         self._keep(_Plan(*arguments, causal=options.pop("causal"), options=options))
 
