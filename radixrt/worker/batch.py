@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.device import Device
 from radixrt.messages import Admit, StepPlan, TokenIds, num_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.ragged import RaggedStep
+from radixrt.worker.shared_prefixes import PrefixFinder, PrefixGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,6 @@ class _Sampling:
     positions: NDArray[np.int64]  # [rows] of the new tokens
 
 
-def no_graph(rows: int) -> None:
-    """Decode steps run as they are, whatever their size."""
-
-
 class PersistentBatch:
     """State of every slot between steps; columns are indexed by slot."""
 
@@ -92,7 +89,7 @@ class PersistentBatch:
         device: Device,
         *,
         spare_page: int = 0,
-        graph_rows: Callable[[int], int | None] = no_graph,
+        graph_rows: Callable[[int], int | None] | None = None,
     ) -> None:
         """
         Args:
@@ -101,10 +98,10 @@ class PersistentBatch:
             page_size: tokens in a page.
             device: that computes the steps.
             spare_page: where padding writes to; no sequence has it.
-            graph_rows: to how many rows a decode step of so many is padded; None: it isn't.
+            graph_rows: to how many rows a decode step of so many is padded, or None if it isn't; None: none is.
         """
         self.page_size = page_size
-        self.graph_rows = graph_rows
+        self._graph_rows = graph_rows
         self._device = device
         self._spare_page = spare_page
         self.block_tables = np.zeros((max_slots, max_pages), dtype=np.int32)
@@ -115,6 +112,7 @@ class PersistentBatch:
         """The prompt is computed; each step advances the slot by one token."""
         (self.last_tokens,) = device.upload(np.zeros(max_slots, dtype=np.int64))
         """Sampled last, input of the next decode step."""
+        self._prefixes = PrefixFinder()
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
         """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
@@ -134,6 +132,7 @@ class PersistentBatch:
         self.set_block_table(slot, unpack_ids(admit.pages))
 
     def set_block_table(self, slot: int, pages: NDArray[np.int32]) -> None:
+        self._prefixes.forget()
         self.block_tables[slot, : len(pages)] = pages
         self.num_pages[slot] = len(pages)
 
@@ -149,9 +148,8 @@ class PersistentBatch:
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
         jumps = self._take_jumps()
-        decoding = np.flatnonzero(self.is_decoding)
-        if jumps.slots:
-            decoding = np.setdiff1d(decoding, jumps.slots, assume_unique=True)
+        groups = self._group_decoding(jumps.slots)
+        decoding = groups.slots
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
         chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
@@ -173,7 +171,7 @@ class PersistentBatch:
         first_rows = step.qo_indptr[len(decoding) + len(jumps.slots) : -1]
         return self._inputs(
             step,
-            decoding,
+            groups,
             [*jumps.token_ids, *prompt_tokens],
             _Sampling(
                 slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]
@@ -185,14 +183,16 @@ class PersistentBatch:
     def _inputs(
         self,
         step: RaggedStep,
-        decoding: NDArray[np.int64],
+        groups: PrefixGroups,
         known_tokens: list[TokenIds],
         sampling: "_Sampling",
         prompt_spans: list[PromptSpan],
         jumps: Jumps,
     ) -> StepInputs:
         """Everything that the device needs for a step, sent to it in one piece."""
-        graph_rows = None if known_tokens else self.graph_rows(len(decoding))
+        decoding, graph_rows = groups.slots, None
+        if self._graph_rows is not None and not known_tokens:
+            graph_rows = self._graph_rows(len(decoding))
         if graph_rows is not None:
             step = step.padded(graph_rows, self._spare_page, self.page_size)
             decoding = np.concatenate((decoding, np.zeros(graph_rows - len(decoding), np.int64)))
@@ -213,7 +213,14 @@ class PersistentBatch:
         return StepInputs(
             token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
             positions=positions,
-            attention=attention_metadata(step, kv_indices, kv_slots, self.page_size, self._device),
+            attention=attention_metadata(
+                step,
+                kv_indices,
+                kv_slots,
+                self.page_size,
+                self._device,
+                _shared_prefixes(groups, len(step.last_page_len)),
+            ),
             graph_rows=graph_rows,
             sampling_slots=sampling.slots,
             sampling_slots_on_device=slots,
@@ -230,6 +237,14 @@ class PersistentBatch:
     def force(self, slot: int, token_ids: TokenIds) -> None:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
         self._forced[slot] = token_ids
+
+    def _group_decoding(self, jumping: list[int]) -> PrefixGroups:
+        """The slots that advance by one token, those that share a prefix side by side."""
+        decoding = np.flatnonzero(self.is_decoding)
+        groups = self._prefixes.group(
+            decoding, self.block_tables, self.computed[decoding] // self.page_size
+        )
+        return groups.without(jumping) if jumping else groups
 
     def _take_jumps(self) -> Jumps:
         """Forced tokens as far as the pages of their slots reach. One position stays free: the scheduler may
@@ -274,12 +289,25 @@ class PersistentBatch:
         return spans
 
 
+def _shared_prefixes(groups: PrefixGroups, num_sequences: int) -> SharedPrefixes | None:
+    """The groups of a step, whose sequences are those of ``groups`` and then others that each stand alone."""
+    if not groups.num_pages.any():
+        return None
+    others = np.arange(len(groups.slots) + 1, num_sequences + 1, dtype=np.int32)
+    num_pages = np.concatenate((groups.num_pages, np.zeros(len(others), dtype=np.int32)))
+    return SharedPrefixes(
+        group_indptr_cpu=torch.from_numpy(np.concatenate((groups.indptr(), others))),
+        num_pages_cpu=torch.from_numpy(num_pages),
+    )
+
+
 def attention_metadata(
     step: RaggedStep,
     kv_indices: torch.Tensor,
     kv_slots: torch.Tensor,
     page_size: int,
     device: Device,
+    shared_prefixes: SharedPrefixes | None = None,
 ) -> AttentionMetadata:
     """A step as attention wants it; the two tensors are the step's arrays on the device."""
     qo_indptr, kv_indptr, last_page_len = device.pin(
@@ -292,4 +320,5 @@ def attention_metadata(
         kv_indices=kv_indices,
         kv_slots=kv_slots,
         page_size=page_size,
+        shared_prefixes=shared_prefixes,
     )

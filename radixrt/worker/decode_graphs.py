@@ -13,6 +13,7 @@ import torch
 from radixrt.attention.backend import AttentionBackend, CapturableBackend, ForwardContext
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.device import Device
+from radixrt.errors import ConfigError
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import StepInputs, attention_metadata
 from radixrt.worker.kv_pool import KVPool
@@ -51,10 +52,9 @@ class DecodeGraphs:
         self._pool = pool
         self._rungs = rungs
         self._device = device
-        place = device.torch_device
-        self._token_ids = torch.zeros(max(rungs), dtype=torch.int64, device=place)
-        self._positions = torch.zeros(max(rungs), dtype=torch.int64, device=place)
-        self._graphs: dict[int, _Graph] = {}
+        zeros = np.zeros(max(rungs), dtype=np.int64)
+        self._token_ids, self._positions = device.upload(zeros, zeros)
+        self._graphs: dict[tuple[int, str], _Graph] = {}
 
     def rows_for(self, rows: int) -> int | None:
         """The rung for a decode step of so many rows; None: there is none, or nothing to compute."""
@@ -66,25 +66,29 @@ class DecodeGraphs:
     def capture(self) -> None:
         """Record all rungs, the largest first: the others find room in the memory that it took."""
         for rung in sorted(self._rungs, reverse=True):
-            attention = self._backend.for_graph(rung)
-            attention.plan(self._nobody(rung))
-            context = ForwardContext(attention, self._pool.key_caches, self._pool.value_caches)
-            token_ids, positions = self._token_ids[:rung], self._positions[:rung]
+            for kind in self._backend.graph_kinds():
+                self._graphs[rung, kind] = self._capture(rung, self._backend.for_graph(rung, kind))
 
-            def forward(
-                token_ids: torch.Tensor = token_ids,
-                positions: torch.Tensor = positions,
-                context: ForwardContext = context,
-            ) -> torch.Tensor:
-                return self._model.forward(token_ids, positions, context)
-
-            replay, hidden = self._device.capture(forward)
-            self._graphs[rung] = _Graph(attention, replay, hidden)
+    def _capture(self, rung: int, attention: AttentionBackend) -> _Graph:
+        attention.plan(self._nobody(rung))
+        context = ForwardContext(attention, self._pool.key_caches, self._pool.value_caches)
+        token_ids, positions = self._token_ids[:rung], self._positions[:rung]
+        try:
+            replay, hidden = self._device.capture(
+                lambda: self._model.forward(token_ids, positions, context)
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"A decode step of {rung} sequences could not be captured as a CUDA graph: start with --disable-cuda-graph, "
+                f"or with a smaller --cuda-graph-max-batch-size. ({error})"
+            ) from error
+        return _Graph(attention, replay, hidden)
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [rung, hidden_size] of a step that is padded to a rung. The next run overwrites them."""
         assert inputs.graph_rows is not None
-        graph = self._graphs[inputs.graph_rows]
+        kind = self._backend.graph_kind(inputs.attention)
+        graph = self._graphs[inputs.graph_rows, kind]
         graph.attention.plan(inputs.attention)
         self._token_ids[: inputs.graph_rows].copy_(inputs.token_ids)
         self._positions[: inputs.graph_rows].copy_(inputs.positions)

@@ -13,6 +13,8 @@ from radixrt.attention import torch_reference
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.registry import make_backend
+from radixrt.attention.setup import AttentionSetup
+from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.errors import ConfigError
 
 torch.set_num_threads(1)
@@ -32,7 +34,7 @@ class Step:
     """All keys and values of each sequence: [kv_len, num_kv_heads, head_dim]."""
 
     def attend(self, spec: AttentionSpec) -> torch.Tensor:
-        backend = make_backend("torch_reference", "cpu")
+        backend = TorchReferenceBackend()
         backend.plan(self.metadata)
         return backend.attend(
             self.query, self.key, self.value, self.key_cache, self.value_cache, spec
@@ -189,4 +191,4 @@ def test_a_sequence_reads_pages_that_another_writes_in_the_same_step() -> None:
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="torch_reference"):
-        make_backend("flash", "cpu")
+        make_backend("flash", AttentionSetup())

@@ -24,7 +24,7 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.process import scheduler_limits
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.worker.process import build_runner
+from radixrt.worker.build import build_runner
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
