@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 from radixrt.layers.matrix import DenseMatrix, Matrix
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix, unpack_halves
 from radixrt.layers.torch_kernels import TorchKernels
-from radixrt_kernels import activation, linear
+from radixrt_kernels import activation, groupwise, linear
 
 _GATED = {
     "silu": activation.silu_and_mul,
@@ -23,6 +24,8 @@ class NativeKernels(TorchKernels):
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, DenseMatrix):
             return PackedMatrix(matrix)
+        if isinstance(matrix, GroupwiseMatrix):
+            return PackedGroupwiseMatrix(matrix)
         return matrix
 
 
@@ -38,3 +41,29 @@ class PackedMatrix(Matrix):
 
     def look_up(self, rows: torch.Tensor) -> torch.Tensor:
         return linear.look_up(self.weight, self.rows, self.columns, rows)
+
+
+class PackedGroupwiseMatrix(Matrix):
+    """A quantized matrix in the order in which the kernels read it; see ``radixrt_kernels.groupwise``."""
+
+    column_order: torch.Tensor | None
+
+    def __init__(self, matrix: GroupwiseMatrix) -> None:
+        super().__init__(matrix.rows, matrix.columns)
+        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
+        self.packed = groupwise.pack(
+            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
+        )
+        self._dtype = matrix.dtype
+        self.register_buffer("codes", self.packed.codes)
+        self.register_buffer("scales", self.packed.scales)
+        self.register_buffer("zeros", self.packed.zeros)
+        self.register_buffer("column_order", matrix.column_order)
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.column_order is not None:
+            hidden = hidden[:, self.column_order]
+        return groupwise.linear(hidden, self.packed, bias)
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        return groupwise.look_up(self.packed, rows, self._dtype)

@@ -7,10 +7,16 @@ import pytest
 import torch
 
 import radixrt_kernels
-from radixrt.layers.native_kernels import NativeKernels
+from radixrt.layers.matrix import Matrix
+from radixrt.layers.native_kernels import NativeKernels, PackedGroupwiseMatrix
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix
+from radixrt.layers.torch_kernels import TorchKernels
 from radixrt.models.loader import load_model
+from radixrt_kernels.reference import groupwise
 from tests.checkpoints import CONFIGS
 from tests.models.harness import Harness
+from tests.models.quantized_checkpoints import quantize_checkpoint
+from tests.models.test_quantized import LAYOUTS, Layout
 
 torch.set_num_threads(1)
 PROMPT = list(range(3, 33))
@@ -43,3 +49,46 @@ def test_half_precision_is_as_close_to_float32_as_with_torch(
         return float((Harness(model, page_size=16).logits(PROMPT) - exact).square().mean().sqrt())
 
     assert error(NativeKernels()) < 1.25 * error(None)
+
+
+class RoundingMatrix(PackedGroupwiseMatrix):
+    """What the kernel computes, in torch."""
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.column_order is not None:
+            hidden = hidden[:, self.column_order]
+        return groupwise.linear(hidden, self.packed, bias)
+
+
+class RoundingKernels(TorchKernels):
+    def pack(self, matrix: Matrix) -> Matrix:
+        return RoundingMatrix(matrix) if isinstance(matrix, GroupwiseMatrix) else matrix
+
+
+def check_quantized(folder: Path, quantization: str = "auto") -> None:
+    native, expected, unrounded = (
+        Harness(
+            load_model(folder, quantization=quantization, kernels=kernels), page_size=16
+        ).logits(PROMPT)
+        for kernels in (NativeKernels(), RoundingKernels(), None)
+    )
+    # Where an activation lies between two whole numbers, the last bit of a sum decides.
+    assert (native - expected).square().mean().sqrt() < 0.02 * expected.std()
+    assert (native - unrounded).square().mean().sqrt() < 0.15 * unrounded.std()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_quantized_checkpoints_compute_the_same(
+    checkpoint: Callable[[str], Path], tmp_path: Path, layout: Layout
+) -> None:
+    quantized, _ = quantize_checkpoint(checkpoint("llama_biased_tied"), tmp_path, layout)
+    check_quantized(quantized)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["llama", "llama_biased_tied", "gemma2"])
+def test_rounded_checkpoints_compute_the_same(
+    checkpoint: Callable[[str], Path], architecture: str, quantization: str
+) -> None:
+    """The LM head and a tied embedding are among what is rounded."""
+    check_quantized(checkpoint(architecture), quantization)

@@ -4,12 +4,12 @@
 #include <nanobind/stl/optional.h>
 
 #include <optional>
-#include <vector>
 
 #include "bind/bind.hpp"
+#include "bind/scratch.hpp"
+#include "bind/units.hpp"
 #include "isa.hpp"
 #include "tensor.hpp"
-#include "threads.hpp"
 
 namespace nb = nanobind;
 
@@ -29,38 +29,23 @@ const LinearKernels::Of& kernels_for(DType dtype) {
   }
 }
 
-int64_t panels_of(int64_t rows) { return (rows + kPanel - 1) / kPanel; }
-
 void check_packed(const Tensor& weights, int64_t rows, int64_t columns) {
   int64_t elements = panels_of(rows) * kPanel * (weights.dtype == DType::bfloat16 ? (columns + 1) / 2 * 2 : columns);
   require(rows > 0 && columns > 0 && weights.dense() && weights.elements() == elements,
           "weights must be the packed form of a matrix of `rows` times hidden's columns", weights);
 }
 
-// Inputs as the kernel wants them, in memory of the calling thread.
+// Inputs as the kernel wants them.
 void prepare(const LinearKernels::Of& kernel, Linear& linear, int64_t tokens) {
   int64_t bytes = kernel.prepared_bytes(linear.columns);
   if (bytes == 0) return;
-  static thread_local std::vector<char> scratch;
-  if (static_cast<int64_t>(scratch.size()) < tokens * bytes + 64) scratch.resize(tokens * bytes + 64);
-  char* prepared = scratch.data() + (-reinterpret_cast<uintptr_t>(scratch.data()) & 63);
+  char* prepared = scratch(tokens * bytes);
   parallel_ranges(tokens, kElementsPerThread / linear.columns + 1, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token)
       kernel.prepare(linear.hidden + token * linear.hidden_bytes, linear.columns, prepared + token * bytes);
   });
   linear.hidden = prepared;
   linear.hidden_bytes = bytes;
-}
-
-void multiply(const LinearKernels::Of& kernel, const Linear& linear, int64_t tokens) {
-  int64_t panels = panels_of(linear.rows);
-  int64_t panel_units = (panels + kUnitPanels - 1) / kUnitPanels, token_units = (tokens + kUnitTokens - 1) / kUnitTokens;
-  parallel_for(panel_units * token_units, [&](int64_t unit, int) {
-    int64_t panel = unit / token_units * kUnitPanels, part = unit % token_units;
-    int64_t begin = tokens * part / token_units, end = tokens * (part + 1) / token_units;
-    int count = static_cast<int>(panels - panel < kUnitPanels ? panels - panel : kUnitPanels);
-    kernel.multiply(linear, panel, count, begin, static_cast<int>(end - begin));
-  });
 }
 
 void linear(
@@ -83,7 +68,9 @@ void linear(
   if (tokens == 0) return;
   nb::gil_scoped_release release;
   prepare(kernel, product, tokens);
-  multiply(kernel, product, tokens);
+  for_each_unit(rows, tokens, columns * kPanel * size, [&](int64_t panel, int panels, int64_t token, int count) {
+    kernel.multiply(product, panel, panels, token, count);
+  });
 }
 
 void look_up(const Tensor& weights, int64_t rows, const Tensor& wanted, const Tensor& output) {

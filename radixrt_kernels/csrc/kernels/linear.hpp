@@ -11,8 +11,9 @@
 namespace radixrt {
 
 inline constexpr int kPanel = 16;         // output features in a panel
-inline constexpr int kUnitPanels = 4;     // panels that one call of `multiply` computes at most,
-inline constexpr int kUnitTokens = 256;   // and tokens
+inline constexpr int kUnitPanels = 4;     // panels that are computed together
+inline constexpr int kUnitTokens = 256;   // tokens that one call of `multiply` computes at most
+inline constexpr int kFewTokens = 16;     // up to which the weights' way from memory takes longer than the arithmetic
 
 // A product, of which one call computes a part.
 struct Linear {
