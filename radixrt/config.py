@@ -66,10 +66,11 @@ class ServerConfig:
         "Type of weights and activations; auto: the checkpoint's own.",
         group="Model",
     )
-    quantization: Literal["auto", "int8", "int4"] = setting(
+    quantization: Literal["auto", "int8", "int4", "fp8"] = setting(
         "auto",
-        "Form of the linear layers' weights. auto: as the checkpoint has them (plain, AWQ or GPTQ); int8 and int4 round a "
-        "plain checkpoint while it is loaded.",
+        "Form of the linear layers' weights. auto: as the checkpoint has them (plain, AWQ, GPTQ or fp8); int8, int4 and "
+        "fp8 round a plain checkpoint while it is loaded. fp8 rounds activations too, and is fast on GPUs that multiply "
+        "8-bit floats (Ada, Hopper and later).",
         group="Model",
     )
     context_length: int | None = setting(

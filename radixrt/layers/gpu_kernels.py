@@ -15,6 +15,7 @@ import torch
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import Matrix
+from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
 from radixrt.layers.quantization.gpu_groupwise import TritonGroupwiseMatrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
 
@@ -165,4 +166,6 @@ class GpuKernels:
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, GroupwiseMatrix) and TritonGroupwiseMatrix.takes(matrix):
             return TritonGroupwiseMatrix(matrix)
+        if isinstance(matrix, Fp8Matrix) and ScaledFp8Matrix.takes(matrix):
+            return ScaledFp8Matrix(matrix)
         return matrix  # cuBLAS takes plain weights as checkpoints have them

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixrt.config import DEMO_MODEL
 from radixrt.errors import ConfigError, RequestError
-from radixrt.layers.quantization.scheme import quantization_scheme
+from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.registry import check_architecture
 from radixrt.sampling_params import SamplingParams
 
@@ -109,13 +109,13 @@ def check_checkpoint(
     """
     config = read_config(model_dir)
     check_architecture(config)
-    quantization_scheme(config, quantization)
+    scheme = quantization_scheme(config, quantization)
     _check_sizes(text_config(config))
     checkpoint_dtype(config)
     context_length(config)
     if load_format != "dummy":
         for file in weight_files(model_dir):
-            _check_tensors(file, read_header(file))
+            _check_tensors(file, read_header(file), scheme)
     return config
 
 
@@ -240,8 +240,13 @@ def weight_files(model_dir: Path) -> list[Path]:
     raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
 
 
-def _check_tensors(file: Path, tensors: Mapping[str, "TensorInfo"]) -> None:
-    packed = [name for name, info in tensors.items() if info.dtype not in _PLAIN_DTYPES]
+def _check_tensors(
+    file: Path, tensors: Mapping[str, "TensorInfo"], scheme: QuantizationScheme | None
+) -> None:
+    served = _PLAIN_DTYPES | (
+        {"F8_E4M3"} if scheme is not None and scheme.method == "fp8" else set()
+    )
+    packed = [name for name, info in tensors.items() if info.dtype not in served]
     if packed:
         raise ConfigError(
             f"{file} holds {tensors[packed[0]].dtype} tensors ({_some(packed)}): weights of this form are "

@@ -41,7 +41,7 @@ def load_model(
     Args:
         load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
-        quantization: ``auto``: the checkpoint's; ``int8`` or ``int4`` to round a plain one's weights.
+        quantization: ``auto``: the checkpoint's; ``int8``, ``int4`` or ``fp8`` to round a plain one's weights.
         tp: this rank's place; its shards alone are kept.
         seed: of dummy weights, which are the same whatever the number of ranks.
         context_length: longest sequence that will be served; default, and at most: the checkpoint's.

@@ -7,6 +7,7 @@ import torch
 from radixrt_kernels.triton import groupwise
 from radixrt_kernels.triton.activation import gated_activation
 from radixrt_kernels.triton.append import append_kv
+from radixrt_kernels.triton.fp8 import quantize_rows
 from radixrt_kernels.triton.moe import experts_mlp
 from radixrt_kernels.triton.norm import add_rms_norm, rms_norm
 from radixrt_kernels.triton.penalties import penalise
@@ -107,6 +108,13 @@ def _groupwise(bits: int, tokens: int) -> Callable[[], None]:
     return launch
 
 
+def _quantize_rows(columns: int) -> Callable[[], None]:
+    def launch() -> None:
+        quantize_rows(torch.zeros(TOKENS, columns, dtype=BF16))
+
+    return launch
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "rms_norm": _norm,
     "rms_norm of heads": _head_norm,
@@ -125,6 +133,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
         for bits in (4, 8)
         for tokens in (1, 64)
     },
+    "quantize_rows": _quantize_rows(HIDDEN),
+    "quantize_rows of an MLP": _quantize_rows(14336),
     "append_kv": _append(BF16),
     "append_kv to fp8": _append(torch.float8_e4m3fn),
 }

@@ -9,6 +9,7 @@ from radixrt.errors import ConfigError
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
 from radixrt.layers.moe import Experts
 from radixrt.layers.quantization.awq import awq_format
+from radixrt.layers.quantization.fp8 import rounded_fp8_format, stored_fp8_format
 from radixrt.layers.quantization.gptq import gptq_format
 from radixrt.layers.quantization.rounding import rounded_format
 from radixrt.layers.quantization.scheme import DEFAULT_GROUP_SIZE, HEAD_BITS, QuantizationScheme
@@ -17,6 +18,8 @@ _FORMATS: dict[str, Callable[[QuantizationScheme], MatrixFormat]] = {
     "awq": awq_format,
     "gptq": gptq_format,
     "rounding": rounded_format,
+    "fp8": stored_fp8_format,
+    "fp8_rounding": rounded_fp8_format,
 }
 _EMBEDDING = "embed_tokens"
 _HEAD = "lm_head"
@@ -58,6 +61,8 @@ def _head_format(scheme: QuantizationScheme, name: str) -> MatrixFormat:
 
 def rounded_alike(scheme: QuantizationScheme) -> QuantizationScheme:
     """The scheme by which random weights get the form that ``scheme`` gives to a checkpoint's."""
+    if scheme.method.startswith("fp8"):
+        return dataclasses.replace(scheme, method="fp8_rounding")
     return dataclasses.replace(scheme, method="rounding")
 
 

@@ -19,8 +19,8 @@ embedding one of every token that goes in."""
 class QuantizationScheme:
     """What the linear layers' weights are made of: codes of ``bits``, with a scale and a zero a group."""
 
-    method: Literal["awq", "gptq", "rounding"]
-    """``rounding``: the checkpoint is plain, and its weights are quantized while they are loaded."""
+    method: Literal["awq", "gptq", "rounding", "fp8", "fp8_rounding"]
+    """``rounding``, ``fp8_rounding``: the checkpoint is plain, and its weights are quantized while they are loaded."""
     bits: int
     group_size: int | None
     """Columns (input features) that share scale and zero; None: the whole row."""
@@ -34,6 +34,12 @@ class QuantizationScheme:
     """Layers whose names contain one of these are not quantized."""
     quantized_head: bool = False
     """The LM head is quantized like the layers (GPTQ's ``lm_head``)."""
+    scale_a_row: bool = True
+    """Of fp8: each output feature has a scale; else a projection has one."""
+    number_shape: tuple[int, ...] = ()
+    """Of fp8: how the checkpoint stores a single scale."""
+    input_scales: bool = False
+    """Of fp8: the checkpoint has a calibrated scale for the inputs of each projection."""
 
     def covers(self, name: str) -> bool:
         """Whether the linear layer ``name`` (``model.layers.0.mlp.up_proj``) is quantized."""
@@ -43,6 +49,7 @@ class QuantizationScheme:
 ROUNDINGS = {
     "int8": QuantizationScheme("rounding", 8, None, symmetric=True),
     "int4": QuantizationScheme("rounding", 4, DEFAULT_GROUP_SIZE),
+    "fp8": QuantizationScheme("fp8_rounding", 8, None),
 }
 """By the name that ``--quantization`` has for them."""
 
@@ -79,9 +86,63 @@ def _checkpoint_scheme(config: Mapping[str, Any]) -> QuantizationScheme | None:
         return _awq(found)
     if method == "gptq":
         return _gptq(found)
+    if method == "fp8":
+        return _fp8(found)
+    if method == "compressed-tensors":
+        return _compressed_tensors(found)
     raise ConfigError(
-        f"The checkpoint is quantized ({method}), which is not supported; supported are awq and gptq. Choose one "
-        "of those, or the float32, bfloat16 or float16 original, perhaps with --quantization int8 or int4."
+        f"The checkpoint is quantized ({method}), which is not supported; supported are awq, gptq, and fp8 in its own "
+        "layout or compressed-tensors'. Choose one of those, or the float32, bfloat16 or float16 original, perhaps with "
+        "--quantization int8, int4 or fp8."
+    )
+
+
+def _fp8(found: Mapping[str, Any]) -> QuantizationScheme:
+    """One scale a projection; activations by a scale that is calibrated or each token's own."""
+    if found.get("weight_block_size"):
+        raise ConfigError(
+            f"The checkpoint's fp8 weights have a scale for each block of {found['weight_block_size']}, which is not "
+            "supported; choose the bfloat16 original with --quantization fp8, or a checkpoint with a scale a channel."
+        )
+    if found.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise ConfigError(
+            f"The checkpoint's weights are {found['fmt']}; of 8-bit floats e4m3 is supported."
+        )
+    kept = tuple(found.get("modules_to_not_convert") or found.get("ignored_layers") or ())
+    static = found.get("activation_scheme", "dynamic") == "static"
+    return QuantizationScheme("fp8", 8, None, kept=kept, scale_a_row=False, input_scales=static)
+
+
+def _compressed_tensors(found: Mapping[str, Any]) -> QuantizationScheme:
+    """Plain W8A8 of 8-bit floats: one group of layers, scales of the weights a channel or a tensor."""
+    groups = list((found.get("config_groups") or {}).values())
+    weights = (groups[0].get("weights") or {}) if len(groups) == 1 else {}
+    inputs = (groups[0].get("input_activations") or {}) if len(groups) == 1 else {}
+    strategy = weights.get("strategy")
+    plain = (
+        found.get("format") in ("float-quantized", "naive-quantized")
+        and all(
+            part.get("type") == "float" and part.get("num_bits") == 8 for part in (weights, inputs)
+        )
+        and strategy in ("channel", "tensor")
+        and not found.get("kv_cache_scheme")
+        and not found.get("sparsity_config")
+    )
+    kept = tuple(found.get("ignore") or ())
+    if not plain or any(name.startswith("re:") for name in kept):
+        raise ConfigError(
+            "The checkpoint is quantized by compressed-tensors in a form that is not supported: served are 8-bit floats "
+            "for weights and activations, with a scale a channel or a tensor, in one group of layers that are "
+            "excluded by name. Choose such a one, or the original with --quantization fp8."
+        )
+    return QuantizationScheme(
+        "fp8",
+        8,
+        None,
+        kept=kept,
+        scale_a_row=strategy == "channel",
+        number_shape=(1,),
+        input_scales=not inputs.get("dynamic", False),
     )
 
 
