@@ -139,9 +139,9 @@ def _attention_module(kernel: str, attention: Attention) -> Any:
     from flashinfer.jit.attention import modules
 
     query, key = getattr(torch, attention.dtype), getattr(torch, attention.kv_dtype)
-    dtypes = (query, key, query, torch.int32)
+    dtypes: tuple[Any, ...] = (query, key, query, torch.int32)
     no_rotation = 0
-    shape = (attention.head_dim, attention.head_dim, no_rotation, attention.window, attention.soft_cap)  # fmt: skip
+    shape: tuple[Any, ...] = (attention.head_dim, attention.head_dim, no_rotation, attention.window, attention.soft_cap)  # fmt: skip
     if kernel == "decode":
         return generators.gen_batch_decode_module(*dtypes, *shape)
     half_precision_scores = False

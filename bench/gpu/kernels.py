@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 import torch
 
+from bench.gpu.attention_kernels import measure_attention
 from bench.gpu.ceilings import Ceilings, median_seconds
 from bench.gpu.results import Result, Results
 from radixrt.layers.gpu_kernels import FlashInferLayers, GpuKernels
 from radixrt.layers.kernels import LayerKernels
+from radixrt_kernels.triton import groupwise
+from radixrt_kernels.triton.fp8 import quantize_rows
 from radixrt_kernels.triton.moe import experts_mlp
 from radixrt_kernels.triton.sampling import SETTINGS, draw_tokens
 
@@ -37,6 +40,10 @@ def measure_kernels(device: torch.device, ceilings: Ceilings, results: Results) 
         _sampling(rows, device, ceilings, results)
     for tokens in (16, 256, 4096):
         _experts(tokens, device, ceilings, results)
+    for tokens in (1, 16, 64, 256, 1024):
+        _products(tokens, device, ceilings, results)
+    if "FlashInfer" in kinds:
+        measure_attention(device, ceilings, results)
 
 
 def _layer_operation(
@@ -103,3 +110,40 @@ def _experts(tokens: int, device: torch.device, ceilings: Ceilings, results: Res
     results.add(
         Result(7, f"128 experts, {tokens} tokens", {"µs": seconds * 1e6}, {"µs": bound * 1e6})
     )
+
+
+def _products(tokens: int, device: torch.device, ceilings: Ceilings, results: Results) -> None:
+    """The MLP's down projection with weights of 16, 8 and 4 bits."""
+    rows, columns = HIDDEN, INTERMEDIATE
+    hidden = torch.randn(tokens, columns, device=device, dtype=torch.bfloat16)
+    plain = torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
+    codes8 = plain.to(torch.float8_e4m3fn)
+    row_scales = torch.ones(1, rows, device=device)
+    codes4 = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device=device)
+    groups = torch.ones(rows, columns // 128, device=device)
+    packed = groupwise.pack(codes4, groups.half(), groups.byte(), 4, 128)
+
+    def in_fp8() -> torch.Tensor:
+        codes, scales = quantize_rows(hidden)
+        return torch._scaled_mm(
+            codes, codes8.t(), scale_a=scales, scale_b=row_scales, out_dtype=torch.bfloat16
+        )
+
+    works: dict[str, tuple[Work, float, float]] = {
+        "bfloat16": (lambda: hidden @ plain.t(), 2, 1),
+        "fp8": (in_fp8, 1, 2),
+        "int4": (lambda: groupwise.linear(hidden, packed, None), 0.5, 1),
+        "int4 decoded first": (
+            lambda: hidden @ groupwise.dequantize(packed, torch.bfloat16).t(),
+            0.5,
+            1,
+        ),
+    }
+    figures, bound = {}, {}
+    for name, (work, element_bytes, rate) in works.items():
+        figures[f"{name} µs"] = median_seconds(work, device) * 1e6
+        bound[f"{name} µs"] = 1e6 * max(
+            rows * columns * element_bytes / ceilings.read_bytes_per_s,
+            2 * tokens * rows * columns / (rate * ceilings.gemm_flops_per_s),
+        )
+    results.add(Result(7, f"product with {rows} x {columns}, {tokens} tokens", figures, bound))

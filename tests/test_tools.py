@@ -1,0 +1,124 @@
+"""Setting up a machine with a GPU: which kernels models need, what is carried, and what the check runs."""
+
+import json
+import os
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import gpu_check, pack_offline
+from tools.flashinfer_kernels import LAYERS, needs, specification
+
+LLAMA = {"hidden_size": 4096, "num_attention_heads": 32, "hidden_act": "silu", "dtype": "bfloat16"}
+GEMMA2 = {
+    "hidden_size": 3584,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "model_type": "gemma2",
+    "torch_dtype": "float16",
+}
+
+
+def test_a_model_needs_the_kernels_of_its_layers() -> None:
+    wanted = [*LAYERS, "silu", "fa2:d128-bfloat16", "decode:d128-bfloat16", "fa3:d128-bfloat16"]
+    assert needs(LLAMA) == wanted
+
+
+def test_windows_soft_caps_and_an_8_bit_cache_choose_other_kernels() -> None:
+    kernels = needs(GEMMA2)
+    assert "gelu_tanh" in kernels and "silu" not in kernels
+    assert "fa2:d256-float16-softcap" in kernels and "fa2:d256-float16-window-softcap" in kernels
+    in_fp8 = needs(LLAMA, kv_cache_dtype="fp8_e4m3")
+    assert "fa2:d128-bfloat16-fp8kv" in in_fp8
+    assert not any(name.startswith("fa3") for name in in_fp8), "FA3 takes 8-bit queries alone"
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("norm", ["norm"]),
+        ("fa2:d128-bfloat16", ["batch_prefill", "head_dim_qk_128", "use_swa_False", "kv_stride_equal"]),
+        ("fa2:d256-float16-window-softcap", ["use_swa_True", "use_logits_cap_True", "head_dim_qk_256"]),
+        ("fa3:d128-bfloat16", ["batch_prefill", "sm90"]),
+        ("decode:d128-bfloat16-fp8kv", ["batch_decode", "dtype_kv_e4m3"]),
+    ],
+)  # fmt: skip
+def test_names_stand_for_flashinfers_modules(
+    monkeypatch: pytest.MonkeyPatch, name: str, parts: list[str]
+) -> None:
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
+    module = specification(name)
+    assert all(part in module.name for part in parts), module.name
+
+
+def test_an_unknown_module_is_refused_with_the_known_ones() -> None:
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
+    with pytest.raises(ValueError, match="norm, rope"):
+        specification("fa9:d128-bfloat16")
+
+
+def test_what_is_carried_covers_what_radixrt_imports_and_no_torch() -> None:
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
+    packages = pack_offline.packages(pack_offline.HAVE)
+    assert {"msgspec", "pyzmq", "xgrammar", "apache-tvm-ffi", "fastapi"} <= packages.keys()
+    assert not {"torch", "triton", "numpy", "nvidia-cublas"} & packages.keys()
+
+
+def test_a_wheel_is_unpacked_without_what_serving_never_compiles(tmp_path: Path) -> None:
+    wheel, site = tmp_path / "x-1-py3-none-any.whl", tmp_path / "site"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("x/__init__.py", "1")
+        archive.writestr("x-1.data/purelib/y.py", "2")
+        archive.writestr("x-1.data/scripts/run", "3")
+        archive.writestr("flashinfer/data/csrc/fmha_v2/big.cu", "4")
+    pack_offline.unpack(wheel, site)
+    files = sorted(str(file.relative_to(site)) for file in site.rglob("*") if file.is_file())
+    assert files == ["x/__init__.py", "y.py"]
+
+
+def test_an_archive_of_the_same_content_is_the_same(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (site / "a").mkdir(parents=True)
+    (site / "a/one.py").write_text("1")
+    stamps, contents = [], []
+    for name in ("first", "second"):
+        out = tmp_path / name
+        out.mkdir()
+        stamps.append(pack_offline.write_archive(site, out, 1))
+        contents.append((out / f"site-{stamps[-1]}.tar.xz").read_bytes())
+    assert stamps[0] == stamps[1] and contents[0] == contents[1]
+    with tarfile.open(tmp_path / f"first/site-{stamps[0]}.tar.xz") as archive:
+        assert archive.getnames() == ["a/one.py"]
+
+
+def test_the_check_runs_tests_then_measurements_in_the_time_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[list[str], float]] = []
+
+    def note(command: list[str], environment: dict[str, str], limit_s: float) -> int:
+        ran.append((command, limit_s))
+        return 0
+
+    machine: dict[str, Any] = {"gpu": "a GPU"}
+    monkeypatch.setattr(gpu_check, "_machine", lambda: machine)
+    monkeypatch.setattr(gpu_check, "_run", note)
+    assert gpu_check.main(["--out", str(tmp_path), "--minutes", "8"]) == 0
+    (tests, tests_limit), (bench, bench_limit) = ran
+    assert "tests/gpu" in tests and "bench.gpu" in bench
+    assert tests_limit < 240 and float(bench[bench.index("--budget") + 1]) < bench_limit <= 480
+    assert json.loads((tmp_path / "machine.json").read_text()) == machine
+
+
+def test_a_step_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    source = "import time; time.sleep(100)"
+    assert gpu_check._run([sys.executable, "-c", source], dict(os.environ), 0.5) == 1
+    assert gpu_check._run([sys.executable, "-c", "pass"], dict(os.environ), 60) == 0
