@@ -5,10 +5,13 @@ from collections.abc import Callable
 import torch
 
 from radixrt.attention.backend import AttentionBackend
+from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.errors import ConfigError
+from radixrt_kernels import available
 
 _BACKENDS: dict[str, Callable[[torch.device], AttentionBackend]] = {
+    "cpu": CpuBackend,
     "torch_reference": lambda device: TorchReferenceBackend(),
 }
 
@@ -20,7 +23,7 @@ def resolve_backend(name: str, device: torch.device | str) -> str:
         ConfigError: no backend has this name.
     """
     if name == "auto":
-        return "torch_reference"
+        return "cpu" if torch.device(device).type == "cpu" and available() else "torch_reference"
     if name not in _BACKENDS:
         raise ConfigError(
             f"--attention-backend {name!r} is unknown; choose auto or one of {', '.join(_BACKENDS)}."

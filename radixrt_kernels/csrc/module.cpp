@@ -28,4 +28,5 @@ NB_MODULE(_native, module) {
       },
       nb::arg("threads"));
   bind_activation(module);
+  bind_attention(module);
 }

@@ -6,5 +6,6 @@
 namespace radixrt {
 
 void bind_activation(nanobind::module_& module);
+void bind_attention(nanobind::module_& module);
 
 }  // namespace radixrt
