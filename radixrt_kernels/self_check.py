@@ -61,10 +61,10 @@ def attention() -> Iterator[Check]:
     for dtype, tolerance in ROUNDING.items():
         for head_dim in (64, 80, 128):
             query, key, value = (torch.randn(42, heads, head_dim).to(dtype) for heads in (6, 2, 2))
-            caches = [torch.randn(67, 16, 2, head_dim).to(dtype) for _ in range(2)]
-            result = plan.attend(query, key, value, *caches, scale=head_dim**-0.5)
+            keys, values = (torch.randn(67, 16, 2, head_dim).to(dtype) for _ in range(2))
+            result = plan.attend(query, key, value, keys, values, head_dim**-0.5)
             layout = (qo_indptr, kv_indptr, last_page_len, kv_indices)
-            expected = paged_attention(query, *caches, *layout, scale=head_dim**-0.5)
+            expected = paged_attention(query, keys, values, *layout, head_dim**-0.5)
             yield Check(f"attention {dtype}, head_dim {head_dim}", result, expected, tolerance)
 
 
