@@ -66,6 +66,12 @@ class ServerConfig:
         "Type of weights and activations; auto: the checkpoint's own.",
         group="Model",
     )
+    quantization: Literal["auto", "int8", "int4"] = setting(
+        "auto",
+        "Form of the linear layers' weights. auto: as the checkpoint has them (plain, AWQ or GPTQ); int8 and int4 round a "
+        "plain checkpoint while it is loaded.",
+        group="Model",
+    )
     context_length: int | None = setting(
         None, "Longest prompt plus answer, in tokens; at most (and by default) what the checkpoint says.",
         group="Model", at_least=1,

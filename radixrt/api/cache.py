@@ -1,5 +1,6 @@
 """``/v1/cache/…``: what may clients do with the KV cache itself? Warm it, pin it, let go of it, look at it."""
 
+import asyncio
 from contextlib import aclosing
 from typing import Any
 
@@ -27,6 +28,8 @@ from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
 
 MOST_TREE_LEVELS = 16
 MOST_TREE_CHILDREN = 100
+MOST_SESSIONS = 1024
+"""That one request may release."""
 
 
 class CachePrompt(msgspec.Struct, kw_only=True):
@@ -58,13 +61,14 @@ class PinRequest(CachePrompt, kw_only=True):
 
 
 class ReleaseRequest(msgspec.Struct, kw_only=True):
-    """Names a lease, or a session."""
+    """Names a lease, a session, or many sessions."""
 
     model: str | None = None
     lease: str | None = None
     session: str | None = None
+    sessions: list[str] | None = None
     cache_salt: str | None = None
-    """Of the session's requests."""
+    """Of the sessions' requests."""
 
 
 def cache_routes(state: ServerState) -> APIRouter:
@@ -86,11 +90,13 @@ def cache_routes(state: ServerState) -> APIRouter:
     async def release(request: Request) -> Response:
         fields = await _read(request, ReleaseRequest, state)
         _check_release(fields)
-        released = await state.client.release_cache(
-            lease=fields.lease or "",
-            session=fields.session or "",
-            cache_salt=fields.cache_salt or "",
-        )
+        if fields.lease is not None:
+            released = await state.client.release_cache(lease=fields.lease)
+        else:
+            salt = fields.cache_salt or ""
+            names = [fields.session] if fields.session is not None else fields.sessions or []
+            each = [state.client.release_cache(session=name, cache_salt=salt) for name in names]
+            released = sum(await asyncio.gather(*each))
         return json_response({"released_tokens": released})
 
     @router.get("/v1/cache/stats")
@@ -176,9 +182,10 @@ def _check_release(fields: ReleaseRequest) -> None:
     """Raises:
     RequestError: it does not name one thing to release.
     """
-    if (fields.lease is None) == (fields.session is None):
+    if [fields.lease, fields.session, fields.sessions].count(None) != 2:
         raise RequestError(
-            "Give the lease to end, or the session that has ended: one of them.", param="lease"
+            "Give the lease to end, or the session that has ended, or the list of sessions: one of them.",
+            param="lease",
         )
     if fields.lease == "":
         raise RequestError(
@@ -186,3 +193,11 @@ def _check_release(fields: ReleaseRequest) -> None:
         )
     if fields.session is not None:
         check_session(fields.session, "session")
+    sessions = fields.sessions or []
+    if len(sessions) > MOST_SESSIONS:
+        raise RequestError(
+            f"sessions may name {MOST_SESSIONS} of them at a time, not {len(sessions)}.",
+            param="sessions",
+        )
+    for index, session in enumerate(sessions):
+        check_session(session, f"sessions[{index}]")

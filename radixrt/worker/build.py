@@ -18,6 +18,7 @@ from radixrt.config import ServerConfig
 from radixrt.device import Device
 from radixrt.errors import ConfigError
 from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.weights import weight_bytes
 from radixrt.messages import EngineInfo, GrammarLoaded
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
@@ -58,9 +59,9 @@ def build_runner(
     model = _load(config, device, tp)
     hf_config = read_config(model_dir)
     longest = served_context_length(hf_config, config.context_length)
-    dtype = next(model.parameters()).dtype
-    weight_bytes = model.num_parameters * dtype.itemsize
-    use_fitting_threads(weight_bytes)
+    dtype = model.dtype
+    num_bytes = weight_bytes(model) * tp.size
+    use_fitting_threads(num_bytes)
     defaults = generation_config(model_dir)
     eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
     setup = AttentionSetup(
@@ -87,7 +88,7 @@ def build_runner(
         page_size=config.page_size,
         kv_bytes_per_token=bytes_per_token(setup.specs, setup.kv_dtype) * tp.size,
         num_parameters=model.num_parameters,
-        weight_bytes=weight_bytes,
+        weight_bytes=num_bytes,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device.torch_device),
         attention_backend=backend_name,
@@ -104,6 +105,7 @@ def _load(config: ServerConfig, device: Device, tp: TensorParallel) -> CausalLM:
             Path(config.model_path),
             load_format=config.load_format,
             dtype=config.dtype,
+            quantization=config.quantization,
             device=device.torch_device,
             tp=tp,
             seed=config.random_seed,
@@ -223,9 +225,9 @@ def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(token for token in token_ids if token not in unknown)
 
 
-def use_fitting_threads(weight_bytes: int) -> None:
+def use_fitting_threads(num_bytes: int) -> None:
     """Compute small models with one thread: waking others costs more than they save, and the other
     processes need cores too. The built-in model on two quiet cores, against two threads: one stream 1.4
     times as fast, 16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times."""
-    if weight_bytes < SMALL_MODEL_BYTES:
+    if num_bytes < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """How does a model inside this process answer a program's calls? Without HTTP, with all that the engine has."""
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,9 +14,10 @@ from radixrt.lang.backends.protocol import (
     DEFAULT_MAX_TOKENS,
     CacheHints,
     Call,
+    ChoiceCall,
     Piece,
     Prompt,
-    Score,
+    Scored,
     ServerTimes,
     ToolCallPiece,
     Usage,
@@ -54,18 +56,34 @@ class Engine:
                 )
                 yield _piece(chunk, usage)
 
-    async def score(
-        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
-    ) -> list[Score]:
-        return await score_choices(
-            prompt, continues, choices, unconditional, self._encode, self._logprobs
+    async def score(self, call: ChoiceCall) -> Scored:
+        return Scored(
+            await score_choices(
+                call.prompt,
+                call.continues,
+                call.choices,
+                call.unconditional,
+                self._encode,
+                self._logprobs,
+            )
         )
 
     async def cache_tokens(self) -> int | None:
         return self._llm.info.kv_pool_tokens
 
-    async def program_ended(self, session: str) -> None:
-        """Retention ends with the requests' own time to live."""
+    async def programs_ended(self, sessions: Sequence[str]) -> None:
+        engine = self._llm.background
+        with contextlib.suppress(RequestError, EngineDiedError):
+            for session in sessions:
+                await outcome(engine.submit(engine.client.release_cache(session=session)))
+
+    async def pin(self, prefix: Prompt, seconds: float) -> str | None:
+        return None
+
+    async def unpin(self, lease: str) -> None:
+        engine = self._llm.background
+        with contextlib.suppress(RequestError, EngineDiedError):
+            await outcome(engine.submit(engine.client.release_cache(lease=lease)))
 
     async def close(self) -> None:
         """Nothing of its own is open."""

@@ -10,7 +10,7 @@ from radixrt.lang.answer import Answer
 from radixrt.lang.backends.http import HttpClient
 from radixrt.lang.backends.kept_prompts import KeptPrefix, KeptPrompts, is_long
 from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body
-from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt, Score
+from radixrt.lang.backends.protocol import CacheHints, Call, ChoiceCall, Piece, Prompt, Scored
 from radixrt.lang.backends.token_scoring import score_choices
 from radixrt.lang.constraints import Choices, Constraint, Grammar, Regex
 from radixrt.lang.errors import BackendError, BadRequest
@@ -81,11 +81,16 @@ class Server:
                 if event.get("kept"):
                     self._kept.kept(event["id"], with_answer(call, first_answer))
 
-    async def score(
-        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
-    ) -> list[Score]:
-        return await score_choices(
-            prompt, continues, choices, unconditional, self._encode, self._logprobs
+    async def score(self, call: ChoiceCall) -> Scored:
+        return Scored(
+            await score_choices(
+                call.prompt,
+                call.continues,
+                call.choices,
+                call.unconditional,
+                self._encode,
+                self._logprobs,
+            )
         )
 
     async def cache_tokens(self) -> int | None:
@@ -95,18 +100,28 @@ class Server:
                 return int(tokens["total"]) - int(tokens["pinned"])
         return None
 
-    async def program_ended(self, session: str) -> None:
+    async def programs_ended(self, sessions: Sequence[str]) -> None:
         with contextlib.suppress(BackendError):
             if await self._offers("/v1/cache/release"):
-                await self._http.post("/v1/cache/release", {"session": session})
+                await self._http.post("/v1/cache/release", {"sessions": list(sessions)})
+
+    async def pin(self, prefix: Prompt, seconds: float) -> str | None:
+        with contextlib.suppress(BackendError, KeyError):
+            if await self._offers("/v1/cache/pin"):
+                body = {"ttl_s": seconds} | _prompt_field(prefix)
+                lease = await self._http.post("/v1/cache/pin", body, is_patient=False)
+                return str(lease["lease"])
+        return None
+
+    async def unpin(self, lease: str) -> None:
+        with contextlib.suppress(BackendError):
+            await self._http.post("/v1/cache/release", {"lease": lease})
 
     async def close(self) -> None:
         await self._http.close()
 
     async def _encode(self, prompt: Prompt, continues: bool) -> list[int]:
-        body: dict[str, Any] = (
-            {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
-        )
+        body = _prompt_field(prompt)
         answer = await self._http.post("/tokenize", body | _continuation_fields(continues))
         ids: list[int] = answer["tokens"]
         return ids
@@ -170,6 +185,10 @@ def with_answer(call: Call, answer: Answer) -> Prompt:
     if answer.tool_calls:
         before[-1]["tool_calls"] = answer.tool_calls
     return before
+
+
+def _prompt_field(prompt: Prompt) -> dict[str, Any]:
+    return {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
 
 
 def _continuation_fields(continues: bool) -> dict[str, Any]:
