@@ -15,7 +15,6 @@ import torch
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import Matrix
-from radixrt.layers.torch_kernels import TorchKernels
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -96,11 +95,11 @@ class GpuKernels:
         Args:
             flashinfer: None: Triton computes everything.
         """
-        from radixrt_kernels.triton import activation, norm, rotary
+        from radixrt_kernels.triton import activation, moe, norm, rotary
 
         self._flashinfer = flashinfer
-        self._norm, self._rotary, self._activation = norm, rotary, activation
-        self._reference = TorchKernels()
+        self._norm, self._rotary = norm, rotary
+        self._activation, self._moe = activation, moe
 
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
@@ -159,7 +158,7 @@ class GpuKernels:
         down: torch.Tensor,
         activation: str,
     ) -> torch.Tensor:
-        return self._reference.experts(hidden, weights, experts, gate_up, down, activation)
+        return self._moe.experts_mlp(hidden, weights, experts, gate_up, down, activation)
 
     def pack(self, matrix: Matrix) -> Matrix:
         return matrix  # cuBLAS takes the weights as checkpoints have them

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from radixrt.device import Device
 from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
+from radixrt.worker.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.grammars import TokenMask
 from radixrt.worker.logprobs import logprob_rows, raw_logprobs
 from radixrt.worker.noise import gumbel_noise
@@ -25,7 +26,6 @@ from radixrt.worker.sampling_state import (
     PenalisedRows,
     SamplingBatch,
     SamplingState,
-    TokenBiases,
 )
 
 CPU_CANDIDATES = (128, 2048)
@@ -92,12 +92,33 @@ def sample(
         mask: what constrained rows may sample.
     """
     batch = state.batch(slots)
-    peaks = logits.amax(dim=-1)
     raw = None if batch.logprobs is None else logits[batch.logprobs.rows]
+    if batch.packed is not None:
+        token_ids, peaks = draw_in_one_kernel(
+            batch, state.counts, logits, positions, mask, state.device
+        )
+    else:
+        token_ids, peaks = _draw_in_groups(batch, state, logits, positions, mask)
+    state.record(batch, token_ids)
+    logprobs = None
+    if raw is not None and batch.logprobs is not None:
+        logprobs = raw_logprobs(raw, token_ids[batch.logprobs.rows], max(batch.logprobs.num_top))
+    return SampledTokens(token_ids, batch, peaks, logprobs)
+
+
+def _draw_in_groups(
+    batch: SamplingBatch,
+    state: SamplingState,
+    logits: Tensor,
+    positions: Tensor,
+    mask: TokenMask | None,
+) -> tuple[Tensor, Tensor]:
+    """Token ids and the largest logit of each row, both [rows]."""
+    peaks = logits.amax(dim=-1)
     if batch.penalised is not None:
         _penalise(logits, batch.penalised, state)
     if batch.biases is not None:
-        _bias(logits, batch.biases, positions)
+        batch.biases.add_to(logits, positions)
     if mask is not None:
         _keep_allowed(logits, mask, state.device)
     # Sampled rows are overwritten below; where there are no others, the argmax is not worth its pass.
@@ -109,11 +130,7 @@ def sample(
         if group is not None:
             scaled = logits[group.rows].div_(group.settings.temperature)
             token_ids[group.rows] = draw(scaled, group.settings, positions[group.rows])
-    state.record(batch, token_ids)
-    logprobs = None
-    if raw is not None and batch.logprobs is not None:
-        logprobs = raw_logprobs(raw, token_ids[batch.logprobs.rows], max(batch.logprobs.num_top))
-    return SampledTokens(token_ids, batch, peaks, logprobs)
+    return token_ids, peaks
 
 
 def _penalise(logits: Tensor, penalised: PenalisedRows, state: SamplingState) -> None:
@@ -157,12 +174,6 @@ def _chunks(count: int, logits: Tensor) -> Iterator[slice]:
     if logits.device.type == "cpu":
         step = max(1, CHUNK_ELEMENTS // logits.shape[-1])
     return (slice(start, start + step) for start in range(0, count, step))
-
-
-def _bias(logits: Tensor, biases: TokenBiases, positions: Tensor) -> None:
-    active = positions[biases.rows] < biases.until
-    values = torch.where(active, biases.values, 0.0)
-    logits.index_put_((biases.rows, biases.token_ids), values, accumulate=True)
 
 
 def _draw_untruncated(scaled: Tensor, settings: DrawSettings, positions: Tensor) -> Tensor:

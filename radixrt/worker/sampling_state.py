@@ -99,6 +99,12 @@ class TokenBiases:
     values: Tensor  # [n] float32
     until: Tensor  # [n] int64; the bias holds for positions below this
 
+    def add_to(self, logits: Tensor, positions: Tensor) -> None:
+        """To float32 logits [rows, vocab], in place; ``positions`` are the rows', int64 [rows]."""
+        active = positions[self.rows] < self.until
+        values = torch.where(active, self.values, 0.0)
+        logits.index_put_((self.rows, self.token_ids), values, accumulate=True)
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
@@ -114,6 +120,8 @@ class SamplingBatch:
     """The slots of a step, sorted into groups; None: nobody wants that."""
 
     slots: NDArray[np.int64]
+    packed: Tensor | None
+    """[rows, SETTINGS] int32 for ``radixrt_kernels.triton.sampling``, which needs no groups; None: groups."""
     any_greedy: bool
     truncated: SampledRows | None
     """Sampled within top-k or top-p."""
@@ -175,9 +183,17 @@ class SamplingState:
         *,
         eos_token_ids: Sequence[int] = (),
         device: Device = CPU,
+        draws_in_one_kernel: bool | None = None,
     ) -> None:
+        """
+        Args:
+            draws_in_one_kernel: pack the rows' settings for the Triton kernel; default: on a GPU.
+        """
         self.vocab_size = vocab_size
         self.device = device
+        if draws_in_one_kernel is None:
+            draws_in_one_kernel = device.torch_device.type == "cuda"
+        self._draws_in_one_kernel = draws_in_one_kernel
         self.counts = TokenCounts(vocab_size, device)
         self._eos_token_ids = tuple(eos_token_ids)
         self._settings = np.zeros(max_slots, dtype=_SETTINGS)
@@ -270,11 +286,14 @@ class SamplingState:
     def _group(self, slots: NDArray[np.int64]) -> SamplingBatch:
         settings = self._settings[slots]
         sampled, truncated = settings["sampled"], settings["truncated"]
+        packed = self._tensor(_pack(settings)) if self._draws_in_one_kernel else None
+        grouped = sampled & (packed is None)
         return SamplingBatch(
             slots=slots,
+            packed=packed,
             any_greedy=not sampled.all(),
-            truncated=self._sampled_rows(settings, sampled & truncated),
-            untruncated=self._sampled_rows(settings, sampled & ~truncated),
+            truncated=self._sampled_rows(settings, grouped & truncated),
+            untruncated=self._sampled_rows(settings, grouped & ~truncated),
             penalised=self._penalised_rows(settings),
             biases=self._token_biases(slots),
             logprobs=self._logprob_rows(slots, settings),
@@ -335,6 +354,20 @@ class SamplingState:
 
     def _tensor(self, column: NDArray) -> Tensor:
         return self.device.upload(column.copy())[0]
+
+
+def _pack(settings: NDArray) -> NDArray[np.int32]:
+    """The columns that ``radixrt_kernels.triton.sampling`` reads, [rows, SETTINGS]."""
+    temperature = np.where(settings["sampled"], settings["temperature"], np.float32(0))
+    keys = seed_keys(torch.from_numpy(settings["seed"].copy())).numpy()
+    columns = [
+        temperature.view(np.int32),
+        settings["top_k"].astype(np.int32),
+        np.ascontiguousarray(settings["top_p"]).view(np.int32),
+        np.ascontiguousarray(settings["log_min_p"]).view(np.int32),
+        *keys.view(np.int32).reshape(-1, 2).T,  # low half, high half
+    ]
+    return np.stack(columns, axis=1)
 
 
 def _has_penalties(sampling: SamplingParams) -> bool:

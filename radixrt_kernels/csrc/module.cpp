@@ -28,4 +28,6 @@ NB_MODULE(_native, module) {
       },
       nb::arg("threads"));
   bind_activation(module);
+  bind_groupwise(module);
+  bind_linear(module);
 }

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from radixrt_kernels.triton.launching import block_of, rows_of, warps_for
 
-ELEMENTS = 4096
+ELEMENTS = 1024
 """A program norms as many rows as this holds: the heads of a query-key norm have 64 to 256 features each."""
 
 
@@ -112,4 +112,4 @@ def add_rms_norm(
 
 def _tile(size: int) -> int:
     """Rows of one program."""
-    return max(1, ELEMENTS // 4 // block_of(size))
+    return max(1, ELEMENTS // block_of(size))
