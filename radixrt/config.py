@@ -140,7 +140,7 @@ class ServerConfig:
     tp: int = setting(
         1, "Tensor-parallel ranks, one worker process each.", group="Device", at_least=1
     )
-    attention_backend: Literal["auto", "flashinfer", "torch_reference"] = setting(
+    attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = setting(
         "auto",
         "Which kernels compute attention; auto: the fastest that runs on the device.",
         group="Device",

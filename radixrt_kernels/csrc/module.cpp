@@ -30,4 +30,5 @@ NB_MODULE(_native, module) {
   bind_activation(module);
   bind_groupwise(module);
   bind_linear(module);
+  bind_attention(module);
 }

@@ -18,7 +18,7 @@ from radixrt.attention.metadata import SharedPrefixes
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from tests.attention.fake_flashinfer import FakeFlashInfer
-from tests.attention.test_torch_reference import Step, make_step, written_out
+from tests.attention.steps import Step, make_step, written_out
 
 PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.3)
 
