@@ -1,5 +1,6 @@
 """``/v1/cache/…``: what may clients do with the KV cache itself? Warm it, pin it, let go of it, look at it."""
 
+import asyncio
 from contextlib import aclosing
 from typing import Any
 
@@ -10,7 +11,8 @@ from radixrt.api.body import read_json, to_struct
 from radixrt.api.chat import chat_prompt
 from radixrt.api.completions import token_prompt
 from radixrt.api.events import json_response, while_connected
-from radixrt.api.protocol import ChatCompletionRequest, ChatMessage, refuse_unsupported
+from radixrt.api.keeping import RememberedPrompt, continuation_of
+from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, priority
 from radixrt.api.state import ServerState, request_id
 from radixrt.cache_hint import (
@@ -27,22 +29,20 @@ from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
 
 MOST_TREE_LEVELS = 16
 MOST_TREE_CHILDREN = 100
+MOST_SESSIONS = 1024
+"""That one request may release."""
 
 
-class CachePrompt(msgspec.Struct, kw_only=True):
+class CachePrompt(RememberedPrompt, kw_only=True):
     """A prompt in one of three forms: messages, prompt or token_ids."""
 
-    model: str | None = None
-    messages: list[ChatMessage] | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     """Whether the template opens the assistant's turn after the messages; False unless given."""
-    prompt: str | None = None
     add_special_tokens: bool | None = None
     token_ids: list[Any] | None = None
-    cache_salt: str | None = None
     priority: int | None = None
     timeout: float | None = None
     rid: str | None = None
@@ -58,13 +58,14 @@ class PinRequest(CachePrompt, kw_only=True):
 
 
 class ReleaseRequest(msgspec.Struct, kw_only=True):
-    """Names a lease, or a session."""
+    """Names a lease, a session, or many sessions."""
 
     model: str | None = None
     lease: str | None = None
     session: str | None = None
+    sessions: list[str] | None = None
     cache_salt: str | None = None
-    """Of the session's requests."""
+    """Of the sessions' requests."""
 
 
 def cache_routes(state: ServerState) -> APIRouter:
@@ -86,11 +87,13 @@ def cache_routes(state: ServerState) -> APIRouter:
     async def release(request: Request) -> Response:
         fields = await _read(request, ReleaseRequest, state)
         _check_release(fields)
-        released = await state.client.release_cache(
-            lease=fields.lease or "",
-            session=fields.session or "",
-            cache_salt=fields.cache_salt or "",
-        )
+        if fields.lease is not None:
+            released = await state.client.release_cache(lease=fields.lease)
+        else:
+            salt = fields.cache_salt or ""
+            names = [fields.session] if fields.session is not None else fields.sessions or []
+            each = [state.client.release_cache(session=name, cache_salt=salt) for name in names]
+            released = sum(await asyncio.gather(*each))
         return json_response({"released_tokens": released})
 
     @router.get("/v1/cache/stats")
@@ -121,7 +124,7 @@ async def _warm(
 ) -> Warmed:
     warming = warm_request(
         request_id("warm", fields.rid),
-        _prompt(fields, state),
+        _prompt(fields, state, request),
         cache_salt=fields.cache_salt or "",
         hints=hints,
         priority=priority(fields.priority, state.config),
@@ -139,11 +142,11 @@ async def _pin(fields: PinRequest, state: ServerState, request: Request) -> dict
     ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
     check_pin_seconds(ttl_s, state.config.max_pin_seconds)  # before anything is computed in vain
     warmed = await _warm(fields, CacheHints(), state, request)
-    lease = await state.client.pin(_prompt(fields, state), fields.cache_salt or "", ttl_s)
+    lease = await state.client.pin(_prompt(fields, state, request), fields.cache_salt or "", ttl_s)
     return {**msgspec.to_builtins(lease), **msgspec.to_builtins(warmed)}
 
 
-def _prompt(fields: CachePrompt, state: ServerState) -> Prompt:
+def _prompt(fields: CachePrompt, state: ServerState, request: Request) -> Prompt:
     """Raises:
     RequestError: there is not exactly one prompt, or it is not well formed.
     """
@@ -156,29 +159,30 @@ def _prompt(fields: CachePrompt, state: ServerState) -> Prompt:
             param=given[-1] if given else "messages",
         )
     if fields.messages is not None:
-        return chat_prompt(
-            ChatCompletionRequest(
-                messages=fields.messages,
-                tools=fields.tools,
-                chat_template_kwargs=fields.chat_template_kwargs,
-                reasoning_effort=fields.reasoning_effort,
-                add_generation_prompt=bool(fields.add_generation_prompt),
-            )
+        chat = ChatCompletionRequest(
+            messages=fields.messages,
+            tools=fields.tools,
+            chat_template_kwargs=fields.chat_template_kwargs,
+            reasoning_effort=fields.reasoning_effort,
+            add_generation_prompt=bool(fields.add_generation_prompt),
         )
+        return chat_prompt(chat, continuation_of(fields, state, request).messages)
     if fields.tools is not None:
         raise RequestError("tools are for the chat template, so they need messages.", param="tools")
     if fields.token_ids is not None:
         return token_prompt(fields.token_ids, state.info.vocab_size, "token_ids")
-    return TextPrompt(fields.prompt or "", fields.add_special_tokens is not False)
+    text = continuation_of(fields, state, request).text + (fields.prompt or "")
+    return TextPrompt(text, fields.add_special_tokens is not False)
 
 
 def _check_release(fields: ReleaseRequest) -> None:
     """Raises:
     RequestError: it does not name one thing to release.
     """
-    if (fields.lease is None) == (fields.session is None):
+    if [fields.lease, fields.session, fields.sessions].count(None) != 2:
         raise RequestError(
-            "Give the lease to end, or the session that has ended: one of them.", param="lease"
+            "Give the lease to end, or the session that has ended, or the list of sessions: one of them.",
+            param="lease",
         )
     if fields.lease == "":
         raise RequestError(
@@ -186,3 +190,11 @@ def _check_release(fields: ReleaseRequest) -> None:
         )
     if fields.session is not None:
         check_session(fields.session, "session")
+    sessions = fields.sessions or []
+    if len(sessions) > MOST_SESSIONS:
+        raise RequestError(
+            f"sessions may name {MOST_SESSIONS} of them at a time, not {len(sessions)}.",
+            param="sessions",
+        )
+    for index, session in enumerate(sessions):
+        check_session(session, f"sessions[{index}]")

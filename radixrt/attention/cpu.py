@@ -4,18 +4,26 @@ import torch
 
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.setup import AttentionSetup
 from radixrt.errors import ConfigError
 from radixrt_kernels import available, missing_because
 from radixrt_kernels.attention import AttentionPlan
+
+CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CpuBackend:
     """Hands each step to ``radixrt_kernels``, which cuts it into tasks for all threads."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, setup: AttentionSetup) -> None:
+        device = setup.device.torch_device
         if device.type != "cpu":
             raise ConfigError(
                 f"--attention-backend cpu computes on the CPU, and the model is on {device}; use --device cpu."
+            )
+        if setup.kv_dtype not in CPU_CACHE_DTYPES:
+            raise ConfigError(
+                f"--attention-backend cpu reads no KV cache of {setup.kv_dtype}; use --kv-cache-dtype auto."
             )
         if not available():
             raise ConfigError(

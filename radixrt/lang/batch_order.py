@@ -29,13 +29,13 @@ class PrefixOrder:
         """Whoever waited for it has gone; an unknown key is ignored."""
         self._waiting = [entry for entry in self._waiting if entry[2] != key]
 
-    def next_prompt(self) -> str:
-        """The one whose key is taken next: it shares most with the last one taken.
+    def peek(self) -> Hashable:
+        """The key that :meth:`next_key` would take: its prompt shares most with the last one taken.
 
         Raises:
             IndexError: none waits.
         """
-        return self._waiting[self._next_place()][0]
+        return self._waiting[self._next_place()][2]
 
     def next_key(self) -> Hashable:
         """Take the key of the next prompt.
@@ -45,6 +45,13 @@ class PrefixOrder:
         """
         self._last, _, key = self._waiting.pop(self._next_place())
         return key
+
+    def nearest(self, prompt: str) -> tuple[Hashable, int] | None:
+        """The key of the waiting prompt that shares most with this one, and how many characters; None: none waits."""
+        if not self._waiting:
+            return None
+        other, _, key = self._waiting[self._nearest(prompt)]
+        return key, shared_length(prompt, other)
 
     def _next_place(self) -> int:
         return self._start() if self._last is None else self._nearest(self._last)

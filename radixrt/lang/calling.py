@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from radixrt.lang.answer import Answer
-from radixrt.lang.backends.protocol import CacheHints, Call, Piece, Prompt
+from radixrt.lang.backends.protocol import CacheHints, Call, ChoiceCall, Piece, Prompt
 from radixrt.lang.constraints import Choices
 from radixrt.lang.errors import locate, unreadable
 from radixrt.lang.expressions import Gen, Select
@@ -31,16 +31,18 @@ class Site:
     hints: CacheHints
     record: CallRecord
 
-    async def prompt(self) -> tuple[Prompt, bool]:
-        """What the call answers, once all of it is known; and whether it continues the last message."""
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[tuple[Prompt, bool]]:
+        """A block to send the call in. Gives what it answers, once all of it is known; and whether it continues the last
+        message."""
         for hole in self.before.holes():
             await hole.wait_async()
         prompt, continues = self.before.as_prompt()
         self.record.prompt_tail = tail_of(prompt)
         self.record.ready_at = time.monotonic()
-        await self.run.admission(prompt)
-        self.record.sent_at = time.monotonic()
-        return prompt, continues
+        async with self.run.admission(prompt, self.record):
+            self.record.sent_at = time.monotonic()
+            yield prompt, continues
 
     def tell(self, text: str) -> None:
         """More of the hole's text is there."""
@@ -61,20 +63,20 @@ def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
     tools = as_tools(gen.tools)
 
     async def work() -> Filling:
-        prompt, continues = await site.prompt()
         site.record.streamed = gen.stream or site.run.is_watched
-        call = Call(
-            prompt=prompt,
-            continues=continues,
-            sampling=gen.sampling.over(site.run.sampling),
-            constraint=kind.constraint,
-            n=gen.n,
-            tools=tools,
-            tool_choice=gen.tool_choice,
-            stream=site.record.streamed,
-            hints=site.hints,
-        )
-        answers = await _collect(site, site.run.backend.generate(call), gen.n)
+        async with site.turn() as (prompt, continues):
+            call = Call(
+                prompt=prompt,
+                continues=continues,
+                sampling=gen.sampling.over(site.run.sampling),
+                constraint=kind.constraint,
+                n=gen.n,
+                tools=tools,
+                tool_choice=gen.tool_choice,
+                stream=site.record.streamed,
+                hints=site.hints,
+            )
+            answers = await _collect(site, site.run.backend.generate(call), gen.n)
         site.record.called = [
             f"{call['function']['name']}({call['function']['arguments']})"
             for call in answers[0].tool_calls
@@ -94,24 +96,42 @@ def selecting(site: Site, select: Select) -> Coroutine[Any, Any, Filling]:
     """The work of a select."""
 
     async def work() -> Filling:
-        prompt, continues = await site.prompt()
-        if select.method == "constrained":
-            call = Call(
-                prompt=prompt,
-                continues=continues,
-                sampling=site.run.sampling,
-                constraint=Choices(select.choices),
-                hints=site.hints,
-            )
-            (answer,) = await _collect(site, site.run.backend.generate(call), 1)
-            return Filling(answer.text, answer.text)
-        against_none = select.method == "unconditional_likelihood_normalized"
-        scores = await site.run.backend.score(prompt, continues, select.choices, against_none)
-        choice = select.choices[likeliest(scores, select.method)]
-        site.tell(choice)
+        async with site.turn() as (prompt, continues):
+            if select.method == "constrained":
+                choice = await _written_choice(site, select, prompt, continues)
+            else:
+                choice = await _likeliest_choice(site, select, prompt, continues)
         return Filling(choice, choice)
 
     return _recorded(site, work)
+
+
+async def _written_choice(site: Site, select: Select, prompt: Prompt, continues: bool) -> str:
+    """The choice that the model writes, held to them."""
+    call = Call(
+        prompt=prompt,
+        continues=continues,
+        sampling=site.run.sampling,
+        constraint=Choices(select.choices),
+        hints=site.hints,
+    )
+    (answer,) = await _collect(site, site.run.backend.generate(call), 1)
+    return answer.text
+
+
+async def _likeliest_choice(site: Site, select: Select, prompt: Prompt, continues: bool) -> str:
+    call = ChoiceCall(
+        prompt=prompt,
+        continues=continues,
+        choices=select.choices,
+        unconditional=select.method == "unconditional_likelihood_normalized",
+        hints=site.hints,
+    )
+    scored = await site.run.backend.score(call)
+    site.record.usage = scored.usage
+    choice = select.choices[likeliest(scored.scores, select.method)]
+    site.tell(choice)
+    return choice
 
 
 async def _recorded(site: Site, work: Callable[[], Coroutine[Any, Any, Filling]]) -> Filling:

@@ -120,7 +120,8 @@ class Function:
             return state, lambda: self._finished(state, (), arguments)
 
         concurrency = max_concurrency or num_threads
-        return run_side_by_side(begin, inputs, concurrency, self.__name__ if progress else None)
+        title = self.__name__ if progress else None
+        return run_side_by_side(begin, inputs, chosen, concurrency, title)
 
     # ------------------------------------------------------------ while it runs
 

@@ -1,12 +1,17 @@
 """How many runs of a batch fit into the server's cache side by side? As many as find there what they come back to.
 
 Runs that together need more than the cache holds evict from each other what they need at their next call. So a run enters
-when what is to be kept for all inside fits: what their first prompts have in common, counted once, and, if runs of this
-batch make several calls, all else that they have sent and got. What a single call has for itself nobody comes back to; the
-server sees to the room for it. One run may always go on.
+when what is to be kept for all that hold room fits: what their first prompts have in common, counted once, and, if runs of
+this batch make one call after another, all else that they have sent and got. What a call has for itself, if nobody comes
+back to it, takes no room here; the server sees to it. Calls that are sent side by side need their prefix together, so what
+the branches of one run have in common counts as well. One run may always go on.
+
+A run holds room while it has calls under way. While it rests, in a slow tool say, another may enter: an idle server would
+cost more than the prefix that is to be computed again.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from radixrt.lang.backends.protocol import Usage
 from radixrt.lang.batch_order import shared_length
@@ -15,8 +20,18 @@ USED_SHARE = 0.9
 """Of the cache: pages are filled in part, and something else may run."""
 FIRST_TOKENS_PER_CHARACTER = 0.35
 """Until answers tell; low for code, high for English."""
-FIRST_GROWTH = 0.5
-"""How much a run adds to its first prompt, as a share of that, until one has ended and told."""
+FIRST_GROWTH = 0.25
+"""How much a run adds to its first prompts, as a share of these, until one has ended and told."""
+
+
+@dataclass
+class _Inside:
+    """A run that has entered."""
+
+    firsts: list[str]
+    """Its prompts that waited for its turn."""
+    later: list[str] = field(default_factory=list)
+    rests: bool = False
 
 
 class Room:
@@ -28,58 +43,71 @@ class Room:
             cache_tokens: what the cache can hold; None: nobody knows, and every run fits.
         """
         self._capacity = None if cache_tokens is None else cache_tokens * USED_SHARE
-        self._sent: dict[str, list[str]] = {}
-        """The prompts of each run inside, as texts."""
+        self._inside: dict[str, _Inside] = {}
         self._characters = 0
         self._tokens = 0
         self._growths: list[float] = []
-        """Of ended runs: tokens beyond the first prompt."""
+        """Of ended runs: tokens beyond their first prompts."""
         self._some_come_back = False
-        """A run has made a second call."""
+        """A run has made a call after one that was answered."""
 
-    def fits(self, prompt: str) -> bool:
-        """Whether a run that begins with this prompt finds room."""
-        if self._capacity is None or not self._sent:
+    def fits(self, prompts: Sequence[str]) -> bool:
+        """Whether a run that begins with these prompts, side by side, finds room."""
+        holders = [run for run in self._inside.values() if not run.rests]
+        if self._capacity is None or not holders:
             return True
-        firsts = [prompts[0] for prompts in self._sent.values()] + [prompt]
-        if self._some_come_back or not self._growths:
-            kept = distinct_length(firsts) * self._tokens_per_character
-            kept += len(firsts) * self._growth(prompt)
+        holders.append(_Inside(list(prompts)))
+        if self._growths and not self._some_come_back:
+            sent = [prompt for run in holders for prompt in (*run.firsts, *run.later)]
+            kept = common_length(sent) * self._tokens_per_character
         else:
-            kept = common_length(firsts) * self._tokens_per_character
+            firsts = [prompt for run in holders for prompt in run.firsts]
+            kept = distinct_length(firsts) * self._tokens_per_character
+            kept += len(holders) * self._growth(prompts)
         return kept <= self._capacity
 
-    def enter(self, run_id: str, prompt: str) -> None:
-        self._sent[run_id] = [prompt]
+    def enter(self, run_id: str, prompts: Sequence[str]) -> None:
+        self._inside[run_id] = _Inside(list(prompts))
 
-    def sends(self, run_id: str, prompt: str) -> None:
-        """A run inside makes a further call."""
-        if self._capacity is not None and run_id in self._sent:
-            self._sent[run_id].append(prompt)
-            self._some_come_back = True
+    def sends(self, run_id: str, prompt: str, comes_back: bool) -> None:
+        """A run inside makes a further call.
+
+        Args:
+            comes_back: after one that was answered.
+        """
+        self._inside[run_id].later.append(prompt)
+        self._some_come_back |= comes_back
+
+    def answered(self, prompt: str, usage: Usage) -> None:
+        """A call has ended; where it tells, the next guesses are better."""
+        if usage.prompt_tokens:
+            self._characters += len(prompt)
+            self._tokens += usage.prompt_tokens
+
+    def rests(self, run_id: str, rests: bool) -> None:
+        """A run inside has no calls under way, or has some again."""
+        self._inside[run_id].rests = rests
 
     def leave(self, run_id: str, usages: Sequence[Usage]) -> None:
         """
         Args:
             usages: of all its calls, answered or not.
         """
-        prompts = self._sent.pop(run_id, [])
-        if self._capacity is None or not prompts or not all(u.prompt_tokens for u in usages):
-            return  # some of its calls did not tell: selects, or failed ones
-        self._characters += sum(map(len, prompts))
-        self._tokens += sum(usage.prompt_tokens for usage in usages)
+        run = self._inside.pop(run_id, None)
+        if run is None or not all(usage.prompt_tokens for usage in usages):
+            return  # some of its calls did not tell: they failed, say
         answered = sum(usage.completion_tokens for usage in usages)
-        later = distinct_length(prompts) - len(prompts[0])
+        later = distinct_length([*run.firsts, *run.later]) - distinct_length(run.firsts)
         self._growths.append(max(later * self._tokens_per_character, 0) + answered)
 
     @property
     def _tokens_per_character(self) -> float:
         return self._tokens / self._characters if self._tokens else FIRST_TOKENS_PER_CHARACTER
 
-    def _growth(self, prompt: str) -> float:
+    def _growth(self, prompts: Sequence[str]) -> float:
         if self._growths:
             return sum(self._growths) / len(self._growths)
-        return len(prompt) * self._tokens_per_character * FIRST_GROWTH
+        return distinct_length(prompts) * self._tokens_per_character * FIRST_GROWTH
 
 
 def distinct_length(prompts: Sequence[str]) -> int:

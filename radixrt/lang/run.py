@@ -14,15 +14,17 @@ from radixrt.lang.changes import Changes
 from radixrt.lang.errors import Cancelled
 from radixrt.lang.hints import Hints
 from radixrt.lang.hole import Filling, Hole
-from radixrt.lang.records import RunRecord
+from radixrt.lang.records import CallRecord, RunRecord
 from radixrt.lang.sampling import Sampling
 
 
 class Gate(Protocol):
-    """Decides when a run may send its first call, and sees the others."""
+    """Decides when a run may send its first calls, and sees the others."""
 
-    async def admit(self, run: "Run", prompt: Prompt) -> None:
-        """Return when the run may send this prompt: at once, but for its first."""
+    def admission(
+        self, run: "Run", prompt: Prompt, record: CallRecord
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """Enter it when the run may send this prompt; leave it when the call has ended, and its record says how."""
         ...
 
 
@@ -43,7 +45,7 @@ class Run:
         self.changes = Changes()
         self.is_watched = False
         """Someone reads along, so that answers are to come piece by piece."""
-        self.hints = Hints(self.id, backend, is_one_of_many=gate is not None)
+        self.hints = Hints(self.id)
         self._gate = gate
         self._lock = threading.Lock()
         self._holes: list[Hole] = []
@@ -63,10 +65,13 @@ class Run:
             self._holes.append(hole)
         hole.future.add_done_callback(lambda _: self.changes.tell())
 
-    async def admission(self, prompt: Prompt) -> None:
-        """Wait until the run may send its first call; all later calls follow freely."""
-        if self._gate is not None:
-            await self._gate.admit(self, prompt)
+    def admission(
+        self, prompt: Prompt, record: CallRecord
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """A block to send a call in. The first calls of a run in a batch wait for its turn, all others begin at once."""
+        if self._gate is None:
+            return contextlib.nullcontext()
+        return self._gate.admission(self, prompt, record)
 
     def finish(self) -> None:
         """Wait for all that was started.
@@ -95,9 +100,8 @@ class Run:
             hole.cancel()
 
     def ended(self) -> None:
-        """Tell the backend, in the background, that the run's KV is needed no more."""
+        """Nothing more happens in the run."""
         self.record.ended_at = time.monotonic()
-        self.hints.program_ended()
         self.changes.tell()
 
     def _unsettled(self) -> list[Hole]:

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from radixrt.layers.matrix import DenseMatrix, Matrix
+from radixrt.layers.matrix import Matrix
 
 
 class LayerKernels(Protocol):
@@ -63,7 +63,7 @@ class LayerKernels(Protocol):
             down: [num_experts, hidden_size, size]
         """
 
-    def pack(self, matrix: DenseMatrix) -> Matrix:
+    def pack(self, matrix: Matrix) -> Matrix:
         """A loaded matrix in the form that multiplies fastest; ``matrix`` itself where that is it."""
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixFormat, Placement
+from radixrt.layers.matrix import Matrix, MatrixFormat, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
@@ -66,12 +66,12 @@ class Heads:
         ]
 
 
-class LinearLayer(nn.Module):
-    """A matrix and perhaps a bias. It is made without a matrix, since the checkpoint decides the format."""
+class MatrixLayer(nn.Module):
+    """A layer whose weight is one matrix. It is made without it, since the checkpoint decides the format."""
 
     matrix: Matrix
 
-    def __init__(self, rows: int, columns: int, bias: bool) -> None:
+    def __init__(self, rows: int, columns: int) -> None:
         """
         Args:
             rows, columns: output and input features of this rank's part.
@@ -79,11 +79,18 @@ class LinearLayer(nn.Module):
         super().__init__()
         self.rows = rows
         self.columns = columns
-        self.bias = nn.Parameter(torch.zeros(rows), requires_grad=False) if bias else None
 
     def allocate(self, matrix_format: MatrixFormat) -> None:
         """Make the matrix, on torch's current default device."""
         self.matrix = matrix_format(self.rows, self.columns)
+
+
+class LinearLayer(MatrixLayer):
+    """A matrix and perhaps a bias."""
+
+    def __init__(self, rows: int, columns: int, bias: bool) -> None:
+        super().__init__(rows, columns)
+        self.bias = nn.Parameter(torch.zeros(rows), requires_grad=False) if bias else None
 
     def placements(self, path: str) -> Iterator[Placement]:
         """The checkpoint's projections, given the layer's own path in the model."""
@@ -145,18 +152,23 @@ class RowParallelLinear(LinearLayer):
 
 
 def allocate_matrices(model: nn.Module, format_of: Callable[[str], MatrixFormat]) -> None:
-    """Give every linear layer of ``model`` an empty matrix.
+    """Give every layer of ``model`` that has a matrix an empty one.
 
     Args:
         format_of: by the layer's path in the model; checkpoints keep some layers in other formats.
     """
     for path, module in model.named_modules():
-        if isinstance(module, LinearLayer):
+        if isinstance(module, MatrixLayer):
             module.allocate(format_of(path))
 
 
 def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
-    """Bring every loaded matrix of ``model`` into the form that ``kernels`` multiply by fastest."""
+    """Bring every loaded matrix of ``model`` into the form that ``kernels`` multiply by fastest.
+
+    Raises:
+        ConfigError: a matrix that was loaded has no sense.
+    """
     for module in model.modules():
-        if isinstance(module, LinearLayer) and isinstance(module.matrix, DenseMatrix):
+        if isinstance(module, MatrixLayer):
+            module.matrix.finish()
             module.matrix = kernels.pack(module.matrix)

@@ -38,9 +38,20 @@ class Matrix(nn.Module):
         """[num_tokens, columns], bias [rows] -> [num_tokens, rows]"""
         raise NotImplementedError
 
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        """Some of the rows, of an embedding: [n] int64 -> [n, columns]"""
+        raise NotImplementedError
+
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         """The checkpoint's tensors that make up one projection, and where they go."""
         raise NotImplementedError
+
+    def finish(self) -> None:
+        """All tensors are loaded.
+
+        Raises:
+            ConfigError: what they say together has no sense.
+        """
 
 
 MatrixFormat = Callable[[int, int], Matrix]
@@ -56,6 +67,9 @@ class DenseMatrix(Matrix):
 
     def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(hidden, self.weight, bias)
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.embedding(rows, self.weight)
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         target = self.weight[placement.rows]

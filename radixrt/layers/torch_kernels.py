@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from radixrt.layers.matrix import DenseMatrix, Matrix
+from radixrt.layers.matrix import Matrix
 
 GATED_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -79,7 +79,7 @@ class TorchKernels:
             output.index_add_(0, tokens[pairs], weighted.to(output.dtype))
         return output
 
-    def pack(self, matrix: DenseMatrix) -> Matrix:
+    def pack(self, matrix: Matrix) -> Matrix:
         return matrix
 
 

@@ -1,7 +1,7 @@
 """Where the tensors of a checkpoint go: each is copied, in part or whole, into memory a layer owns."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -26,9 +26,15 @@ class WeightSlot:
     """The dimension of which a rank keeps a part."""
     start: int = 0
     """Where in ``dim`` this rank's part begins."""
+    convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """From the whole tensor as the checkpoint has it to the whole as ``target`` has it, where they differ."""
+    weights_an_element: int = 1
+    """How many of the model's weights one element stands for; 0 for what only describes others."""
 
     def load(self, tensor: torch.Tensor) -> None:
         """Copy this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
+        if self.convert is not None:
+            tensor = self.convert(tensor)
         self.target.copy_(tensor.narrow(self.dim, self.start, self.target.shape[self.dim]))
 
 
@@ -63,7 +69,13 @@ def _slots_below(module: nn.Module, path: str) -> Iterator[tuple[str, WeightSlot
 
 def num_weights(model: nn.Module) -> int:
     """How many numbers the whole model has, of which this rank may hold a part."""
-    return sum(math.prod(slot.shape) for slot in weight_slots(model).values())
+    slots = weight_slots(model).values()
+    return sum(math.prod(slot.shape) * slot.weights_an_element for slot in slots)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Memory of this rank's weights, in the form in which they are kept."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in model.state_dict().values())
 
 
 def load_into(

@@ -117,8 +117,8 @@ class CausalLM(nn.Module):
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
-        dtype = self.model.embed_tokens.weight.dtype
-        self.embedding_scale = torch.tensor(embedding_scale, dtype=dtype, device="cpu").item()
+        self.dtype = torch.get_default_dtype()
+        self.embedding_scale = torch.tensor(embedding_scale, device="cpu").item()
         # rounded to the dtype, as Gemma was trained
 
     @torch.inference_mode()

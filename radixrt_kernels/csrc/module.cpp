@@ -28,5 +28,7 @@ NB_MODULE(_native, module) {
       },
       nb::arg("threads"));
   bind_activation(module);
+  bind_groupwise(module);
+  bind_linear(module);
   bind_attention(module);
 }

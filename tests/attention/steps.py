@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.registry import make_backend
+from radixrt.attention.setup import AttentionSetup
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Step:
     """All keys and values of each sequence: [kv_len, num_kv_heads, head_dim]."""
 
     def attend(self, spec: AttentionSpec, backend_name: str = "torch_reference") -> torch.Tensor:
-        backend = make_backend(backend_name, "cpu")
+        backend = make_backend(backend_name, AttentionSetup())
         backend.plan(self.metadata)
         return backend.attend(
             self.query, self.key, self.value, self.key_cache, self.value_cache, spec

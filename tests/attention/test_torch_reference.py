@@ -9,6 +9,7 @@ from radixrt.attention import torch_reference
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.registry import make_backend
+from radixrt.attention.setup import AttentionSetup
 from radixrt.errors import ConfigError
 from tests.attention.steps import Step, indptr, make_step, step_lengths, written_out
 
@@ -90,4 +91,4 @@ def test_a_sequence_reads_pages_that_another_writes_in_the_same_step() -> None:
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="torch_reference"):
-        make_backend("flash", "cpu")
+        make_backend("flash", AttentionSetup())

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from radixrt.lang.backends.protocol import Call, Piece, Prompt, Score, Usage
+from radixrt.lang.backends.protocol import Call, ChoiceCall, Piece, Prompt, Score, Scored, Usage
 
 
 def last_words(prompt: Prompt) -> str:
@@ -23,6 +23,9 @@ class ScriptedBackend:
         self.running = 0
         self.most_running = 0
         self.ended_sessions: list[str] = []
+        self.pinned: dict[str, Prompt] = {}
+        """By lease."""
+        self.unpinned: list[str] = []
         self.room: int | None = None
         """What its cache holds, if it tells."""
         self._held = False
@@ -53,17 +56,23 @@ class ScriptedBackend:
         finally:
             self.running -= 1
 
-    async def score(
-        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
-    ) -> list[Score]:
+    async def score(self, call: ChoiceCall) -> Scored:
         """The longer, the likelier; but nothing is as likely behind nothing."""
-        return [Score((-1.0 / len(choice),), (0.0,)) for choice in choices]
+        return Scored([Score((-1.0 / len(choice),), (0.0,)) for choice in call.choices])
 
     async def cache_tokens(self) -> int | None:
         return self.room
 
-    async def program_ended(self, session: str) -> None:
-        self.ended_sessions.append(session)
+    async def programs_ended(self, sessions: Sequence[str]) -> None:
+        self.ended_sessions += sessions
+
+    async def pin(self, prefix: Prompt, seconds: float) -> str | None:
+        lease = f"lease {len(self.pinned)}"
+        self.pinned[lease] = prefix
+        return lease
+
+    async def unpin(self, lease: str) -> None:
+        self.unpinned.append(lease)
 
     async def close(self) -> None:
         pass

@@ -83,14 +83,17 @@ def test_runs_that_come_back_to_more_than_the_cache_holds_wait_for_each_other() 
 def full_room(prompts: list[str], num_calls: int) -> int:
     """How many runs enter, once one has ended that sent 490 tokens and got 10 in each of its calls."""
     room = Room(1000)
-    room.enter("first", prompts[0])
+    usage = Usage(prompt_tokens=490, completion_tokens=10)
+    room.enter("first", prompts[:1])
+    room.answered(prompts[0], usage)
     for _ in range(num_calls - 1):
-        room.sends("first", prompts[0])
-    room.leave("first", [Usage(prompt_tokens=490, completion_tokens=10)] * num_calls)
+        room.sends("first", prompts[0], comes_back=True)
+        room.answered(prompts[0], usage)
+    room.leave("first", [usage] * num_calls)
     for number, prompt in enumerate(prompts):
-        if not room.fits(prompt):
+        if not room.fits([prompt]):
             return number
-        room.enter(str(number), prompt)
+        room.enter(str(number), [prompt])
     return len(prompts)
 
 
@@ -111,8 +114,8 @@ def test_only_what_several_runs_share_takes_room_if_none_comes_back() -> None:
 def test_a_cache_of_unknown_size_holds_up_nobody() -> None:
     room = Room(None)
     for number in range(50):
-        assert room.fits("word " * 10_000)
-        room.enter(str(number), "word " * 10_000)
+        assert room.fits(["word " * 10_000])
+        room.enter(str(number), ["word " * 10_000])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -140,14 +143,17 @@ def test_each_program_of_a_batch_runs_once() -> None:
     assert sorted(started) == sorted(words)
 
 
-def test_each_run_of_a_batch_tells_the_backend_when_it_has_ended() -> None:
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_what_runs_leave_is_let_go_of_but_for_the_last_one(concurrency: int) -> None:
     backend = ScriptedBackend()
-    echo.run_batch([{"word": "a"}, {"word": "b"}], backend=backend, progress=False)
+    inputs = [{"word": word} for word in "abcde"]
+    echo.run_batch(inputs, max_concurrency=concurrency, backend=backend, progress=False)
     deadline = time.monotonic() + 10
-    while len(backend.ended_sessions) < 2:
+    while len(backend.ended_sessions) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    assert set(backend.ended_sessions) == {call.hints.session for call in backend.calls}
+    sessions = [call.hints.session for call in backend.calls]
+    assert sorted(backend.ended_sessions) == sorted(sessions[:4])
 
 
 def test_inputs_that_are_no_list_of_arguments_are_refused() -> None:

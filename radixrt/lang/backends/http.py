@@ -37,11 +37,15 @@ class HttpClient:
         async with self._answer("GET", path, None) as response:
             return _decoded(await response.aread())
 
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Raises:
-        BackendError: one of its family.
+    async def post(self, path: str, body: dict[str, Any], is_patient: bool = True) -> Any:
         """
-        async with self._answer("POST", path, body) as response:
+        Args:
+            is_patient: try again when a full server says so.
+
+        Raises:
+            BackendError: one of its family.
+        """
+        async with self._answer("POST", path, body, is_patient) as response:
             return _decoded(await response.aread())
 
     async def answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
@@ -81,7 +85,7 @@ class HttpClient:
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: dict[str, Any] | None
+        self, method: str, path: str, body: dict[str, Any] | None, is_patient: bool = True
     ) -> "AsyncIterator[httpx.Response]":
         """Send, until the server has room; the response, with its headers read."""
         import httpx  # here: it is the larger part of what importing the language would cost
@@ -104,7 +108,11 @@ class HttpClient:
                 raise ConnectionLost(
                     f"The connection to the server at {self.base_url} was lost: {reason}."
                 ) from cause
-            if retry_after_s is None or waited_s + retry_after_s > LONGEST_RETRY_S:
+            if (
+                retry_after_s is None
+                or not is_patient
+                or waited_s + retry_after_s > LONGEST_RETRY_S
+            ):
                 raise error
             await asyncio.sleep(retry_after_s)
             waited_s += retry_after_s

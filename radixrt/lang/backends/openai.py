@@ -11,7 +11,7 @@ from radixrt.lang.backends.openai_format import (
     pieces_of,
     standard_body,
 )
-from radixrt.lang.backends.protocol import Call, Piece, Prompt, Score
+from radixrt.lang.backends.protocol import Call, ChoiceCall, Piece, Prompt, Score, Scored
 from radixrt.lang.constraints import FEATURE_NAMES, JsonSchema
 from radixrt.lang.errors import BadRequest, UnsupportedFeature
 
@@ -41,10 +41,9 @@ class OpenAI:
                 for piece in pieces_of(event):
                     yield piece
 
-    async def score(
-        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
-    ) -> list[Score]:
+    async def score(self, call: ChoiceCall) -> Scored:
         """Have the prompt with each choice behind it echoed with log-probabilities; only completions offer that."""
+        prompt, choices, unconditional = call.prompt, call.choices, call.unconditional
         if not isinstance(prompt, str):
             raise self._unsupported(
                 "log-probabilities of a conversation's tokens, which select needs",
@@ -59,13 +58,19 @@ class OpenAI:
             starts += [1] * len(choices)
         logprobs = await self._echoed(texts, starts)
         without = logprobs[len(choices) :] if unconditional else [()] * len(choices)
-        return [Score(*pair) for pair in zip(logprobs, without, strict=False)]
+        return Scored([Score(*pair) for pair in zip(logprobs, without, strict=False)])
 
     async def cache_tokens(self) -> int | None:
         return None  # no standard field tells
 
-    async def program_ended(self, session: str) -> None:
+    async def programs_ended(self, sessions: Sequence[str]) -> None:
         """Such a server has no place for hints."""
+
+    async def pin(self, prefix: Prompt, seconds: float) -> str | None:
+        return None
+
+    async def unpin(self, lease: str) -> None:
+        """There is none."""
 
     async def close(self) -> None:
         await self._http.close()

@@ -90,6 +90,19 @@ class Piece:
     """Of the first answer, with its last piece, where the backend tells."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChoiceCall:
+    """How likely is each of several texts behind one prompt?"""
+
+    prompt: Prompt
+    continues: bool = False
+    """The texts continue the conversation's last message, which is the assistant's."""
+    choices: tuple[str, ...]
+    unconditional: bool = False
+    """Score them without the prompt, too."""
+    hints: CacheHints = field(default_factory=CacheHints)
+
+
 @dataclass(frozen=True)
 class Score:
     """How likely a continuation is, token by token."""
@@ -97,6 +110,16 @@ class Score:
     logprobs: tuple[float, ...]
     unconditional: tuple[float, ...] = field(default=())
     """The same without the prompt, where it was asked for."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The answer to a :class:`ChoiceCall`."""
+
+    scores: list[Score]
+    """One for each choice, in their order."""
+    usage: Usage = field(default_factory=Usage)
+    """The prompt counts once, and each choice's tokens as completion."""
 
 
 class Backend(Protocol):
@@ -113,9 +136,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def score(
-        self, prompt: Prompt, continues: bool, choices: Sequence[str], unconditional: bool
-    ) -> list[Score]:
+    async def score(self, call: ChoiceCall) -> Scored:
         """Score continuations of a prompt, in one batch.
 
         Raises:
@@ -127,8 +148,16 @@ class Backend(Protocol):
         """What the KV cache can hold, if that is known. Never raises."""
         ...
 
-    async def program_ended(self, session: str) -> None:
-        """The KV of a run is not needed any more. Advice: never raises."""
+    async def programs_ended(self, sessions: Sequence[str]) -> None:
+        """What these runs alone have left in the KV cache is not needed any more. Advice: never raises."""
+        ...
+
+    async def pin(self, prefix: Prompt, seconds: float) -> str | None:
+        """Keep a prefix's KV for so long; returns what :meth:`unpin` takes, or None: it can't be kept. Never raises."""
+        ...
+
+    async def unpin(self, lease: str) -> None:
+        """Let go of it. Never raises."""
         ...
 
     async def close(self) -> None:

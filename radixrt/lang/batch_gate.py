@@ -1,0 +1,228 @@
+"""When may a run of a batch send its first calls? In the order of what runs share, as many at a time as may and as fit.
+
+Each program runs until it has a first call to send, and waits here. Of what else happens in the runs the gate takes note:
+who rests, who has ended, and so which KV the batch needs no more.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from radixrt.lang.backends.protocol import Backend, Prompt
+from radixrt.lang.background import BACKGROUND
+from radixrt.lang.batch_order import PrefixOrder, shared_length
+from radixrt.lang.pins import SHORTEST_CHARS, Pins
+from radixrt.lang.records import CallRecord
+from radixrt.lang.releases import Releases
+from radixrt.lang.room import Room
+from radixrt.lang.run import Run
+
+SETTLING_S = 0.02
+"""How long the batch waits at most, once, for first calls to put in order, before it lets the first ones go."""
+RESTING_S = 0.03
+"""So long after its last answer a run without a call counts as one that rests; programs take a moment between calls."""
+
+
+@dataclass
+class _Waiting:
+    """A run that waits for its turn."""
+
+    turn: "asyncio.Future[None]"
+    prompts: list[str] = field(default_factory=list)
+    """Of all its calls that wait, as texts; the first one decides its place in the order."""
+    first: Prompt = ""
+
+
+@dataclass
+class _Inside:
+    """A run that had its turn."""
+
+    first_text: str
+    first: Prompt
+    """What its first call answers."""
+    under_way: int = 0
+    """Calls that were sent and have not ended."""
+    was_answered: bool = False
+    resting: "asyncio.TimerHandle | None" = None
+
+
+class BatchGate:
+    """Lives in the runtime's event loop, but for :meth:`leave`, :meth:`close` and :meth:`end`."""
+
+    def __init__(self, backend: Backend, num_runs: int, concurrency: int) -> None:
+        """
+        Args:
+            num_runs: that will come here, or end, without waiting for each other.
+            concurrency: most runs inside.
+        """
+        self._backend = backend
+        self._most_inside = concurrency
+        self._num_expected = num_runs
+        self._all_came = asyncio.Event()
+        self._order = PrefixOrder()
+        self._waiting: dict[str, _Waiting] = {}
+        self._inside: dict[str, _Inside] = {}
+        self._room: Room | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._releases = Releases(backend)
+        self._pins = Pins(backend)
+
+    @contextlib.asynccontextmanager
+    async def admission(self, run: Run, prompt: Prompt, record: CallRecord) -> AsyncIterator[None]:
+        """Inside the block, a call of a run is under way.
+
+        Args:
+            record: of the call; its usage is read when the block ends.
+        """
+        text = as_text(prompt)
+        if run.id in self._inside:
+            inside = self._inside[run.id]
+            if self._room is not None:
+                self._room.sends(run.id, text, inside.was_answered)
+        else:
+            await self._turn_of(run, prompt, text)
+            inside = self._inside[run.id]
+        self._calls(run.id, inside)
+        try:
+            yield
+        finally:
+            self._answered(run.id, inside, text, record)
+
+    def leave(self, run: Run) -> None:
+        """A run has ended: its place is free. From any thread."""
+        BACKGROUND.get().call_soon_threadsafe(self._leave, run)
+
+    def close(self) -> None:
+        """Let nobody in any more. From any thread."""
+        BACKGROUND.get().call_soon_threadsafe(self._close)
+
+    def end(self) -> None:
+        """The batch is over: what was held for it is let go of. From any thread."""
+        BACKGROUND.submit(self._pins.end()).result()
+
+    # ------------------------------------------------------------ coming in
+
+    async def _turn_of(self, run: Run, prompt: Prompt, text: str) -> None:
+        """Wait until a run may come in."""
+        waiting = self._waiting.get(run.id)
+        if waiting is None:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting = self._waiting[run.id] = _Waiting(turn, first=prompt)
+            self._order.add(text, run.id)
+            self._one_came()
+            if self._opening is None:
+                self._opening = asyncio.create_task(self._open())
+            asyncio.get_running_loop().call_soon(self._let_in)  # once all its calls are here
+        waiting.prompts.append(text)
+        await asyncio.shield(waiting.turn)
+
+    def _one_came(self) -> None:
+        self._num_expected -= 1
+        if self._num_expected <= 0:
+            self._all_came.set()
+
+    async def _open(self) -> None:
+        cache_tokens, _ = await asyncio.gather(self._backend.cache_tokens(), self._settled())
+        self._room = Room(cache_tokens)
+        self._let_in()
+
+    async def _settled(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_came.wait(), SETTLING_S)
+
+    def _let_in(self) -> None:
+        if self._room is None:
+            return
+        while len(self._order) and len(self._inside) < self._most_inside:
+            if not self._room.fits(self._waiting[str(self._order.peek())].prompts):
+                return
+            run_id = str(self._order.next_key())
+            waiting = self._waiting.pop(run_id)
+            self._inside[run_id] = _Inside(waiting.prompts[0], waiting.first)
+            self._room.enter(run_id, waiting.prompts)
+            self._releases.entered(run_id)
+            waiting.turn.set_result(None)
+
+    # ------------------------------------------------------------ inside
+
+    def _calls(self, run_id: str, inside: _Inside) -> None:
+        inside.under_way += 1
+        if inside.resting is not None:
+            inside.resting.cancel()
+            inside.resting = None
+        if self._room is not None and run_id in self._inside:
+            self._room.rests(run_id, False)
+
+    def _answered(self, run_id: str, inside: _Inside, text: str, record: CallRecord) -> None:
+        inside.under_way -= 1
+        if self._room is None or run_id not in self._inside:
+            return
+        if record.usage.prompt_tokens:
+            self._room.answered(text, record.usage)
+            self._releases.answered(run_id)
+            if not inside.was_answered:
+                self._pin_what_is_shared(inside)
+        inside.was_answered = True
+        if not inside.under_way:
+            loop = asyncio.get_running_loop()
+            inside.resting = loop.call_later(RESTING_S, self._rests, run_id)
+
+    def _pin_what_is_shared(self, inside: _Inside) -> None:
+        """Pin what a run has begun with, as far as the next one will begin with it."""
+        nearest = self._order.nearest(inside.first_text)
+        if nearest is not None and nearest[1] >= SHORTEST_CHARS:
+            prefix = shared_prefix(inside.first, self._waiting[str(nearest[0])].first)
+            if len(text := as_text(prefix)) >= SHORTEST_CHARS:
+                self._pins.hold(prefix, text)
+
+    def _is_needed(self, prefix: str) -> bool:
+        """Whether a run that waits or is inside begins with this."""
+        nearest = self._order.nearest(prefix)
+        if nearest is not None and nearest[1] == len(prefix):
+            return True
+        return any(inside.first_text.startswith(prefix) for inside in self._inside.values())
+
+    def _rests(self, run_id: str) -> None:
+        if self._room is not None and run_id in self._inside:
+            self._room.rests(run_id, True)
+            self._let_in()
+
+    # ------------------------------------------------------------ going
+
+    def _leave(self, run: Run) -> None:
+        if (waiting := self._waiting.pop(run.id, None)) is not None:
+            self._order.remove(run.id)
+            waiting.turn.cancel()
+        elif (inside := self._inside.pop(run.id, None)) is None:
+            self._one_came()  # it made no call
+        elif inside.resting is not None:
+            inside.resting.cancel()
+        if self._room is not None:
+            self._room.leave(run.id, [call.usage for call in run.record.calls])
+            self._releases.ended(run.id)
+            self._let_in()
+        self._pins.let_go(self._is_needed)
+
+    def _close(self) -> None:
+        self._most_inside = 0
+
+
+def as_text(prompt: Prompt) -> str:
+    """Such that prompts which begin alike have texts that do."""
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(f"\0{message['role']}\0{message['content']}" for message in prompt)
+
+
+def shared_prefix(one: Prompt, other: Prompt) -> Prompt:
+    """What both begin with: whole messages of conversations."""
+    if isinstance(one, str) or isinstance(other, str):
+        return (
+            one[: shared_length(one, other)]
+            if isinstance(one, str) and isinstance(other, str)
+            else ""
+        )
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return [message for message, _ in same]
