@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from radixrt.attention.backend import AttentionBackend, CapturableBackend
+from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_dtype import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
@@ -184,7 +185,15 @@ class _Parts:
             jump_forward=not self.config.disable_jump_forward,
         )
         return ModelRunner(
-            self.model, self.backend, pool, batch, sampling, grammars, self.setup.device, graphs
+            self.model,
+            self.backend,
+            pool,
+            batch,
+            sampling,
+            grammars,
+            self.setup.device,
+            graphs,
+            taped=isinstance(self.backend, CpuBackend) and self.config.tp == 1,
         )
 
     def _graphs(self, pool: KVPool) -> DecodeGraphs | None:
