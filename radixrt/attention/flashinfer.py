@@ -55,8 +55,8 @@ class FlashInferBackend:
         """
         self._setup = setup
         self._library = library
-        self._append = Append(library, setup)
         self._shared = SharedBuffers(setup)
+        self._append = Append(library, self._shared)
         self._layers = {
             spec: _Layers(library, spec, setup, self._shared) for spec in set(setup.specs)
         }
@@ -146,6 +146,10 @@ class _Layers:
         self._spec = spec
         self._setup = setup
         self._shared = shared
+        # FA3 is for Hopper, and wants queries of the cache's type.
+        self._has_fa3 = setup.dtype == setup.kv_dtype and library.utils.is_sm90a_supported(
+            setup.device.torch_device
+        )
         self._decode = Decode(library, spec, setup, shared)
         self._cascade: Cascade | None = None
         self._prefills: dict[PrefillKernel, Prefill] = {}
@@ -181,10 +185,7 @@ class _Layers:
         return self._prefills[kernel]
 
     def _prefill_kernel(self, table: PageTable) -> PrefillKernel:
-        """FA3 is for Hopper, and wants queries of the cache's type."""
-        if self._setup.dtype != self._setup.kv_dtype:
-            return "fa2"
-        if not self._library.utils.is_sm90a_supported(self._setup.device.torch_device):
+        if not self._has_fa3:
             return "fa2"
         return prefill_kernel(table.query_lengths(), self._spec.num_heads)
 
@@ -207,7 +208,7 @@ class _GraphBackend:
     ) -> None:
         self._setup = setup
         self._rows = rows
-        self._append = Append(library, setup, shared.slots(rows))
+        self._append = Append(library, shared, shared.slots(rows))
         self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
         for spec in set(setup.specs):
             cascades = kind == "cascade" and _may_cascade(spec)

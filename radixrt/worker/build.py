@@ -21,7 +21,7 @@ from radixrt.errors import ConfigError
 from radixrt.layers.fastest_kernels import layer_kernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
-from radixrt.messages import EngineInfo, GrammarLoaded
+from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
@@ -203,8 +203,8 @@ class _Parts:
         return graphs
 
     def try_largest_step(self, longest: int) -> None:
-        """Run it, so that torch has taken all the memory that steps need, and libraries have what they need too: what
-        the system then calls free is free for the KV pool.
+        """Run it, and a decode step, so that torch has taken all the memory that steps need, and libraries have what they
+        need too: what the system then calls free is free for the KV pool.
 
         Raises:
             ConfigError: it does not fit.
@@ -214,6 +214,9 @@ class _Parts:
             pool = _pool(self.setup, num_pages(plan), one_for_all=True)
             runner = self.runner(pool, with_graphs=False)
             runner.step(plan)
+            runner.step(
+                StepPlan(step_id=1)
+            )  # every slot decodes: other kernels, which are loaded now
             runner.collect()
         except torch.OutOfMemoryError as error:
             raise too_large(self.config, error) from error

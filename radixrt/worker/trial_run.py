@@ -18,7 +18,9 @@ def largest_step(config: ServerConfig, context_length: int) -> StepPlan:
     """A step as large as the scheduler ever plans one, in memory: every slot samples, and the prefill budget is spent."""
     slots = config.max_running_requests
     length = min(context_length, math.ceil(config.max_prefill_tokens / slots) + 1)
-    pages = math.ceil(length / config.page_size)
+    pages = math.ceil(
+        min(context_length, length + 1) / config.page_size
+    )  # a decode step may follow
     prompt = pack_ids(np.zeros(length, dtype=np.int32))
     admit, prefill = [], []
     for slot in range(slots):

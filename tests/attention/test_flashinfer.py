@@ -19,6 +19,7 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from tests.attention.fake_flashinfer import FakeFlashInfer
 from tests.attention.steps import Step, make_step, written_out
+from tests.fake_device import FakeDevice
 
 PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.3)
 
@@ -211,6 +212,33 @@ def test_a_graph_reads_what_was_planned_last() -> None:
     backend: Any = parent.for_graph(2, "plain")
     for step in (first, second, first):
         assert_attends(step, PLAIN, backend)
+
+
+def test_a_graph_holds_every_kind_of_layer() -> None:
+    local, capped = replace(PLAIN, sliding_window=4), replace(PLAIN, soft_cap=3.0)
+    step = share(make_step([(1, 21), (1, 19)], 4, PLAIN, torch.float32), [(2, 4)])
+    parent = FlashInferBackend(setup_for(step, PLAIN, local, capped), FakeFlashInfer())
+    for kind in parent.graph_kinds():
+        graph = parent.for_graph(2, kind)
+        graph.plan(step.metadata)
+        for spec in (PLAIN, local, capped):
+            caches = step.key_cache.clone(), step.value_cache.clone()
+            result = graph.attend(step.query, step.key, step.value, *caches, spec)
+            torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)  # fmt: skip
+
+
+def test_a_plan_waits_until_the_device_has_read_the_last() -> None:
+    device = FakeDevice()
+    step = make_step([(1, 9), (1, 20)], 4, PLAIN, torch.float32)
+    backend = FlashInferBackend(setup_for(step, PLAIN, device=device), FakeFlashInfer())
+    backend.plan(step.metadata)
+    backend.plan(step.metadata)
+    assert device.waits == []  # it had nothing else to do
+    device.compute()
+    backend.plan(step.metadata)
+    assert device.waits == []
+    backend.plan(step.metadata)
+    assert [what for what, _ in device.waits] == ["mark"]
 
 
 def test_graphs_of_all_sizes_share_their_memory() -> None:
