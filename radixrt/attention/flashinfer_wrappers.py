@@ -10,13 +10,20 @@ from typing import Any
 import torch
 
 from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.flashinfer_rules import PrefillKernel, decode_with_tensor_cores
+from radixrt.attention.flashinfer_rules import (
+    PrefillKernel,
+    decode_with_tensor_cores,
+    graph_groups,
+)
 from radixrt.attention.page_tables import CascadeTables, PageTable
 from radixrt.attention.setup import AttentionSetup
 from radixrt.device import Device, Mark
 
 WORKSPACE_BYTES = 128 << 20
 """For the partial results of rows whose keys are split; what FlashInfer advises."""
+PARTIAL_RESULTS = 6
+"""A captured decode step reserves so many float32 results for each row and head (``PrefillPlan`` in its
+``attention/scheduler.cuh``: with tiles of 16 rows and a group of 4, five)."""
 PLAN_BYTES = 8 << 20
 """For what a plan tells the kernels; FlashInfer's own size."""
 
@@ -45,7 +52,9 @@ class SharedBuffers:
     def __init__(self, setup: AttentionSetup) -> None:
         self._setup = setup
         self._place = setup.device.torch_device
-        self.workspace = self._bytes(WORKSPACE_BYTES)
+        sizes = [spec.num_heads * (spec.head_dim + 1) for spec in setup.specs]
+        partial = PARTIAL_RESULTS * setup.max_rows * max(sizes, default=0) * 4
+        self.workspace = self._bytes(max(WORKSPACE_BYTES, partial))
         self._plans: dict[tuple[str, AttentionSpec], torch.Tensor] = {}
         self._tables: dict[str, TableBuffers] = {}
         self._slots: torch.Tensor | None = None
@@ -261,7 +270,7 @@ class Cascade:
     ) -> None:
         """
         Args:
-            graph_rows: as of :class:`Decode`. There are as many groups then, of which some are empty.
+            graph_rows: as of :class:`Decode`. There are :func:`graph_groups` groups then, of which some are empty.
         """
         self._library = library
         self._spec = spec
@@ -272,7 +281,9 @@ class Cascade:
         self._sharing: torch.Tensor | None = self._fixed_sharing
 
     def _shared_wrapper(self, shared: SharedBuffers, graph_rows: int | None) -> Any:
-        buffers = None if graph_rows is None else shared.tables("shared", graph_rows)
+        buffers = None
+        if graph_rows is not None:
+            buffers = shared.tables("shared", graph_groups(graph_rows))
         wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(
             shared.workspace,
             kv_layout="NHD",

@@ -66,7 +66,7 @@ class DecodeGraphs:
     def capture(self) -> None:
         """Record all rungs, the largest first: the others find room in the memory that it took."""
         for rung in sorted(self._rungs, reverse=True):
-            for kind in self._backend.graph_kinds():
+            for kind in self._backend.graph_kinds(rung):
                 self._graphs[rung, kind] = self._capture(rung, self._backend.for_graph(rung, kind))
 
     def _capture(self, rung: int, attention: AttentionBackend) -> _Graph:

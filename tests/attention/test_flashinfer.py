@@ -15,6 +15,7 @@ from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, why_not
 from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import SharedPrefixes
+from radixrt.attention.page_tables import PrefixGroups
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from tests.attention.fake_flashinfer import FakeFlashInfer
@@ -170,11 +171,12 @@ def test_reading_shared_pages_once_is_the_definition(
     shares = any(pages for _, pages in groups) and window is None
     if graph:
         kind = backend.graph_kind(step.metadata)
-        assert (kind == "cascade") == shares
+        shares = shares and sum(group_sizes) >= 4
+        assert shares or kind == "plain"
         backend = backend.for_graph(sum(group_sizes), kind)
     assert_attends(step, spec, backend)
     merges = [call for call in library.calls if call.name == "merge_state_in_place"]
-    assert len(merges) == shares
+    assert len(merges) == (kind == "cascade" if graph else shares)
 
 
 def test_no_cascade_if_it_is_switched_off() -> None:
@@ -183,7 +185,47 @@ def test_no_cascade_if_it_is_switched_off() -> None:
     backend = FlashInferBackend(setup_for(step, PLAIN, cascade=False), library)
     assert_attends(step, PLAIN, backend)
     assert not any(call.name == "merge_state_in_place" for call in library.calls)
-    assert backend.graph_kinds() == ("plain",) and backend.graph_kind(step.metadata) == "plain"
+    assert backend.graph_kinds(2) == ("plain",) and backend.graph_kind(step.metadata) == "plain"
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=12),
+    count=st.integers(3, 8),
+    cut=st.integers(0, 3),
+)
+def test_groups_that_save_the_most_find_room_first(
+    groups: list[tuple[int, int]], count: int, cut: int
+) -> None:
+    pages = [pages if size > 1 else 0 for size, pages in groups]
+    indptr = torch.tensor([0, *(size for size, _ in groups)]).cumsum(0).int()
+    num_rows = max(1, int(indptr[-1]) - cut)
+    all_groups = PrefixGroups.of(SharedPrefixes(indptr, torch.tensor(pages).int()), num_rows)
+    limited = all_groups.at_most(count)
+    assert len(limited.num_pages) == count and limited.indptr[-1] == num_rows
+
+    def by_row(these: PrefixGroups) -> list[tuple[int, int] | None]:
+        """(first row of its group, pages) of each row that shares something"""
+        return [
+            (int(first), int(shared)) if shared else None
+            for first, size, shared in zip(
+                these.indptr, these.sizes(), these.num_pages, strict=False
+            )
+            for _ in range(size)
+        ]
+
+    whole = [
+        (int(first), shared) if shared and end <= num_rows else None
+        for first, end, shared in zip(indptr[:-1], indptr[1:], pages, strict=True)
+        for _ in range(min(end, num_rows) - first)
+    ]
+    assert by_row(all_groups) == whole
+    assert all(kept in (None, before) for kept, before in zip(by_row(limited), whole, strict=True))
+    if len(all_groups.num_pages) <= count:
+        assert by_row(limited) == whole
+    else:
+        saved = sorted(((all_groups.sizes() - 1) * all_groups.num_pages).tolist())[::-1]
+        kept = ((limited.sizes() - 1) * limited.num_pages).clip(min=0).sum()
+        assert kept == sum(saved[: (count - 1) // 2])
 
 
 LLAMA_8B = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5)
@@ -218,7 +260,7 @@ def test_a_graph_holds_every_kind_of_layer() -> None:
     local, capped = replace(PLAIN, sliding_window=4), replace(PLAIN, soft_cap=3.0)
     step = share(make_step([(1, 21), (1, 19)], 4, PLAIN, torch.float32), [(2, 4)])
     parent = FlashInferBackend(setup_for(step, PLAIN, local, capped), FakeFlashInfer())
-    for kind in parent.graph_kinds():
+    for kind in ("plain", "cascade"):
         graph = parent.for_graph(2, kind)
         graph.plan(step.metadata)
         for spec in (PLAIN, local, capped):
@@ -293,7 +335,7 @@ def test_every_call_fits_the_real_signatures() -> None:
         backend = FlashInferBackend(setup_for(step, PLAIN), library)
         attend(backend, share(step, [(2, 4), (1, 0)]) if shared else step, PLAIN)
     decodes = share(make_step([(1, 21), (1, 19)], 4, PLAIN, torch.float32), [(2, 4)])
-    for kind in backend.graph_kinds():
+    for kind in ("plain", "cascade"):
         attend(backend.for_graph(2, kind), decodes, PLAIN)
     assert {call.name for call in library.calls} == {
         f"Batch{kind}WithPagedKVCacheWrapper{method}"
