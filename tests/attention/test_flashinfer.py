@@ -19,7 +19,7 @@ from radixrt.attention.page_tables import PrefixGroups
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from tests.attention.fake_flashinfer import FakeFlashInfer
-from tests.attention.steps import Step, make_step, written_out
+from tests.attention.steps import Step, make_step, share, written_out
 from tests.fake_device import FakeDevice
 
 PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.3)
@@ -113,27 +113,6 @@ def test_the_cache_holds_what_the_reference_writes() -> None:
 
 
 # ---------------------------------------------------------------- shared prefixes
-
-
-def share(step: Step, groups: list[tuple[int, int]]) -> Step:
-    """Let the first rows begin with the pages of the first row of their group: (rows, pages) each."""
-    indptr, indices = step.metadata.kv_indptr_cpu, step.metadata.kv_indices.clone()
-    sequences, first, size = list(step.sequences), 0, step.metadata.page_size
-    for rows, pages in groups:
-        for row in range(first, first + rows):
-            start, leader = int(indptr[row]), int(indptr[first])
-            indices[start : start + pages] = step.metadata.kv_indices[leader : leader + pages]
-            sequences[row] = tuple(
-                torch.cat((of_leader[: pages * size], own[pages * size :]))
-                for of_leader, own in zip(step.sequences[first], step.sequences[row], strict=True)
-            )
-        first += rows
-    prefixes = SharedPrefixes(
-        torch.tensor([0, *(rows for rows, _ in groups)]).cumsum(0).int(),
-        torch.tensor([pages for _, pages in groups]).int(),
-    )
-    metadata = replace(step.metadata, kv_indices=indices, shared_prefixes=prefixes)
-    return replace(step, metadata=metadata, sequences=sequences)
 
 
 @settings(max_examples=25)
