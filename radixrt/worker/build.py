@@ -78,7 +78,7 @@ def build_runner(
     backend_name = resolve_backend(config.attention_backend, setup)
     shop = GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
     parts = _Parts(config, model, setup, make_backend(backend_name, setup), eos_token_ids, shop)
-    if device.torch_device.type == "cuda":
+    if is_gpu(device):
         parts.try_largest_step(longest)
     pages = _pool_pages(config, setup, tp, longest)
     runner = parts.runner(_pool(setup, pages), with_graphs=True)
@@ -97,6 +97,11 @@ def build_runner(
         default_sampling=defaults,
         eos_token_ids=eos_token_ids,
     )
+
+
+def is_gpu(device: Device) -> bool:
+    """It has memory of its own, of which the KV pool gets what is left."""
+    return device.torch_device.type == "cuda"
 
 
 def _load(config: ServerConfig, device: Device, tp: TensorParallel) -> CausalLM:
