@@ -7,16 +7,19 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-tree test-scheduler lint format bench bench-lang eval-demo docs clean
+.PHONY: help install kernels serve test test-tree test-scheduler lint format bench bench-lang eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(VENV)/.installed ## Make .venv with everything radixrt needs
 
-$(VENV)/.installed: pyproject.toml deploy/set_up_venv.py
+$(VENV)/.installed: pyproject.toml setup.py deploy/set_up_venv.py
 	$(PYTHON) deploy/set_up_venv.py $(VENV)
 	@touch $@
+
+kernels: install ## Compile the native kernels again, after a change to radixrt_kernels/csrc
+	RADIXRT_BUILD_KERNELS=require $(BIN)/python setup.py build_ext --inplace
 
 serve: install ## Serve a model on 127.0.0.1:30000; ARGS="--model-path DIR" for your own
 	@$(BIN)/radixrt serve $(ARGS)

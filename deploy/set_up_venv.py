@@ -76,7 +76,7 @@ def install_torch(python: Path) -> None:
 
 
 def pip_would_install_cpu_build(python: Path) -> bool:
-    """Whether pip, as it is configured here, resolves torch to a build without CUDA."""
+    """Whether pip, as it is configured here, resolves torch to a build without CUDA, or has it already."""
     command = [
         str(python),
         "-m",
@@ -92,8 +92,8 @@ def pip_would_install_cpu_build(python: Path) -> bool:
     report = subprocess.run(command, capture_output=True, text=True)
     if report.returncode:
         return False
-    version: str = json.loads(report.stdout)["install"][0]["metadata"]["version"]
-    return version.endswith("+cpu")
+    would_install = json.loads(report.stdout)["install"]
+    return all(torch["metadata"]["version"].endswith("+cpu") for torch in would_install)
 
 
 if __name__ == "__main__":

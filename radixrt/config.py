@@ -63,7 +63,13 @@ class ServerConfig:
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
-        "Type of weights, activations and KV cache; auto: the checkpoint's own.",
+        "Type of weights and activations; auto: the checkpoint's own.",
+        group="Model",
+    )
+    quantization: Literal["auto", "int8", "int4"] = setting(
+        "auto",
+        "Form of the linear layers' weights. auto: as the checkpoint has them (plain, AWQ or GPTQ); int8 and int4 round a "
+        "plain checkpoint while it is loaded.",
         group="Model",
     )
     context_length: int | None = setting(
@@ -134,16 +140,40 @@ class ServerConfig:
     tp: int = setting(
         1, "Tensor-parallel ranks, one worker process each.", group="Device", at_least=1
     )
-    attention_backend: Literal["auto", "torch_reference"] = setting(
+    attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = setting(
         "auto",
         "Which kernels compute attention; auto: the fastest that runs on the device.",
         group="Device",
     )
+    disable_cascade: bool = setting(
+        False,
+        "Let each sequence read the prefix that it shares with others by itself (GPU; for measurements).",
+        group="Device",
+    )
+    cuda_graph_max_batch_size: int = setting(
+        256,
+        "Decode steps of up to so many sequences are captured as CUDA graphs at the start, at most "
+        "--max-running-requests. Larger ones launch their kernels one by one.",
+        group="Device",
+        at_least=1,
+        at_most=4096,
+    )
+    disable_cuda_graph: bool = setting(
+        False,
+        "Capture no decode steps as CUDA graphs: a faster start and slower steps.",
+        group="Device",
+    )
     mem_fraction_static: float = setting(
-        0.85, "Share of the device's free memory that weights and KV pool may fill (on a CPU: of half of the "
-        "available memory, up to 8 GiB).",
+        0.85, "Share of the device's memory that weights, the largest step and the KV pool may fill (on a CPU: the pool, of "
+        "half of the available memory, up to 8 GiB).",
         group="Memory", at_least=0.05, at_most=0.98,
     )  # fmt: skip
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = setting(
+        "auto",
+        "Type of the KV cache; auto: that of the activations. fp8_e4m3 holds twice the tokens of bfloat16 and rounds "
+        "each number to 3 bits of mantissa.",
+        group="Memory",
+    )
     max_total_tokens: int | None = setting(
         None,
         "Size of the KV pool in tokens; computed from the memory if not given.",

@@ -118,17 +118,23 @@ class Inbox(Generic[Received]):
             if message is not None:
                 return message
 
-    def receive_waiting(self) -> list[Received]:
-        """All messages that are here already, without waiting."""
-        messages: list[Received] = []
+    def receive_now(self) -> Received | None:
+        """The next well-formed message, if one is here already."""
         while True:
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return messages
+                return None
             message = self._decoder.decode(frame)
             if message is not None:
-                messages.append(message)
+                return message
+
+    def receive_waiting(self) -> list[Received]:
+        """All messages that are here already, without waiting."""
+        messages: list[Received] = []
+        while (message := self.receive_now()) is not None:
+            messages.append(message)
+        return messages
 
     def close(self) -> None:
         self.socket.close()

@@ -169,7 +169,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     """
     config.validate()
     model_dir = resolve_model_path(config.model_path)
-    model_config = check_checkpoint(model_dir, load_format=config.load_format)
+    model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
     served_context_length(model_config, config.context_length)
     generation_config(model_dir)
     tokenizer_path = (

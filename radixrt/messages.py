@@ -340,6 +340,7 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     """Over all layers and ranks."""
     num_parameters: int
     weight_bytes: int
+    """Memory of the weights over all ranks, in the form in which they are kept."""
     dtype: str
     device: str
     attention_backend: str

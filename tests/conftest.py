@@ -1,5 +1,6 @@
 """Fixtures that several test folders use."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+
+# Without a GPU, Triton kernels are interpreted. Triton reads this when a kernel's module is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Tests are small, and several may run at once.
 torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """The house keeps its walls: what each process may import."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_the_language_needs_the_runtime_only_for_an_engine_in_its_process() -> N
                 assert module.partition("radixrt.")[2].split(".")[0] not in RUNTIME, file
 
 
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports within functions count: they hide a circle, they don't open it. Those for types alone don't."""
+    files = {module_name(file): file for file in PACKAGE.rglob("*.py")}
+    imports = {
+        name: {module for module in imported_modules(file) if module in files} - {name}
+        for name, file in files.items()
+    }
+    list(
+        graphlib.TopologicalSorter(imports).static_order()
+    )  # raises CycleError, which names the circle
+
+
 def test_nothing_is_unpickled_and_no_shell_is_started() -> None:
     for file in PACKAGE.rglob("*.py"):
         text = file.read_text()
@@ -55,11 +68,26 @@ def test_nothing_is_unpickled_and_no_shell_is_started() -> None:
         )
 
 
+def module_name(file: Path) -> str:
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def imported_modules(file: Path) -> list[str]:
+    """The modules that a run of ``file`` may import, and the names imported from them, which may be modules too."""
+    tree = ast.parse(file.read_text())
+    for_types = {
+        statement
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+    }
     names = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.append(node.module)
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return names

@@ -1,7 +1,8 @@
 """The interface between a model's attention layers and the kernels that compute attention."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -47,6 +48,21 @@ class AttentionBackend(Protocol):
         Returns:
             [num_tokens, num_heads, head_dim]
         """
+
+
+@runtime_checkable
+class CapturableBackend(AttentionBackend, Protocol):
+    """A backend that can be part of a captured graph."""
+
+    def graph_kinds(self) -> Sequence[str]:
+        """Ways to compute a decode step, each of which needs a graph of its own; the first serves any step."""
+
+    def graph_kind(self, metadata: AttentionMetadata) -> str:
+        """The one that serves this step best."""
+
+    def for_graph(self, rows: int, kind: str) -> AttentionBackend:
+        """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured: each ``plan`` changes
+        what a replay reads, in place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,19 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Sequences of a step that begin with the same pages stand together, so that a backend may read these once for all.
+
+    Every sequence is in exactly one group, and groups follow one another: group ``g`` is sequences
+    ``group_indptr_cpu[g]:group_indptr_cpu[g+1]``, whose first ``num_pages_cpu[g]`` pages are the same and lie wholly before
+    each of their queries. In a group of one it is 0. A backend may ignore all this.
+    """
+
+    group_indptr_cpu: torch.Tensor  # [groups + 1] int32
+    num_pages_cpu: torch.Tensor  # [groups] int32
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """All scheduled tokens of a step, prefill and decode mixed, as one flat batch.
 
@@ -25,6 +38,8 @@ class AttentionMetadata:
         torch.Tensor
     )  # [num_tokens] int64, on the device: page * page_size + offset of each new token
     page_size: int
+    shared_prefixes: SharedPrefixes | None = None
+    """None: nothing is known to be shared."""
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 
 QUERY_BLOCK = 128
@@ -66,8 +67,8 @@ class TorchReferenceBackend:
         assert self._metadata is not None, "plan() comes before attend()"
         keys = key_cache.view(-1, *key_cache.shape[2:])  # [slots, num_kv_heads, head_dim]
         values = value_cache.view(-1, *value_cache.shape[2:])
-        keys.index_copy_(0, self._metadata.kv_slots, key)
-        values.index_copy_(0, self._metadata.kv_slots, value)
+        _write(keys, self._metadata.kv_slots, key)
+        _write(values, self._metadata.kv_slots, value)
         if spec.sliding_window not in self._blocks:
             groups = _group(_spans(self._metadata, spec.sliding_window))
             self._blocks[spec.sliding_window] = [
@@ -78,12 +79,27 @@ class TorchReferenceBackend:
             shape = block.slots.shape
             output[block.tokens] = _dense_attention(
                 query[block.tokens],
-                keys.index_select(0, block.slots.flatten()).unflatten(0, shape),
-                values.index_select(0, block.slots.flatten()).unflatten(0, shape),
+                _read(keys, block.slots.flatten(), query.dtype).unflatten(0, shape),
+                _read(values, block.slots.flatten(), query.dtype).unflatten(0, shape),
                 block.visible,
                 spec,
             )
         return output
+
+
+def _write(cache: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:
+    """``states`` [num_tokens, num_kv_heads, head_dim] go to ``slots`` [num_tokens] of [slots, num_kv_heads, head_dim]."""
+    states = to_kv_dtype(states, cache.dtype)
+    if cache.dtype.itemsize == 1:  # torch moves bytes about, and knows no fp8 there
+        cache, states = cache.view(torch.uint8), states.view(torch.uint8)
+    cache.index_copy_(0, slots, states)
+
+
+def _read(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What lies in ``slots`` [n], as ``dtype``: [n, num_kv_heads, head_dim]."""
+    if cache.dtype.itemsize == 1:
+        return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype).to(dtype)
+    return cache.index_select(0, slots)
 
 
 def _spans(metadata: AttentionMetadata, window: int | None) -> list[_Span]:

@@ -1,46 +1,24 @@
-"""Gated activations: the gate's half of a merged projection, activated, times the other half."""
-
-import torch
-import torch.nn.functional as F
+"""The activations of gated MLPs, by the names that checkpoints give them."""
 
 from radixrt.errors import ConfigError
 
-
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, 2 * size] -> [num_tokens, size]; gate first"""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, 2 * size] -> [num_tokens, size]; gate first"""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
-
-
-def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, 2 * size] -> [num_tokens, size]; gate first"""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate) * up
-
-
-_GATED = {
-    "silu": silu_and_mul,
-    "swish": silu_and_mul,
-    "gelu_pytorch_tanh": gelu_tanh_and_mul,
-    "gelu_new": gelu_tanh_and_mul,
-    "gelu": gelu_and_mul,
+_NAMES = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
 }
 
 
-def gated_activation(name: str):
-    """The function for a config's ``hidden_act``.
+def gated_activation(hidden_act: str) -> str:
+    """The kernel's name for a config's ``hidden_act``.
 
     Raises:
         ConfigError: the activation is not one that gated MLPs use here.
     """
-    if name not in _GATED:
+    if hidden_act not in _NAMES:
         raise ConfigError(
-            f"The checkpoint's activation {name!r} is not supported; supported: {', '.join(_GATED)}."
+            f"The checkpoint's activation {hidden_act!r} is not supported; supported: {', '.join(_NAMES)}."
         )
-    return _GATED[name]
+    return _NAMES[hidden_act]

@@ -3,42 +3,40 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
+from radixrt.layers.linear import MatrixLayer
+from radixrt.layers.matrix import Placement
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.weights import WeightSlot, parameter
+from radixrt.layers.weights import WeightSlot
 
 
-class VocabParallelEmbedding(nn.Module):
-    """Rank ``r`` holds rows ``r * rows`` to ``(r + 1) * rows``; the last rank's may be padding."""
+class VocabParallelEmbedding(MatrixLayer):
+    """Rank ``r`` holds rows ``r * rows`` to ``(r + 1) * rows``; the last rank's may be padding.
+
+    A model that ties its ends has one of these for both, so a format that multiplies fast must also be one in
+    which rows can be looked up.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
-        super().__init__()
+        super().__init__(-(-vocab_size // tp.size), hidden_size)
         self.tp = tp
         self.vocab_size = vocab_size
-        rows = -(-vocab_size // tp.size)
-        self.first = tp.rank * rows
-        self.weight = parameter(rows, hidden_size)
+        self.first = tp.rank * self.rows
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]"""
         if self.tp.size == 1:
-            return F.embedding(input_ids, self.weight)
-        rows = self.weight.shape[0]
-        ours = (input_ids >= self.first) & (input_ids < self.first + rows)
-        embedded = F.embedding(torch.where(ours, input_ids - self.first, 0), self.weight)
+            return self.matrix.look_up(input_ids)
+        ours = (input_ids >= self.first) & (input_ids < self.first + self.rows)
+        embedded = self.matrix.look_up(torch.where(ours, input_ids - self.first, 0))
         return self.tp.all_reduce(torch.where(ours[:, None], embedded, 0.0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of the whole vocabulary, on every rank: [rows, hidden_size] -> [rows, vocab_size]"""
-        return self.tp.all_gather(F.linear(hidden, self.weight))[:, : self.vocab_size]
+        return self.tp.all_gather(self.matrix.multiply(hidden, None))[:, : self.vocab_size]
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
-        rows, hidden_size = self.weight.shape
-        real_rows = max(0, min(rows, self.vocab_size - self.first))
+        real_rows = max(0, min(self.rows, self.vocab_size - self.first))
         start = min(self.first, self.vocab_size)
-        yield (
-            f"{path}.weight",
-            WeightSlot((self.vocab_size, hidden_size), self.weight[:real_rows], 0, start),
-        )
+        size = (self.vocab_size, self.columns)
+        yield from self.matrix.slots(Placement(path, size, slice(0, real_rows), 0, start))

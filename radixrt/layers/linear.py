@@ -1,15 +1,16 @@
 """Linear layers split over ranks, and how the projections a checkpoint keeps apart are merged."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from radixrt.errors import ConfigError
+from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.matrix import Matrix, MatrixFormat, Placement
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.weights import WeightSlot, parameter
+from radixrt.layers.weights import WeightSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,47 @@ class Heads:
         ]
 
 
-class ColumnParallelLinear(nn.Module):
+class MatrixLayer(nn.Module):
+    """A layer whose weight is one matrix. It is made without it, since the checkpoint decides the format."""
+
+    matrix: Matrix
+
+    def __init__(self, rows: int, columns: int) -> None:
+        """
+        Args:
+            rows, columns: output and input features of this rank's part.
+        """
+        super().__init__()
+        self.rows = rows
+        self.columns = columns
+
+    def allocate(self, matrix_format: MatrixFormat) -> None:
+        """Make the matrix, on torch's current default device."""
+        self.matrix = matrix_format(self.rows, self.columns)
+
+
+class LinearLayer(MatrixLayer):
+    """A matrix and perhaps a bias."""
+
+    def __init__(self, rows: int, columns: int, bias: bool) -> None:
+        super().__init__(rows, columns)
+        self.bias = nn.Parameter(torch.zeros(rows), requires_grad=False) if bias else None
+
+    def placements(self, path: str) -> Iterator[Placement]:
+        """The checkpoint's projections, given the layer's own path in the model."""
+        raise NotImplementedError
+
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+        for placement in self.placements(path):
+            yield from self.matrix.slots(placement)
+            if self.bias is not None:
+                whole = (placement.size[0],)
+                start = placement.start if placement.dim == 0 else 0
+                bias = WeightSlot(whole, self.bias[placement.rows], 0, start)
+                yield f"{placement.name}.bias", bias
+
+
+class ColumnParallelLinear(LinearLayer):
     """One or several projections of the same input in one matrix, output features split over ranks.
 
     In the model its place is that of the projections: merged as ``self_attn.qkv_proj``, it loads
@@ -73,57 +114,61 @@ class ColumnParallelLinear(nn.Module):
     """
 
     def __init__(self, input_size: int, projections: Sequence[Projection], bias: bool) -> None:
-        super().__init__()
-        self.input_size = input_size
-        self.projections = projections
         self.sizes = [p.rows for p in projections]
-        self.weight = parameter(sum(self.sizes), input_size)
-        self.bias = (
-            nn.Parameter(torch.zeros(sum(self.sizes)), requires_grad=False) if bias else None
-        )
+        super().__init__(sum(self.sizes), input_size, bias)
+        self.projections = projections
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_tokens, input_size] -> [num_tokens, this rank's rows of all projections]"""
-        return F.linear(hidden, self.weight, self.bias)
+        return self.matrix.multiply(hidden, self.bias)
 
-    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+    def placements(self, path: str) -> Iterator[Placement]:
         parent = path.rpartition(".")[0]
         first = 0
         for p in self.projections:
             rows = slice(first, first + p.rows)
             first += p.rows
-            weight_shape = (p.size, self.input_size)
-            yield (
-                f"{parent}.{p.name}.weight",
-                WeightSlot(weight_shape, self.weight[rows], 0, p.start),
-            )
-            if self.bias is not None:
-                yield (
-                    f"{parent}.{p.name}.bias",
-                    WeightSlot((p.size,), self.bias[rows], 0, p.start),
-                )
+            yield Placement(f"{parent}.{p.name}", (p.size, self.columns), rows, 0, p.start)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(LinearLayer):
     """A linear layer whose input features are split over ranks; the outputs are summed."""
 
     def __init__(self, input_size: int, output_size: int, bias: bool, tp: TensorParallel) -> None:
-        super().__init__()
+        super().__init__(output_size, tp.share(input_size, "projection input size"), bias)
         self.tp = tp
         self.input_size = input_size
-        self.weight = parameter(output_size, tp.share(input_size, "projection input size"))
-        self.bias = nn.Parameter(torch.zeros(output_size), requires_grad=False) if bias else None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_tokens, input_size / tp.size] -> [num_tokens, output_size], the same on every rank"""
         if self.tp.size == 1:
-            return F.linear(hidden, self.weight, self.bias)
-        output = self.tp.all_reduce(F.linear(hidden, self.weight))
+            return self.matrix.multiply(hidden, self.bias)
+        output = self.tp.all_reduce(self.matrix.multiply(hidden, None))
         return output if self.bias is None else output + self.bias
 
-    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
-        output_size, columns = self.weight.shape
-        start = self.tp.rank * columns
-        yield f"{path}.weight", WeightSlot((output_size, self.input_size), self.weight, 1, start)
-        if self.bias is not None:
-            yield f"{path}.bias", WeightSlot((output_size,), self.bias)
+    def placements(self, path: str) -> Iterator[Placement]:
+        start = self.tp.rank * self.columns
+        yield Placement(path, (self.rows, self.input_size), slice(None), 1, start)
+
+
+def allocate_matrices(model: nn.Module, format_of: Callable[[str], MatrixFormat]) -> None:
+    """Give every layer of ``model`` that has a matrix an empty one.
+
+    Args:
+        format_of: by the layer's path in the model; checkpoints keep some layers in other formats.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, MatrixLayer):
+            module.allocate(format_of(path))
+
+
+def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
+    """Bring every loaded matrix of ``model`` into the form that ``kernels`` multiply by fastest.
+
+    Raises:
+        ConfigError: a matrix that was loaded has no sense.
+    """
+    for module in model.modules():
+        if isinstance(module, MatrixLayer):
+            module.matrix.finish()
+            module.matrix = kernels.pack(module.matrix)

@@ -4,8 +4,10 @@ import torch
 from torch import nn
 
 from radixrt.layers.activation import gated_activation
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.torch_kernels import TorchKernels
 
 
 class GatedMLP(nn.Module):
@@ -21,13 +23,15 @@ class GatedMLP(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        self.kernels: LayerKernels = TorchKernels()
         gate_up = [
             Projection.even(name, intermediate_size, tp) for name in ("gate_proj", "up_proj")
         ]
         self.gate_up_proj = ColumnParallelLinear(hidden_size, gate_up, bias)
-        self.activate = gated_activation(activation)
+        self.activation = gated_activation(activation)
         self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias, tp)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
-        return self.down_proj(self.activate(self.gate_up_proj(hidden)))
+        gate_up = self.gate_up_proj(hidden)
+        return self.down_proj(self.kernels.gated_activation(self.activation, gate_up))

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixrt.layers.activation import gated_activation
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.torch_kernels import TorchKernels
 from radixrt.layers.weights import WeightSlot, parameter
 
 
@@ -45,9 +47,10 @@ class Experts(nn.Module):
         tp: TensorParallel,
     ) -> None:
         super().__init__()
+        self.kernels: LayerKernels = TorchKernels()
         self.tp = tp
         self.intermediate_size = intermediate_size
-        self.activate = gated_activation(activation)
+        self.activation = gated_activation(activation)
         share = tp.share(intermediate_size, "expert size")
         self.gate_up = parameter(num_experts, 2 * share, hidden_size)
         self.down = parameter(num_experts, hidden_size, share)
@@ -55,24 +58,10 @@ class Experts(nn.Module):
     def forward(
         self, hidden: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
-        """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as hidden
-
-        Each expert that got any tokens computes all of them at once.
-        """
-        order = experts.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
-        tokens = order // experts.shape[1]
-        pair_weights = weights.flatten()[order].unsqueeze(-1)
-        counts = experts.flatten().bincount(minlength=len(self.gate_up)).tolist()
-        output = torch.zeros_like(hidden)
-        end = 0
-        for expert, count in enumerate(counts):
-            if count == 0:
-                continue
-            pairs = slice(end, end + count)
-            end += count
-            activated = self.activate(F.linear(hidden[tokens[pairs]], self.gate_up[expert]))
-            weighted = F.linear(activated, self.down[expert]) * pair_weights[pairs]
-            output.index_add_(0, tokens[pairs], weighted.to(output.dtype))
+        """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as hidden"""
+        output = self.kernels.experts(
+            hidden, weights, experts, self.gate_up, self.down, self.activation
+        )
         return self.tp.all_reduce(output)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:

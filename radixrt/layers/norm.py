@@ -3,6 +3,9 @@
 import torch
 from torch import nn
 
+from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.torch_kernels import TorchKernels
+
 
 class RMSNorm(nn.Module):
     """``x / rms(x) * weight``, computed in float32; Gemma stores ``weight - 1`` (``unit_offset``).
@@ -13,6 +16,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, unit_offset: bool = False) -> None:
         super().__init__()
+        self.kernels: LayerKernels = TorchKernels()
         self.eps = eps
         self.unit_offset = unit_offset
         initial = torch.zeros(size) if unit_offset else torch.ones(size)
@@ -20,15 +24,13 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size]"""
-        x = hidden.float()
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        if self.unit_offset:
-            return (x * (1.0 + self.weight.float())).to(hidden.dtype)
-        return x.to(hidden.dtype) * self.weight
+        return self.kernels.rms_norm(hidden, self.weight, self.eps, self.unit_offset)
 
     def add_and_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add a block's output to the residual stream, then norm: (normed, new residual)."""
-        residual = residual + hidden
-        return self.forward(residual), residual
+        """Add a block's output to the residual stream, then norm: (normed, new residual).
+
+        Both inputs may be overwritten.
+        """
+        return self.kernels.add_rms_norm(hidden, residual, self.weight, self.eps, self.unit_offset)

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from radixrt.errors import ConfigError
+from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.torch_kernels import TorchKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, config: RopeConfig) -> None:
         super().__init__()
-        self.rotary_dim = config.rotary_dim
+        self.kernels: LayerKernels = TorchKernels()
         frequencies, attention_factor = _frequencies(config)
         angles = torch.outer(torch.arange(config.context_length).float(), frequencies)
         table = torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor
@@ -80,17 +82,8 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated"""
-        cos, sin = (
-            self.cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-        )  # [tokens, 1, rotary_dim/2]
-        return self._rotate(query, cos, sin), self._rotate(key, cos, sin)
-
-    def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        first, second = x[..., : self.rotary_dim].float().chunk(2, dim=-1)
-        rotated = [first * cos - second * sin, second * cos + first * sin]
-        unchanged = x[..., self.rotary_dim :]
-        return torch.cat([*(part.to(x.dtype) for part in rotated), unchanged], dim=-1)
+        """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated. Both may be overwritten."""
+        return self.kernels.rotate(positions, query, key, self.cos_sin)
 
 
 def _frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:

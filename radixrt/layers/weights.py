@@ -1,6 +1,7 @@
 """Where the tensors of a checkpoint go: each is copied, in part or whole, into memory a layer owns."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,15 +26,21 @@ class WeightSlot:
     """The dimension of which a rank keeps a part."""
     start: int = 0
     """Where in ``dim`` this rank's part begins."""
+    convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """From the whole tensor as the checkpoint has it to the whole as ``target`` has it, where they differ."""
+    weights_an_element: int = 1
+    """How many of the model's weights one element stands for; 0 for what only describes others."""
 
     def load(self, tensor: torch.Tensor) -> None:
         """Copy this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
+        if self.convert is not None:
+            tensor = self.convert(tensor)
         self.target.copy_(tensor.narrow(self.dim, self.start, self.target.shape[self.dim]))
 
 
 @runtime_checkable
 class HasWeightSlots(Protocol):
-    """A layer whose parameters are not simply the checkpoint's tensors."""
+    """A layer whose parameters, those of its parts included, are not simply the checkpoint's tensors."""
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         """Checkpoint names, given the layer's own path in the model, and their slots."""
@@ -46,14 +53,29 @@ def parameter(*shape: int) -> nn.Parameter:
 
 def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:
     """Every tensor that a checkpoint of the model must hold, by name."""
-    slots: dict[str, WeightSlot] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, HasWeightSlots):
-            slots.update(module.weight_slots(path))
-            continue
-        for name, weight in module.named_parameters(recurse=False):
-            slots[f"{path}.{name}"] = WeightSlot(tuple(weight.shape), weight)
-    return slots
+    return dict(_slots_below(model, ""))
+
+
+def _slots_below(module: nn.Module, path: str) -> Iterator[tuple[str, WeightSlot]]:
+    if isinstance(module, HasWeightSlots):
+        yield from module.weight_slots(path)
+        return
+    prefix = f"{path}." if path else ""
+    for name, weight in module.named_parameters(recurse=False):
+        yield prefix + name, WeightSlot(tuple(weight.shape), weight)
+    for name, child in module.named_children():
+        yield from _slots_below(child, prefix + name)
+
+
+def num_weights(model: nn.Module) -> int:
+    """How many numbers the whole model has, of which this rank may hold a part."""
+    slots = weight_slots(model).values()
+    return sum(math.prod(slot.shape) * slot.weights_an_element for slot in slots)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Memory of this rank's weights, in the form in which they are kept."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in model.state_dict().values())
 
 
 def load_into(

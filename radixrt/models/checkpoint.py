@@ -9,6 +9,7 @@ from typing import Any
 
 from radixrt.config import DEMO_MODEL
 from radixrt.errors import ConfigError, RequestError
+from radixrt.layers.quantization.scheme import quantization_scheme
 from radixrt.models.registry import check_architecture
 from radixrt.sampling_params import SamplingParams
 
@@ -28,7 +29,7 @@ _SIZES = (
     "vocab_size",
 )
 _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
-"""Of weights, and of the index tables that some checkpoints keep beside them."""
+"""Of weights, and of the index tables that some checkpoints keep beside them. I32 are also the words of quantized ones."""
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -91,11 +92,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_checkpoint(model_dir: Path, load_format: str = "auto") -> dict[str, Any]:
+def check_checkpoint(
+    model_dir: Path, load_format: str = "auto", quantization: str = "auto"
+) -> dict[str, Any]:
     """Everything that can be known to be wrong with a checkpoint without reading its tensors.
 
     Args:
         load_format: ``dummy`` needs no weight files.
+        quantization: what is wanted; see ``quantization_scheme``.
 
     Returns:
         the content of config.json
@@ -105,12 +109,7 @@ def check_checkpoint(model_dir: Path, load_format: str = "auto") -> dict[str, An
     """
     config = read_config(model_dir)
     check_architecture(config)
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else "unknown"
-        raise ConfigError(
-            f"The checkpoint {model_dir} is quantized ({method}), which is not supported; "
-            "choose its float32, bfloat16 or float16 original."
-        )
+    quantization_scheme(config, quantization)
     _check_sizes(text_config(config))
     checkpoint_dtype(config)
     context_length(config)
@@ -245,8 +244,8 @@ def _check_tensors(file: Path, tensors: Mapping[str, "TensorInfo"]) -> None:
     packed = [name for name, info in tensors.items() if info.dtype not in _PLAIN_DTYPES]
     if packed:
         raise ConfigError(
-            f"{file} holds {tensors[packed[0]].dtype} tensors ({_some(packed)}): quantized weights are not "
-            "supported; choose the float32, bfloat16 or float16 original."
+            f"{file} holds {tensors[packed[0]].dtype} tensors ({_some(packed)}): weights of this form are "
+            "not supported; choose the float32, bfloat16 or float16 original, or one quantized by AWQ or GPTQ."
         )
 
 

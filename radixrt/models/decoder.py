@@ -86,6 +86,9 @@ class DecoderModel(nn.Module):
 class CausalLM(nn.Module):
     """A decoder with an LM head. Architectures subclass it once, to make up their layers."""
 
+    num_parameters: int
+    """Of the whole model, not of this rank's shards alone; set by the loader."""
+
     def __init__(
         self,
         config: Any,
@@ -114,8 +117,8 @@ class CausalLM(nn.Module):
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
-        dtype = self.model.embed_tokens.weight.dtype
-        self.embedding_scale = torch.tensor(embedding_scale, dtype=dtype, device="cpu").item()
+        self.dtype = torch.get_default_dtype()
+        self.embedding_scale = torch.tensor(embedding_scale, device="cpu").item()
         # rounded to the dtype, as Gemma was trained
 
     @torch.inference_mode()

@@ -9,8 +9,13 @@ from typing import Any
 import torch
 
 from radixrt.errors import ConfigError
+from radixrt.layers.kernels import LayerKernels, use_kernels
+from radixrt.layers.linear import allocate_matrices, pack_matrices
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.weights import weight_slots
+from radixrt.layers.quantization.formats import matrix_formats, refuse_experts, rounded_alike
+from radixrt.layers.quantization.scheme import quantization_scheme
+from radixrt.layers.torch_kernels import TorchKernels
+from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
 from radixrt.models.registry import check_architecture, model_class
@@ -23,26 +28,30 @@ def load_model(
     *,
     load_format: str = "auto",
     dtype: str = "auto",
+    quantization: str = "auto",
     device: torch.device | str = "cpu",
     tp: TensorParallel | None = None,
     seed: int = 0,
     context_length: int | None = None,
     trust_remote_code: bool = False,
+    kernels: LayerKernels | None = None,
 ) -> CausalLM:
     """Load the model of a checkpoint, ready to run.
 
     Args:
         load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
+        quantization: ``auto``: the checkpoint's; ``int8`` or ``int4`` to round a plain one's weights.
         tp: this rank's place; its shards alone are kept.
         seed: of dummy weights, which are the same whatever the number of ranks.
         context_length: longest sequence that will be served; default, and at most: the checkpoint's.
         trust_remote_code: let transformers run the checkpoint's own config code.
+        kernels: the layers compute by them; default: PyTorch's.
 
     Raises:
         ConfigError: the checkpoint cannot be served; one sentence says why.
     """
-    raw_config = checkpoint.check_checkpoint(model_dir, load_format)
+    raw_config = checkpoint.check_checkpoint(model_dir, load_format, quantization)
     config = _transformers_config(model_dir, trust_remote_code)
     torch_dtype = _DTYPES[checkpoint.checkpoint_dtype(raw_config) if dtype == "auto" else dtype]
     limit = checkpoint.context_length(raw_config)
@@ -50,10 +59,20 @@ def load_model(
     model_type = model_class(check_architecture(raw_config))
     with torch.device(device), _default_dtype(torch_dtype):
         model = model_type(config, tp or TensorParallel(), longest).eval()
+        scheme = quantization_scheme(raw_config, quantization)
+        if scheme is not None:
+            refuse_experts(model)
+            if load_format == "dummy":
+                scheme = rounded_alike(scheme)
+        allocate_matrices(model, matrix_formats(scheme, tied_head=model.lm_head is None))
+    model.num_parameters = num_weights(model)
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     else:
         model.load_weights(read_tensors(model_dir))
+    kernels = kernels or TorchKernels()
+    use_kernels(model, kernels)
+    pack_matrices(model, kernels)
     return model
 
 
@@ -101,10 +120,8 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     for name, slot in weight_slots(model).items():
         if len(slot.shape) == 1:
             continue
-        target = slot.target
-        generator = torch.Generator(target.device)
+        device = slot.target.device
+        generator = torch.Generator(device)
         generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # the CPU's takes 32 bits
-        values = torch.randn(
-            slot.shape, generator=generator, dtype=target.dtype, device=target.device
-        )
+        values = torch.randn(slot.shape, generator=generator, dtype=model.dtype, device=device)
         slot.load(values.mul_(slot.shape[-1] ** -0.5))

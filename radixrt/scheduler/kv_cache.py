@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from radixrt.scheduler.eviction.awaited import Awaited
 from radixrt.scheduler.eviction.names import EvictionPolicyName
-from radixrt.scheduler.eviction.policy import make_policy
+from radixrt.scheduler.eviction.registry import make_policy
 from radixrt.scheduler.hint_writer import HintWriter
 from radixrt.scheduler.leases import Leases
 from radixrt.scheduler.node import Node

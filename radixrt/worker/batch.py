@@ -5,15 +5,19 @@ sampled last) stays here between steps; the sampled tokens stay on the device, s
 nothing from the scheduler.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.device import Device
 from radixrt.messages import Admit, StepPlan, TokenIds, num_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
+from radixrt.worker.ragged import RaggedStep
+from radixrt.worker.shared_prefixes import PrefixFinder, PrefixGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,16 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One forward pass: decode rows first, then prefill chunks."""
+    """One forward pass: decode rows first, then jumps and prefill chunks."""
 
     token_ids: torch.Tensor  # [num_tokens] int64, on the device
     positions: torch.Tensor  # [num_tokens] int64, on the device
     attention: AttentionMetadata
+    graph_rows: int | None
+    """So many rows of a captured graph, of which the first are those that sample and the others padding; None: the
+    step is of another kind."""
     sampling_slots: NDArray[np.int64]  # [rows] slots that sample a token
+    sampling_slots_on_device: torch.Tensor  # [rows] int64
     sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
     sampling_positions: torch.Tensor  # [rows] int64, where the sampled tokens will stand
     prompt_spans: list[PromptSpan]
@@ -58,24 +66,53 @@ class Jumps:
 
 
 NO_JUMPS = Jumps([], [], [])
+NO_TOKENS = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """Who samples a token in a step."""
+
+    slots: NDArray[np.int64]  # [rows]
+    rows: NDArray[np.int32]  # [rows] into the flat batch
+    positions: NDArray[np.int64]  # [rows] of the new tokens
 
 
 class PersistentBatch:
     """State of every slot between steps; columns are indexed by slot."""
 
     def __init__(
-        self, max_slots: int, max_pages: int, page_size: int, device: torch.device
+        self,
+        max_slots: int,
+        max_pages: int,
+        page_size: int,
+        device: Device,
+        *,
+        spare_page: int = 0,
+        graph_rows: Callable[[int], int | None] | None = None,
     ) -> None:
+        """
+        Args:
+            max_slots: sequences at a time.
+            max_pages: of one sequence.
+            page_size: tokens in a page.
+            device: that computes the steps.
+            spare_page: where padding writes to; no sequence has it.
+            graph_rows: to how many rows a decode step of so many is padded, or None if it isn't; None: none is.
+        """
         self.page_size = page_size
-        self.device = device
+        self._graph_rows = graph_rows
+        self._device = device
+        self._spare_page = spare_page
         self.block_tables = np.zeros((max_slots, max_pages), dtype=np.int32)
         self.num_pages = np.zeros(max_slots, dtype=np.int64)
         self.computed = np.zeros(max_slots, dtype=np.int64)
         """Positions whose KV is in the cache."""
         self.is_decoding = np.zeros(max_slots, dtype=bool)
         """The prompt is computed; each step advances the slot by one token."""
-        self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        (self.last_tokens,) = device.upload(np.zeros(max_slots, dtype=np.int64))
         """Sampled last, input of the next decode step."""
+        self._prefixes = PrefixFinder()
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
         """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
@@ -95,6 +132,7 @@ class PersistentBatch:
         self.set_block_table(slot, unpack_ids(admit.pages))
 
     def set_block_table(self, slot: int, pages: NDArray[np.int32]) -> None:
+        self._prefixes.forget()
         self.block_tables[slot, : len(pages)] = pages
         self.num_pages[slot] = len(pages)
 
@@ -110,9 +148,8 @@ class PersistentBatch:
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
         jumps = self._take_jumps()
-        decoding = np.flatnonzero(self.is_decoding)
-        if jumps.slots:
-            decoding = np.setdiff1d(decoding, jumps.slots, assume_unique=True)
+        groups = self._group_decoding(jumps.slots)
+        decoding = groups.slots
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
         chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
@@ -120,10 +157,7 @@ class PersistentBatch:
         slots = np.concatenate((decoding, np.array(jumps.slots, dtype=np.int64), chunk_slots))
         lengths = np.concatenate((np.ones(len(decoding), dtype=np.int64), many_lengths))
         starts = self.computed[slots]
-        ends = starts + lengths
-        self.computed[slots] = ends
-        qo_indptr = np.concatenate(([0], np.cumsum(lengths)))
-        positions = np.arange(qo_indptr[-1]) + np.repeat(starts - qo_indptr[:-1], lengths)
+        self.computed[slots] = starts + lengths
         samples = np.concatenate(
             (
                 np.ones(len(decoding), dtype=bool),
@@ -133,24 +167,84 @@ class PersistentBatch:
         )
         prompt_tokens = [unpack_ids(self._prompts[c.slot].token_ids)[c.start : c.start + c.num_tokens]
                          for c in plan.prefill]  # fmt: skip
+        step = RaggedStep.of(self.block_tables, self.page_size, slots, lengths, starts)
+        first_rows = step.qo_indptr[len(decoding) + len(jumps.slots) : -1]
+        return self._inputs(
+            step,
+            groups,
+            [*jumps.token_ids, *prompt_tokens],
+            _Sampling(
+                slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]
+            ),
+            self._prompt_spans(plan, first_rows),
+            jumps,
+        )
+
+    def _inputs(
+        self,
+        step: RaggedStep,
+        groups: PrefixGroups,
+        known_tokens: list[TokenIds],
+        sampling: "_Sampling",
+        prompt_spans: list[PromptSpan],
+        jumps: Jumps,
+    ) -> StepInputs:
+        """Everything that the device needs for a step, sent to it in one piece."""
+        decoding, graph_rows = groups.slots, None
+        if self._graph_rows is not None and not known_tokens:
+            graph_rows = self._graph_rows(len(decoding))
+        if graph_rows is not None:
+            step = step.padded(graph_rows, self._spare_page, self.page_size)
+            decoding = np.concatenate((decoding, np.zeros(graph_rows - len(decoding), np.int64)))
+        known = np.concatenate(known_tokens) if known_tokens else NO_TOKENS
+        decoded, known_ids, positions, kv_indices, kv_slots, slots, rows, places = (
+            self._device.upload(
+                decoding,
+                known.astype(np.int64),
+                step.positions,
+                step.kv_indices,
+                step.kv_slots,
+                sampling.slots,
+                sampling.rows.astype(np.int64),
+                sampling.positions,
+            )
+        )
+        token_ids = self.last_tokens[decoded]
         return StepInputs(
-            token_ids=self._token_ids(decoding, [*jumps.token_ids, *prompt_tokens]),
-            positions=self._to_device(positions),
-            attention=self._attention(slots, lengths, ends, qo_indptr, positions),
-            sampling_slots=slots[samples],
-            sampling_rows=self._to_device(qo_indptr[1:][samples] - 1),
-            sampling_positions=self._to_device(ends[samples]),
-            prompt_spans=self._prompt_spans(plan, qo_indptr[len(decoding) + len(jumps.slots) : -1]),
+            token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
+            positions=positions,
+            attention=attention_metadata(
+                step,
+                kv_indices,
+                kv_slots,
+                self.page_size,
+                self._device,
+                _shared_prefixes(groups, len(step.last_page_len)),
+            ),
+            graph_rows=graph_rows,
+            sampling_slots=sampling.slots,
+            sampling_slots_on_device=slots,
+            sampling_rows=rows,
+            sampling_positions=places,
+            prompt_spans=prompt_spans,
             jumps=jumps,
         )
 
-    def record(self, slots: NDArray[np.int64], tokens: torch.Tensor) -> None:
+    def record(self, inputs: StepInputs, tokens: torch.Tensor) -> None:
         """Keep the sampled tokens, [rows] on the device, as the next inputs."""
-        self.last_tokens[self._to_device(slots)] = tokens
+        self.last_tokens[inputs.sampling_slots_on_device] = tokens
 
     def force(self, slot: int, token_ids: TokenIds) -> None:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
         self._forced[slot] = token_ids
+
+    def _group_decoding(self, jumping: list[int]) -> PrefixGroups:
+        """The slots that advance by one token, those that share a prefix side by side."""
+        decoding = np.flatnonzero(self.is_decoding)
+        groups = self._prefixes.group(
+            decoding, self.block_tables, self.computed[decoding] // self.page_size
+        )
+        return groups.without(jumping) if jumping else groups
 
     def _take_jumps(self) -> Jumps:
         """Forced tokens as far as the pages of their slots reach. One position stays free: the scheduler may
@@ -178,37 +272,7 @@ class PersistentBatch:
         self.is_decoding[chunk_slots] = complete
         return complete
 
-    def _token_ids(self, decoding: NDArray[np.int64], known_tokens: list[TokenIds]) -> torch.Tensor:
-        sampled = self.last_tokens[self._to_device(decoding)]
-        if not known_tokens:
-            return sampled
-        return torch.cat((sampled, self._to_device(np.concatenate(known_tokens).astype(np.int64))))
-
-    def _attention(
-        self,
-        slots: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        qo_indptr: NDArray[np.int64],
-        positions: NDArray[np.int64],
-    ) -> AttentionMetadata:
-        size = self.page_size
-        pages = -(-ends // size)
-        kv_indptr = np.concatenate(([0], np.cumsum(pages)))
-        tables = self.block_tables.reshape(-1)
-        first_entries = slots * self.block_tables.shape[1]  # of each slot's table
-        entries = np.arange(kv_indptr[-1]) + np.repeat(first_entries - kv_indptr[:-1], pages)
-        token_pages = tables[np.repeat(first_entries, lengths) + positions // size]
-        return AttentionMetadata(
-            qo_indptr_cpu=torch.from_numpy(qo_indptr.astype(np.int32)),
-            kv_indptr_cpu=torch.from_numpy(kv_indptr.astype(np.int32)),
-            last_page_len_cpu=torch.from_numpy((ends - (pages - 1) * size).astype(np.int32)),
-            kv_indices=self._to_device(tables[entries]),
-            kv_slots=self._to_device(token_pages.astype(np.int64) * size + positions % size),
-            page_size=size,
-        )
-
-    def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int64]) -> list[PromptSpan]:
+    def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[PromptSpan]:
         spans = []
         for chunk, first_row in zip(plan.prefill, first_rows.tolist(), strict=True):
             admit = self._prompts[chunk.slot]
@@ -224,5 +288,37 @@ class PersistentBatch:
                 spans.append(PromptSpan(chunk.slot, row, following, sampling.prompt_logprobs))
         return spans
 
-    def _to_device(self, array: NDArray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+def _shared_prefixes(groups: PrefixGroups, num_sequences: int) -> SharedPrefixes | None:
+    """The groups of a step, whose sequences are those of ``groups`` and then others that each stand alone."""
+    if not groups.num_pages.any():
+        return None
+    others = np.arange(len(groups.slots) + 1, num_sequences + 1, dtype=np.int32)
+    num_pages = np.concatenate((groups.num_pages, np.zeros(len(others), dtype=np.int32)))
+    return SharedPrefixes(
+        group_indptr_cpu=torch.from_numpy(np.concatenate((groups.indptr(), others))),
+        num_pages_cpu=torch.from_numpy(num_pages),
+    )
+
+
+def attention_metadata(
+    step: RaggedStep,
+    kv_indices: torch.Tensor,
+    kv_slots: torch.Tensor,
+    page_size: int,
+    device: Device,
+    shared_prefixes: SharedPrefixes | None = None,
+) -> AttentionMetadata:
+    """A step as attention wants it; the two tensors are the step's arrays on the device."""
+    qo_indptr, kv_indptr, last_page_len = device.pin(
+        step.qo_indptr, step.kv_indptr, step.last_page_len
+    )
+    return AttentionMetadata(
+        qo_indptr_cpu=qo_indptr,
+        kv_indptr_cpu=kv_indptr,
+        last_page_len_cpu=last_page_len,
+        kv_indices=kv_indices,
+        kv_slots=kv_slots,
+        page_size=page_size,
+        shared_prefixes=shared_prefixes,
+    )

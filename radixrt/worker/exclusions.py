@@ -66,3 +66,9 @@ def forbid(row: BitmaskRow, token_ids: Sequence[int] | set[int]) -> None:
     words = row.view(np.uint32)
     for token in token_ids:
         words[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << (token % 32)))
+
+
+def allow_only(row: BitmaskRow, token_id: int) -> None:
+    """Take all tokens but one out of a row of the bitmask."""
+    row.fill(0)
+    row.view(np.uint32)[token_id // 32] = np.uint32(1 << (token_id % 32))

@@ -2,7 +2,7 @@
 
 A grammar is loaded once, in a thread beside the steps, and forked for every sequence that uses it. The
 bitmask is filled after the forward pass was launched, which a GPU computes meanwhile; the sampler applies
-it. Afterwards the matchers take the sampled tokens and say which ones must follow.
+it. Afterwards the matchers take the sampled tokens. At any time they may be asked which tokens must follow.
 """
 
 import logging
@@ -28,7 +28,7 @@ from radixrt.messages import (
     TokenIds,
     unpack_ids,
 )
-from radixrt.worker.exclusions import Exclusions, forbid
+from radixrt.worker.exclusions import Exclusions, allow_only, forbid
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +45,6 @@ class TokenMask:
     bits: NDArray[np.int32]  # [n, words], see radixrt.constrained.matcher
 
 
-@dataclass(frozen=True, slots=True)
-class AfterSampling:
-    """What the matchers say of the tokens just sampled."""
-
-    forced: dict[int, list[int]]
-    """By slot: the tokens that must follow."""
-    failed: list[int]
-    """Slots that can't go on within their grammar."""
-
-
 @dataclass(eq=False, slots=True)
 class _Held:
     """A sequence that is held to a grammar."""
@@ -66,6 +56,8 @@ class _Held:
     tail: list[int] = field(default_factory=list)
     """The last tokens before the grammar begins."""
     exclusions: Exclusions | None = None
+    next_token: int | None = None
+    """The matcher has taken it already: it must be sampled next."""
     failed: bool = False
 
 
@@ -165,7 +157,7 @@ class GrammarState:
         held = _Held(
             self.shop.matcher(use.grammar_id),
             unpack_ids(use.begin_after).tolist(),
-            may_jump and self._jump_forward,
+            may_jump,
         )
         self._held[slot] = held
         self._take(held, output[: use.excluded_from].tolist())
@@ -188,13 +180,15 @@ class GrammarState:
             return None
         held = [self._held[int(slots[row])] for row in rows]
         bits = np.full((len(rows), self._num_words), ALL_TOKENS, dtype=np.int32)
-        matchers = [None if one.begin_after or one.failed else one.matcher for one in held]
         try:
-            fill_masks(matchers, bits)
+            fill_masks([one.matcher if _is_masked(one) else None for one in held], bits)
         except GrammarExhausted:
             self._fill_one_by_one(held, bits)
         for row, one in zip(bits, held, strict=True):
-            if one.begin_after:
+            if one.next_token is not None:
+                allow_only(row, one.next_token)
+                one.next_token = None
+            elif one.begin_after:
                 forbid(row, self._eos_token_ids)
             elif one.exclusions is not None:
                 one.exclusions.forbid(row)
@@ -206,7 +200,7 @@ class GrammarState:
     def _fill_one_by_one(self, held: list[_Held], bits: NDArray[np.int32]) -> None:
         """Find out which matchers can't go on."""
         for row, one in zip(bits, held, strict=True):
-            if one.begin_after or one.failed:
+            if not _is_masked(one):
                 continue
             try:
                 one.matcher.fill_mask(row)
@@ -214,25 +208,46 @@ class GrammarState:
                 log.warning("A matcher gave up: %s", error)
                 one.failed = True
 
-    def advance(self, slots: NDArray[np.int64], token_ids: TokenIds) -> "AfterSampling":
-        """Take the sampled tokens [rows] of ``slots`` [rows]."""
-        after = AfterSampling({}, [])
+    def advance(self, slots: NDArray[np.int64], token_ids: TokenIds) -> list[int]:
+        """Take the sampled tokens [rows] of ``slots`` [rows]; returns the slots that can't go on."""
+        failed: list[int] = []
         if not self._held:
-            return after
+            return failed
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
             held = self._held.get(slot)
             if held is None or token < 0:
                 continue
             self._take(held, [token])
             if held.failed:
-                after.failed.append(slot)
-            elif held.may_jump and not held.begin_after and (forced := self._forced(held)):
-                after.forced[slot] = forced
-        return after
+                failed.append(slot)
+        return failed
 
-    def _forced(self, held: _Held) -> list[int]:
+    def take_forced(self, slots: NDArray[np.int64], at_least: int = 1) -> dict[int, list[int]]:
+        """The tokens that must come next in ``slots`` [rows]; the matchers have taken them.
+
+        Args:
+            at_least: fewer are not worth it, and left to be sampled.
+        """
+        if not self._held or not self._jump_forward:
+            return {}
+        all_forced = {
+            slot: self._take_forced(held, at_least)
+            for slot in slots.tolist()
+            if (held := self._held.get(slot)) is not None and held.may_jump
+        }
+        return {slot: forced for slot, forced in all_forced.items() if forced}
+
+    def sample_next(self, slot: int, token: int) -> None:
+        """Let the next mask of a slot allow only this token, which :meth:`take_forced` has taken."""
+        self._held[slot].next_token = token
+
+    def _take_forced(self, held: _Held, at_least: int) -> list[int]:
+        if held.begin_after or held.failed:
+            return []
         try:
             tokens = held.matcher.forced_tokens()
+            if len(tokens) + 1 < at_least:  # an end token may follow
+                return []
             self._take(held, tokens)
             ended = held.matcher.is_terminated()
         except GrammarExhausted:
@@ -260,3 +275,8 @@ class GrammarState:
         except GrammarExhausted as error:
             log.warning("A matcher gave up: %s", error)
             held.failed = True
+
+
+def _is_masked(held: _Held) -> bool:
+    """Its matcher says what may come next."""
+    return not held.begin_after and not held.failed and held.next_token is None

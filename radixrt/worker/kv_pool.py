@@ -1,5 +1,6 @@
 """The tensors that hold the KV cache, and how large they may be."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,24 +15,43 @@ CPU_POOL_LIMIT = 8 * GIB
 
 
 class KVPool:
-    """One K and one V tensor a layer, [num_pages, page_size, num_kv_heads, head_dim]: FlashInfer's NHD layout."""
+    """One K and one V tensor a layer, [num_pages + 1, page_size, num_kv_heads, head_dim]: FlashInfer's NHD layout.
+
+    The last page is the spare one: no sequence is given it, and padding writes there.
+    """
 
     def __init__(
         self,
-        specs: list[AttentionSpec],
+        specs: Sequence[AttentionSpec],
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        one_for_all: bool = False,
     ) -> None:
+        """
+        Args:
+            one_for_all: layers of one shape share their tensors, which then hold nothing of use: for a trial run.
+        """
         self.num_pages = num_pages
         self.page_size = page_size
-        shapes = [(num_pages, page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
-        self.key_caches = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-        self.value_caches = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        self.spare_page = num_pages
+        shapes = [(num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        names = shapes if one_for_all else range(len(shapes))
+
+        def tensors() -> list[torch.Tensor]:
+            made = {
+                name: torch.empty(shape, dtype=dtype, device=device)
+                for name, shape in dict(zip(names, shapes, strict=True)).items()
+            }
+            return [made[name] for name in names]
+
+        self.key_caches = tensors()
+        self.value_caches = tensors()
 
 
-def bytes_per_token(specs: list[AttentionSpec], dtype: torch.dtype) -> int:
+def bytes_per_token(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> int:
     """KV of one token over all layers, on this rank."""
     return sum(2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
 
@@ -71,7 +91,8 @@ def pool_pages(
     if pages < 1 or needed > available:
         raise ConfigError(
             f"{wanted_by} needs {needed / GIB:.2f} GiB on {device}, and {max(0, available) / GIB:.2f} GiB may be "
-            "used: lower --max-total-tokens or --context-length, raise --mem-fraction-static, or free memory."
+            "used: lower --max-total-tokens, --context-length or --max-prefill-tokens, raise --mem-fraction-static, or "
+            "free memory."
         )
     return pages
 

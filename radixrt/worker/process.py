@@ -1,35 +1,23 @@
-"""The worker process: load the model, make the KV pool, execute step plans in order."""
+"""The worker process: execute step plans in order, and answer as their tokens come."""
 
 import argparse
 import gc
-import logging
-import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.config import ServerConfig
+from radixrt.device import make_device
 from radixrt.errors import ConfigError
 from radixrt.ipc import Channels, Inbox, Outbox
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.weights import weight_slots
-from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan, ToWorker
-from radixrt.models.checkpoint import generation_config, read_config, served_context_length
-from radixrt.models.decoder import CausalLM
-from radixrt.models.loader import load_model
-from radixrt.worker.batch import PersistentBatch
-from radixrt.worker.grammars import GrammarShop, GrammarState
-from radixrt.worker.kv_pool import KVPool, bytes_per_token, pool_pages
-from radixrt.worker.runner import ModelRunner
-from radixrt.worker.sampling_state import SamplingState
+from radixrt.messages import StepPlan, StepResult, ToWorker
+from radixrt.worker.build import build_runner
 
-log = logging.getLogger(__name__)
-
-SMALL_MODEL_BYTES = 64 << 20
+LOOK_AGAIN_S = 20e-6
+"""Between two looks for a plan and for the end of a step. No system call waits for both a socket and a GPU."""
 
 
 class WorkerProcess:
@@ -41,11 +29,11 @@ class WorkerProcess:
         )
         self._outbox = Outbox(channels.address("worker", "scheduler"))
         self._answers = rank == 0
-        device = pick_device(config.device, rank)
-        tp = join_ranks(channels.run_dir, rank, config.tp, device)
+        place = pick_device(config.device, rank)
+        tp = join_ranks(channels.run_dir, rank, config.tp, place)
         from_threads = Outbox(channels.address("worker", "scheduler"))
         self._runner, info = build_runner(
-            config, device, tp, channels.tokenizer_file, from_threads.send
+            config, make_device(place), tp, channels.tokenizer_file, from_threads.send
         )
         if self._answers:
             self._outbox.send(info)
@@ -53,13 +41,33 @@ class WorkerProcess:
     def run(self) -> None:
         """Forever."""
         while True:
-            begin = time.perf_counter()
-            message = self._inbox.receive()
-            if not isinstance(message, StepPlan):
+            message, idle_s = self._next_order()
+            if isinstance(message, StepPlan):
+                self._answer(self._runner.step(message, idle_s))
+            else:
                 self._runner.grammars.shop.order(message)
-                continue
-            result = self._runner.step(message, time.perf_counter() - begin)
-            if self._answers:
+
+    def _next_order(self) -> tuple[ToWorker, float]:
+        """Wait for the scheduler, and meanwhile for the step that the device works on: whichever comes first.
+
+        Returns:
+            the order, and how long the device had nothing to do before it came
+        """
+        while (step := self._runner.in_flight) is not None:
+            message = self._inbox.receive_now()
+            if message is not None:
+                return message, 0.0
+            if step.download.is_ready():
+                self._answer(self._runner.collect())
+            else:
+                time.sleep(LOOK_AGAIN_S)
+        begin = time.perf_counter()
+        message = self._inbox.receive()
+        return message, time.perf_counter() - begin
+
+    def _answer(self, results: list[StepResult]) -> None:
+        if self._answers:
+            for result in results:
                 self._outbox.send(result)
 
 
@@ -98,117 +106,6 @@ def join_ranks(run_dir: Path, rank: int, size: int, device: torch.device) -> Ten
         world_size=size,
     )
     return TensorParallel(rank, size)
-
-
-def build_runner(
-    config: ServerConfig,
-    device: torch.device,
-    tp: TensorParallel,
-    tokenizer_file: Path,
-    report_grammar: Callable[[GrammarLoaded], None],
-) -> tuple[ModelRunner, EngineInfo]:
-    """Load the model and lay out its memory.
-
-    Args:
-        config: of the server.
-        device: of this rank.
-        tp: this rank among the others.
-        tokenizer_file: a tokenizer.json, read when the first grammar is loaded.
-        report_grammar: told of every grammar that is ready, from other threads.
-
-    Raises:
-        ConfigError: the checkpoint is broken, or the memory does not hold the KV pool.
-    """
-    model_dir = Path(config.model_path)
-    begin = time.perf_counter()
-    model = load_model(
-        model_dir,
-        load_format=config.load_format,
-        dtype=config.dtype,
-        device=device,
-        tp=tp,
-        seed=config.random_seed,
-        context_length=config.context_length,
-        trust_remote_code=config.trust_remote_code,
-    )
-    log.info("Loaded %s in %.1f s.", type(model).__name__, time.perf_counter() - begin)
-    hf_config = read_config(model_dir)
-    longest = served_context_length(hf_config, config.context_length)
-    specs, dtype = model.attention_specs(), next(model.parameters()).dtype
-    num_parameters = _num_parameters(model)
-    weight_bytes = num_parameters * dtype.itemsize
-    use_fitting_threads(weight_bytes)
-    token_bytes = bytes_per_token(specs, dtype)
-    num_pages = pool_pages(
-        token_bytes,
-        config.page_size,
-        device,
-        mem_fraction=config.mem_fraction_static,
-        max_total_tokens=config.max_total_tokens,
-        max_useful_tokens=2 * config.max_running_requests * longest,
-    )
-    if tp.size > 1:  # every rank gets the same page ids
-        smallest = torch.tensor(num_pages, device=device)
-        dist.all_reduce(smallest, dist.ReduceOp.MIN)
-        num_pages = int(smallest)
-    max_pages = math.ceil(longest / config.page_size)
-    defaults = generation_config(model_dir)
-    eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
-    backend = resolve_backend(config.attention_backend, device)
-    runner = ModelRunner(
-        model,
-        make_backend(backend, device),
-        KVPool(specs, num_pages, config.page_size, dtype, device),
-        PersistentBatch(config.max_running_requests, max_pages, config.page_size, device),
-        SamplingState(
-            config.max_running_requests,
-            model.vocab_size,
-            eos_token_ids=eos_token_ids,
-            device=device,
-        ),
-        GrammarState(
-            GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar),
-            model.vocab_size,
-            eos_token_ids=eos_token_ids,
-            jump_forward=not config.disable_jump_forward,
-        ),
-    )
-    return runner, EngineInfo(
-        context_length=longest,
-        vocab_size=model.vocab_size,
-        kv_pool_tokens=num_pages * config.page_size,
-        page_size=config.page_size,
-        kv_bytes_per_token=token_bytes * tp.size,
-        num_parameters=num_parameters,
-        weight_bytes=weight_bytes,
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
-        attention_backend=backend,
-        architecture=hf_config["architectures"][0],
-        default_sampling=defaults,
-        eos_token_ids=eos_token_ids,
-    )
-
-
-def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
-    """End tokens that the model can produce; some checkpoints name others too."""
-    unknown = [token for token in token_ids if not 0 <= token < vocab_size]
-    if unknown:
-        log.warning("Ignored end tokens %s: the vocabulary has %d tokens.", unknown, vocab_size)
-    return tuple(token for token in token_ids if token not in unknown)
-
-
-def use_fitting_threads(weight_bytes: int) -> None:
-    """Compute small models with one thread: waking others costs more than they save, and the other
-    processes need cores too. The built-in model on two quiet cores, against two threads: one stream 1.4
-    times as fast, 16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times."""
-    if weight_bytes < SMALL_MODEL_BYTES:
-        torch.set_num_threads(1)
-
-
-def _num_parameters(model: CausalLM) -> int:
-    """Of the whole model, not of this rank's shards alone."""
-    return sum(math.prod(slot.shape) for slot in weight_slots(model).values())
 
 
 def run_worker(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:

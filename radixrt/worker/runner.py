@@ -1,4 +1,10 @@
-"""One step on the worker: apply the plan, run the model, sample."""
+"""One step on the worker: apply the plan, run the model, sample.
+
+On a GPU, steps overlap. A step's forward pass is launched before the tokens of the step ahead of it are on the host: its
+inputs are on the device. While it is computed, those tokens come back, grammars take them and say what this
+step may sample; then its sampling is launched, and the next plan is taken up. The host is a step behind the device
+and never waits for what it has just ordered. On a CPU a step is over when it returns.
+"""
 
 import time
 
@@ -7,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.backend import AttentionBackend, ForwardContext
+from radixrt.device import Device, Mark
 from radixrt.messages import (
     GRAMMAR_FAILED,
     Admit,
-    LogprobRow,
     StepPlan,
     StepResult,
     TokenIds,
@@ -19,16 +25,20 @@ from radixrt.messages import (
 )
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
+from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.grammars import GrammarState
 from radixrt.worker.kv_pool import KVPool
-from radixrt.worker.logprobs import prompt_logprob_rows
-from radixrt.worker.sampler import sample
+from radixrt.worker.logprobs import raw_logprobs
+from radixrt.worker.sampler import SampledTokens, sample
 from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.step_in_flight import SpanLogprobs, StepInFlight
 
 PROMPT_LOGITS_ROWS = 256
 """Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128 MiB."""
 
-NO_TOKENS = np.empty(0, dtype=np.int32)
+SHORTEST_JUMP = 4
+"""Where steps overlap: fewer forced tokens are sampled one by one. A jump takes the step out of the captured graphs and
+saves one step less than it has tokens. To be measured on a GPU."""
 
 
 class ModelRunner:
@@ -42,42 +52,98 @@ class ModelRunner:
         batch: PersistentBatch,
         sampling: SamplingState,
         grammars: GrammarState,
+        device: Device,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._backend = backend
         self._batch = batch
         self._sampling = sampling
         self.grammars = grammars
+        self._device = device
+        self._graphs = graphs
         self._context = ForwardContext(backend, pool.key_caches, pool.value_caches)
+        self._in_flight: StepInFlight | None = None
+        self._last_end: Mark | None = None
+
+    @property
+    def in_flight(self) -> StepInFlight | None:
+        """The step that was launched and is not collected."""
+        return self._in_flight
+
+    # ------------------------------------------------------------ a step
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan, waited_s: float = 0.0) -> StepResult:
-        """Execute one plan, for which the worker has waited ``waited_s``."""
-        begin = time.perf_counter()
+    def step(self, plan: StepPlan, waited_s: float = 0.0) -> list[StepResult]:
+        """Launch one plan, for which the worker has waited ``waited_s``.
+
+        Returns:
+            What the step ahead of it has brought, where steps overlap; else its own result.
+        """
+        begun = time.perf_counter()
         self._apply(plan)
         inputs = self._batch.next_step(plan)
-        before_forward = time.perf_counter()
+        launched = self._device.mark()
         hidden, logits = self._forward(inputs)
-        after_forward = time.perf_counter()
-        slots, token_ids, logprobs = self._sample(inputs, logits)
-        return StepResult(
+        computed = self._device.mark()
+        results = self.collect()  # while the device computes
+        forced = self._force_next(inputs) if self._device.overlaps else {}
+        sampled = self._sample(inputs, logits)
+        prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
+        tensors = [] if sampled is None else sampled.tensors()
+        tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
+        self._in_flight = StepInFlight(
             step_id=plan.step_id,
-            slots=pack_ids(slots),
-            token_ids=pack_ids(token_ids),
-            jump_slots=pack_ids(inputs.jumps.slots),
-            jump_tokens=pack_ids(inputs.jumps.beyond),
-            logprobs=logprobs,
-            prompt_logprobs=self._prompt_logprobs(inputs.prompt_spans, hidden),
-            forward_s=after_forward - before_forward,
-            wait_s=waited_s,
-            step_s=time.perf_counter() - begin,
+            slots=inputs.sampling_slots,
+            jumps=inputs.jumps,
+            sampled=sampled,
+            prompt_logprobs=prompt_logprobs,
+            download=self._device.download(tensors),
+            launched=launched,
+            computed=computed,
+            sampled_all=self._device.mark(),
+            waited_s=waited_s,
+            begun=begun,
+            forced=forced,
         )
+        return results if self._device.overlaps else self.collect()
+
+    def collect(self) -> list[StepResult]:
+        """Wait for the step in flight; what it has brought, or nothing if there is none."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return []
+        token_ids, logprobs, prompt_logprobs = step.read()
+        slots, token_ids = self._advance_grammars(step, token_ids)
+        step_s = time.perf_counter() - step.begun
+        if self._device.overlaps:
+            ahead = step.launched if self._last_end is None else self._last_end
+            step_s = min(step_s, step.sampled_all.seconds_since(ahead))
+        self._last_end = step.sampled_all
+        return [
+            StepResult(
+                step_id=step.step_id,
+                slots=pack_ids(slots),
+                token_ids=pack_ids(token_ids),
+                jump_slots=pack_ids(step.jumps.slots),
+                jump_tokens=pack_ids(step.jumps.beyond),
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                forward_s=step.computed.seconds_since(step.launched),
+                wait_s=step.waited_s,
+                step_s=step_s,
+            )
+        ]
+
+    # ------------------------------------------------------------ what a plan changes
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.release:
             self._batch.release(slot)
             self._sampling.release(slot)
             self.grammars.release(slot)
+            if self._in_flight is not None:
+                self._in_flight.released.add(slot)
         for admit in plan.admit:
             self._admit(admit)
         for table in plan.block_tables:
@@ -94,50 +160,79 @@ class ModelRunner:
             may_jump = admit.sampling.logprobs is None  # a forced token has no logits
             self.grammars.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
 
+    # ------------------------------------------------------------ on the device
+
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [num_tokens, hidden_size], and logits [rows, vocab] of the rows that sample."""
+        if self._graphs is not None and inputs.graph_rows is not None:
+            hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
+            return hidden, self._model.logits(hidden)
         self._backend.plan(inputs.attention)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
         return hidden, self._model.logits(hidden[inputs.sampling_rows])
 
-    def _sample(
-        self, inputs: StepInputs, logits: torch.Tensor
-    ) -> tuple[NDArray[np.int64], TokenIds, list[LogprobRow]]:
-        """Slots and their new tokens, and the log-probabilities asked for."""
+    def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> SampledTokens | None:
+        """One token for each row of logits, which also becomes its slot's next input."""
         slots = inputs.sampling_slots
         if not len(slots):
-            return slots, NO_TOKENS, []
+            return None
         mask = self.grammars.mask(slots)
         sampled = sample(self._sampling, logits, slots, inputs.sampling_positions, mask)
-        self._batch.record(slots, sampled.token_ids)
-        token_ids, logprobs = sampled.to_host()
-        after = self.grammars.advance(slots, token_ids)
-        token_ids[np.isin(slots, after.failed)] = GRAMMAR_FAILED
-        if after.forced:
-            slots, token_ids = self._jump(slots, token_ids, after.forced)
-        return slots, token_ids, logprobs
+        self._batch.record(inputs, sampled.token_ids)
+        return sampled
 
-    def _jump(
-        self, slots: NDArray[np.int64], token_ids: TokenIds, forced: dict[int, list[int]]
-    ) -> tuple[NDArray[np.int64], TokenIds]:
-        """Let the next step compute what the grammars force. Returns all new tokens, with their slots."""
-        new_tokens = [
-            np.array([token, *forced.get(slot, ())], dtype=np.int32)
-            for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True)
-        ]
-        for slot, tokens in zip(slots.tolist(), new_tokens, strict=True):
-            if len(tokens) > 1:
-                self._batch.force(slot, tokens)
-                self._sampling.count(slot, tokens[1:].tolist())
-        return np.repeat(slots, [len(tokens) for tokens in new_tokens]), np.concatenate(new_tokens)
-
-    def _prompt_logprobs(self, spans: list[PromptSpan], hidden: torch.Tensor) -> list[LogprobRow]:
-        rows: list[LogprobRow] = []
+    def _prompt_logprobs(self, spans: list[PromptSpan], hidden: torch.Tensor) -> list[SpanLogprobs]:
+        parts: list[SpanLogprobs] = []
         for span in spans:
-            next_tokens = torch.from_numpy(span.next_tokens.copy()).to(hidden.device)
+            (next_tokens,) = self._device.upload(span.next_tokens.astype(np.int64))
             for start in range(0, len(next_tokens), PROMPT_LOGITS_ROWS):
                 part = next_tokens[start : start + PROMPT_LOGITS_ROWS]
                 first = span.first_row + start
                 logits = self._model.logits(hidden[first : first + len(part)])
-                rows += prompt_logprob_rows(logits, part, span.slot, span.num_top)
-        return rows
+                parts.append(SpanLogprobs(span, *raw_logprobs(logits, part, span.num_top)))
+        return parts
+
+    # ------------------------------------------------------------ grammars and jumps
+
+    def _advance_grammars(
+        self, step: StepInFlight, token_ids: TokenIds
+    ) -> tuple[NDArray[np.int64], TokenIds]:
+        """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their slots."""
+        slots = step.slots
+        to_take = ~np.isin(slots, [*step.forced, *step.released])
+        failed = self.grammars.advance(slots[to_take], token_ids[to_take])
+        token_ids[np.isin(slots, failed) & to_take] = GRAMMAR_FAILED
+        forced = {slot: tokens[1:] for slot, tokens in step.forced.items()}
+        if not self._device.overlaps:
+            forced = self._jump_at_once(slots, token_ids)
+        if not forced:
+            return slots, token_ids
+        new_tokens = [
+            [token, *(forced.get(slot, ()) if token >= 0 else ())]
+            for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True)
+        ]
+        lengths = [len(tokens) for tokens in new_tokens]
+        return np.repeat(slots, lengths), np.concatenate(new_tokens).astype(np.int32)
+
+    def _jump_at_once(self, slots: NDArray[np.int64], token_ids: TokenIds) -> dict[int, list[int]]:
+        """Let the next step compute the tokens just sampled and what the grammars force after them, by slot."""
+        sampled = dict(zip(slots.tolist(), token_ids.tolist(), strict=True))
+        forced = self.grammars.take_forced(slots[token_ids >= 0])
+        for slot, tokens in forced.items():
+            self._jump(slot, [sampled[slot], *tokens])
+        return forced
+
+    def _force_next(self, inputs: StepInputs) -> dict[int, list[int]]:
+        """What is forced after the tokens that have come back begins with the token that this step is about to sample, so
+        it is known before; the step after this one computes all of it. By slot."""
+        forced = self.grammars.take_forced(inputs.sampling_slots, SHORTEST_JUMP)
+        for slot, tokens in forced.items():
+            self.grammars.sample_next(slot, tokens[0])
+            self._jump(slot, tokens)
+        return forced
+
+    def _jump(self, slot: int, tokens: list[int]) -> None:
+        """Compute ``tokens``, of which the first is or will be sampled, in the slot's next step."""
+        if len(tokens) > 1:
+            self._batch.force(slot, np.array(tokens, dtype=np.int32))
+            self._sampling.count(slot, tokens[1:])

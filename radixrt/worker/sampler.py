@@ -8,13 +8,16 @@ not pay for it, and a batch that is all greedy costs one argmax.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixrt.device import Device
 from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
+from radixrt.worker.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.grammars import TokenMask
 from radixrt.worker.logprobs import logprob_rows, raw_logprobs
 from radixrt.worker.noise import gumbel_noise
@@ -23,7 +26,6 @@ from radixrt.worker.sampling_state import (
     PenalisedRows,
     SamplingBatch,
     SamplingState,
-    TokenBiases,
 )
 
 CPU_CANDIDATES = (128, 2048)
@@ -53,17 +55,24 @@ class SampledTokens:
     logprobs: tuple[Tensor, Tensor] | None
     """Token ids and log-probabilities of the rows that asked, as raw_logprobs gives them."""
 
-    def to_host(self) -> tuple[TokenIds, list[LogprobRow]]:
-        """Wait for the device; returns token ids [rows] and the log-probabilities asked for, in row order.
+    def tensors(self) -> list[Tensor]:
+        """What :meth:`read` needs on the host."""
+        token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
+        return [token_ids, *(self.logprobs or ())]
+
+    def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[LogprobRow]]:
+        """Token ids [rows] and the log-probabilities asked for, in row order.
 
         A row whose logits hold NaN or are infinite has NO_TOKEN.
+
+        Args:
+            tensors: those of :meth:`tensors`, on the host.
         """
-        token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
         rows: list[LogprobRow] = []
         if self.logprobs is not None and self.batch.logprobs is not None:
             asked = self.batch.logprobs
-            rows = logprob_rows(*self.logprobs, asked.slots, asked.num_top)
-        return token_ids.cpu().numpy().astype(np.int32), rows
+            rows = logprob_rows(tensors[1], tensors[2], asked.slots, asked.num_top)
+        return tensors[0].numpy().astype(np.int32), rows
 
 
 def sample(
@@ -83,25 +92,45 @@ def sample(
         mask: what constrained rows may sample.
     """
     batch = state.batch(slots)
-    peaks = logits.amax(dim=-1)
     raw = None if batch.logprobs is None else logits[batch.logprobs.rows]
-    if batch.penalised is not None:
-        _penalise(logits, batch.penalised, state)
-    if batch.biases is not None:
-        _bias(logits, batch.biases, positions)
-    if mask is not None:
-        _keep_allowed(logits, mask)
-    # Sampled rows are overwritten below; where there are no others, the argmax is not worth its pass.
-    token_ids = _argmax(logits) if batch.any_greedy else positions.new_empty(len(logits))
-    for group, draw in ((batch.truncated, _draw_truncated), (batch.untruncated, _draw_untruncated)):
-        if group is not None:
-            scaled = logits[group.rows].div_(group.settings.temperature)
-            token_ids[group.rows] = draw(scaled, group.settings, positions[group.rows])
+    if batch.packed is not None:
+        token_ids, peaks = draw_in_one_kernel(
+            batch, state.counts, logits, positions, mask, state.device
+        )
+    else:
+        token_ids, peaks = _draw_in_groups(batch, state, logits, positions, mask)
     state.record(batch, token_ids)
     logprobs = None
     if raw is not None and batch.logprobs is not None:
         logprobs = raw_logprobs(raw, token_ids[batch.logprobs.rows], max(batch.logprobs.num_top))
     return SampledTokens(token_ids, batch, peaks, logprobs)
+
+
+def _draw_in_groups(
+    batch: SamplingBatch,
+    state: SamplingState,
+    logits: Tensor,
+    positions: Tensor,
+    mask: TokenMask | None,
+) -> tuple[Tensor, Tensor]:
+    """Token ids and the largest logit of each row, both [rows]."""
+    peaks = logits.amax(dim=-1)
+    if batch.penalised is not None:
+        _penalise(logits, batch.penalised, state)
+    if batch.biases is not None:
+        batch.biases.add_to(logits, positions)
+    if mask is not None:
+        _keep_allowed(logits, mask, state.device)
+    # Sampled rows are overwritten below; where there are no others, the argmax is not worth its pass.
+    token_ids = _argmax(logits) if batch.any_greedy else positions.new_empty(len(logits))
+    # Asking whether some candidates were enough would wait for the device; it sorts whole rows at once.
+    widths = () if state.device.overlaps else CPU_CANDIDATES
+    truncated = partial(_draw_truncated, widths=widths)
+    for group, draw in ((batch.truncated, truncated), (batch.untruncated, _draw_untruncated)):
+        if group is not None:
+            scaled = logits[group.rows].div_(group.settings.temperature)
+            token_ids[group.rows] = draw(scaled, group.settings, positions[group.rows])
+    return token_ids, peaks
 
 
 def _penalise(logits: Tensor, penalised: PenalisedRows, state: SamplingState) -> None:
@@ -147,12 +176,6 @@ def _chunks(count: int, logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, count, step))
 
 
-def _bias(logits: Tensor, biases: TokenBiases, positions: Tensor) -> None:
-    active = positions[biases.rows] < biases.until
-    values = torch.where(active, biases.values, 0.0)
-    logits.index_put_((biases.rows, biases.token_ids), values, accumulate=True)
-
-
 def _draw_untruncated(scaled: Tensor, settings: DrawSettings, positions: Tensor) -> Tensor:
     """One token for each row of ``scaled`` [n, vocab] out of all that min-p leaves; int64 [n]."""
     every_token = torch.arange(scaled.shape[-1], dtype=torch.int32, device=scaled.device)
@@ -167,15 +190,15 @@ def _draw_truncated(
     scaled: Tensor,
     settings: DrawSettings,
     positions: Tensor,
-    widths: tuple[int, ...] = CPU_CANDIDATES,
+    widths: tuple[int, ...],
 ) -> Tensor:
     """One token for each row of ``scaled`` [n, vocab] out of its top-k, top-p and min-p; int64 [n].
 
     Looks only at each row's ``widths[0]`` largest logits, and again at more of them for rows where those
-    were too few. On a GPU, asking whether they were would wait for the device, so it sorts at once.
+    were too few; at all of them, sorted, where there are no widths left.
     """
     vocab = scaled.shape[-1]
-    width = min(widths[0], vocab) if widths and scaled.device.type == "cpu" else vocab
+    width = min(widths[0], vocab) if widths else vocab
     values, token_ids = _largest(scaled, width)
     threshold = _threshold(values, scaled.logsumexp(dim=-1, keepdim=True), settings, vocab)
     noisy = values + gumbel_noise(settings.seed_keys, positions, token_ids)
@@ -193,16 +216,17 @@ def _draw_truncated(
     return tokens
 
 
-def _keep_allowed(logits: Tensor, mask: TokenMask) -> None:
+def _keep_allowed(logits: Tensor, mask: TokenMask, device: Device) -> None:
     """Set the logits of all tokens that the mask does not allow to minus infinity."""
     vocab = logits.shape[-1]
-    bits = np.unpackbits(mask.bits.view(np.uint8), axis=-1, bitorder="little")
-    allowed = bits[:, :vocab].view(np.bool_)  # [n, vocab]
-    if logits.device.type != "cpu":
-        rows = torch.from_numpy(mask.rows).to(logits.device)
-        forbidden = torch.from_numpy(~allowed).to(logits.device)
+    if device.overlaps:  # an eighth of the bytes travels if the device takes the bits apart
+        rows, words = device.upload(mask.rows, mask.bits)
+        places = torch.arange(32, dtype=torch.int32, device=words.device)
+        forbidden = (words.unsqueeze(-1) >> places).bitwise_and_(1).flatten(1)[:, :vocab] == 0
         logits[rows] = logits[rows].masked_fill_(forbidden, -math.inf)
         return
+    bits = np.unpackbits(mask.bits.view(np.uint8), axis=-1, bitorder="little")
+    allowed = bits[:, :vocab].view(np.bool_)  # [n, vocab]
     for row, keep in zip(mask.rows.tolist(), allowed, strict=True):
         if np.count_nonzero(keep) * SPARSE_SHARE > vocab:
             logits[row].masked_fill_(torch.from_numpy(~keep), -math.inf)

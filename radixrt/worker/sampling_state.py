@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixrt.device import CPU, Device
 from radixrt.messages import TokenIds
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.noise import seed_keys
@@ -98,6 +99,12 @@ class TokenBiases:
     values: Tensor  # [n] float32
     until: Tensor  # [n] int64; the bias holds for positions below this
 
+    def add_to(self, logits: Tensor, positions: Tensor) -> None:
+        """To float32 logits [rows, vocab], in place; ``positions`` are the rows', int64 [rows]."""
+        active = positions[self.rows] < self.until
+        values = torch.where(active, self.values, 0.0)
+        logits.index_put_((self.rows, self.token_ids), values, accumulate=True)
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
@@ -113,6 +120,8 @@ class SamplingBatch:
     """The slots of a step, sorted into groups; None: nobody wants that."""
 
     slots: NDArray[np.int64]
+    packed: Tensor | None
+    """[rows, SETTINGS] int32 for ``radixrt_kernels.triton.sampling``, which needs no groups; None: groups."""
     any_greedy: bool
     truncated: SampledRows | None
     """Sampled within top-k or top-p."""
@@ -129,9 +138,11 @@ class TokenCounts:
     A row takes 5 bytes per token of the vocabulary, which is why slots without penalties have none.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
-        self.in_output = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+    def __init__(self, vocab_size: int, device: Device) -> None:
+        self._device = device
+        place = device.torch_device
+        self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=place)
+        self.in_output = torch.zeros((0, vocab_size), dtype=torch.int32, device=place)
         self._free: list[int] = []
 
     def admit(self, prompt: TokenIds, output: TokenIds) -> int:
@@ -139,10 +150,10 @@ class TokenCounts:
         if not self._free:
             self._grow()
         row = self._free.pop()
-        device = self.in_prompt.device
-        prompt_ids = torch.from_numpy(prompt.astype(np.int64)).to(device)
-        output_ids = torch.from_numpy(output.astype(np.int64)).to(device)
-        self.in_prompt[row].zero_()[prompt_ids] = True
+        prompt_ids, output_ids = self._device.upload(
+            prompt.astype(np.int64), output.astype(np.int64)
+        )
+        self.in_prompt[row].zero_().index_fill_(0, prompt_ids, True)
         ones = torch.ones_like(output_ids, dtype=torch.int32)
         self.in_output[row].zero_().index_add_(0, output_ids, ones)
         return row
@@ -171,11 +182,19 @@ class SamplingState:
         vocab_size: int,
         *,
         eos_token_ids: Sequence[int] = (),
-        device: torch.device | str = "cpu",
+        device: Device = CPU,
+        draws_in_one_kernel: bool | None = None,
     ) -> None:
+        """
+        Args:
+            draws_in_one_kernel: pack the rows' settings for the Triton kernel; default: on a GPU.
+        """
         self.vocab_size = vocab_size
-        self.device = torch.device(device)
-        self.counts = TokenCounts(vocab_size, self.device)
+        self.device = device
+        if draws_in_one_kernel is None:
+            draws_in_one_kernel = device.torch_device.type == "cuda"
+        self._draws_in_one_kernel = draws_in_one_kernel
+        self.counts = TokenCounts(vocab_size, device)
         self._eos_token_ids = tuple(eos_token_ids)
         self._settings = np.zeros(max_slots, dtype=_SETTINGS)
         self._settings["counts_row"] = -1
@@ -242,7 +261,7 @@ class SamplingState:
         if batch.penalised is None:
             return
         place = (batch.penalised.counts_rows, token_ids[batch.penalised.rows])
-        one = torch.ones((), dtype=torch.int32, device=self.device)
+        one = torch.ones((), dtype=torch.int32, device=self.device.torch_device)
         self.counts.in_output.index_put_(place, one, accumulate=True)
 
     def count(self, slot: int, token_ids: Sequence[int]) -> None:
@@ -267,11 +286,14 @@ class SamplingState:
     def _group(self, slots: NDArray[np.int64]) -> SamplingBatch:
         settings = self._settings[slots]
         sampled, truncated = settings["sampled"], settings["truncated"]
+        packed = self._tensor(_pack(settings)) if self._draws_in_one_kernel else None
+        grouped = sampled & (packed is None)
         return SamplingBatch(
             slots=slots,
+            packed=packed,
             any_greedy=not sampled.all(),
-            truncated=self._sampled_rows(settings, sampled & truncated),
-            untruncated=self._sampled_rows(settings, sampled & ~truncated),
+            truncated=self._sampled_rows(settings, grouped & truncated),
+            untruncated=self._sampled_rows(settings, grouped & ~truncated),
             penalised=self._penalised_rows(settings),
             biases=self._token_biases(slots),
             logprobs=self._logprob_rows(slots, settings),
@@ -331,7 +353,21 @@ class SamplingState:
         return LogprobRows(self._tensor(rows), slots[rows].tolist(), num_top.tolist())
 
     def _tensor(self, column: NDArray) -> Tensor:
-        return torch.from_numpy(column.copy()).to(self.device)
+        return self.device.upload(column.copy())[0]
+
+
+def _pack(settings: NDArray) -> NDArray[np.int32]:
+    """The columns that ``radixrt_kernels.triton.sampling`` reads, [rows, SETTINGS]."""
+    temperature = np.where(settings["sampled"], settings["temperature"], np.float32(0))
+    keys = seed_keys(torch.from_numpy(settings["seed"].copy())).numpy()
+    columns = [
+        temperature.view(np.int32),
+        settings["top_k"].astype(np.int32),
+        np.ascontiguousarray(settings["top_p"]).view(np.int32),
+        np.ascontiguousarray(settings["log_min_p"]).view(np.int32),
+        *keys.view(np.int32).reshape(-1, 2).T,  # low half, high half
+    ]
+    return np.stack(columns, axis=1)
 
 
 def _has_penalties(sampling: SamplingParams) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from radixrt.config import ServerConfig
+from radixrt.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages import (
     Constraint,
@@ -15,6 +16,7 @@ from radixrt.messages import (
     LogprobRow,
     SequenceRequest,
     StepPlan,
+    TokenBatch,
     pack_ids,
     unpack_ids,
 )
@@ -22,22 +24,27 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.process import scheduler_limits
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.worker.process import build_runner
+from radixrt.worker.build import build_runner
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
 
 class InProcessEngine:
-    """Two steps in flight, as in a server; the invariants are checked after every step."""
+    """Two steps in flight, as in a server; the invariants are checked after every step.
 
-    def __init__(self, model_dir: Path, **settings: object) -> None:
+    Args:
+        device: that computes.
+        settings: of the server.
+    """
+
+    def __init__(self, model_dir: Path, *, device: Device = CPU, **settings: object) -> None:
         torch.set_num_threads(1)
         defaults = {"max_total_tokens": 4096, "max_running_requests": 16, "log_level": "warning"}
         self.loaded: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
         config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
         self.runner, self.info = build_runner(
             config,
-            torch.device("cpu"),
+            device,
             TensorParallel(),
             model_dir / "tokenizer.json",
             self.loaded.put,
@@ -48,6 +55,7 @@ class InProcessEngine:
         self.logprobs: list[list[LogprobRow]] = []
         self.prompt_logprobs: list[list[LogprobRow]] = []
         self._next_id = 0
+        self._sent: deque[StepPlan] = deque()
 
     def generate(
         self,
@@ -94,29 +102,37 @@ class InProcessEngine:
         prompt_logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
         for request in requests:
             assert self.scheduler.add(request) is None
-        sent: deque[StepPlan] = deque()
         while True:
             self._load_grammars()
-            while len(sent) < 2 and (plan := self.scheduler.plan()) is not None:
-                sent.append(plan)
-            if not sent:
+            batches = self.advance()
+            for batch in batches:
+                cached.update({started.seq_id: started.cached_tokens for started in batch.started})
+                for seq_id, token in zip(
+                    unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
+                ):
+                    answers[int(seq_id)].append(int(token))
+                for row in batch.logprobs:
+                    logprobs[row.owner].append(row)
+                for row in batch.prompt_logprobs:
+                    prompt_logprobs[row.owner].append(row)
+            if not batches and not self.scheduler.num_in_flight:
                 break
-            batch = self.scheduler.absorb(self.runner.step(sent.popleft()))
-            check_invariants(self.scheduler)
-            cached.update({started.seq_id: started.cached_tokens for started in batch.started})
-            for seq_id, token in zip(
-                unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
-            ):
-                answers[int(seq_id)].append(int(token))
-            for row in batch.logprobs:
-                logprobs[row.owner].append(row)
-            for row in batch.prompt_logprobs:
-                prompt_logprobs[row.owner].append(row)
         assert not self.scheduler.grammars.num_waiting
         self.cached = [cached[seq_id] for seq_id in answers]
         self.logprobs = [logprobs[seq_id] for seq_id in answers]
         self.prompt_logprobs = [prompt_logprobs[seq_id] for seq_id in answers]
         return list(answers.values())
+
+    def advance(self) -> list[TokenBatch]:
+        """Fill the pipeline, and let the worker take its next step, or bring back the last where nothing follows."""
+        while self.scheduler.num_in_flight < 2 and (plan := self.scheduler.plan()) is not None:
+            self._sent.append(plan)
+        results = self.runner.step(self._sent.popleft()) if self._sent else self.runner.collect()
+        batches = []
+        for result in results:
+            batches.append(self.scheduler.absorb(result))
+            check_invariants(self.scheduler)
+        return batches
 
     def _load_grammars(self) -> None:
         for order in self.scheduler.take_grammar_orders():

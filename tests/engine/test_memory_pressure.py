@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from radixrt import demo_model
-from radixrt.messages import SequenceRequest, StepPlan, pack_ids, unpack_ids
+from radixrt.messages import SequenceRequest, pack_ids, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.admission import Admission
-from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.queue_order import SchedulePolicy
 from tests.engine.in_process import InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
@@ -52,25 +51,21 @@ def answers_in_a_crowd(
 ) -> tuple[dict[int, list[int]], set[int]]:
     """Answers of requests that come a few a step, of which some leave; and who finished."""
     scheduler, to_come = engine.scheduler, deque(wanted)
-    sent: deque[StepPlan] = deque()
     answers: dict[int, list[int]] = {request.seq_id: [] for request in wanted}
     finished: set[int] = set()
-    while to_come or sent or scheduler.num_running or len(scheduler.waiting):
+    while to_come or scheduler.num_in_flight or scheduler.num_running or len(scheduler.waiting):
         for _ in range(min(len(to_come), rng.randint(0, 4))):
             assert scheduler.add(to_come.popleft()) is None
-        while len(sent) < 2 and (plan := scheduler.plan()) is not None:
-            sent.append(plan)
-        if not sent:
-            continue
-        batch = scheduler.absorb(engine.runner.step(sent.popleft()))
-        check_invariants(scheduler)
-        for seq_id, token in zip(
-            unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True
-        ):
-            answers[seq_id].append(token)
-        finished.update(done.seq_id for done in batch.finished)
-        gone = [seq_id for seq_id in leave - finished if len(answers[seq_id]) > seq_id % 5]
-        scheduler.release(unpack_ids(pack_ids(gone)))
+        for batch in engine.advance():
+            for seq_id, token in zip(
+                unpack_ids(batch.seq_ids).tolist(),
+                unpack_ids(batch.token_ids).tolist(),
+                strict=True,
+            ):
+                answers[seq_id].append(token)
+            finished.update(done.seq_id for done in batch.finished)
+            gone = [seq_id for seq_id in leave - finished if len(answers[seq_id]) > seq_id % 5]
+            scheduler.release(unpack_ids(pack_ids(gone)))
     return answers, finished
 
 

@@ -32,7 +32,7 @@ class Harness:
         self.model = model
         self.page_size = page_size
         self.free_pages = random.Random(0).sample(range(num_pages), num_pages)
-        dtype = model.model.embed_tokens.weight.dtype
+        dtype = model.dtype
         shapes = [
             (num_pages, page_size, s.num_kv_heads, s.head_dim) for s in model.attention_specs()
         ]

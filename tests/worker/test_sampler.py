@@ -18,11 +18,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from radixrt.messages import NO_TOKEN, unpack_ids
+from radixrt.messages import NO_TOKEN, LogprobRow, unpack_ids
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker import sampler
 from radixrt.worker.logprobs import prompt_logprob_rows
-from radixrt.worker.sampler import _argmax, sample
+from radixrt.worker.sampler import SampledTokens, _argmax, sample
 from radixrt.worker.sampling_state import SamplingState
 
 VOCAB = 50
@@ -37,6 +37,11 @@ def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
+def on_host(sampled: SampledTokens) -> tuple[np.ndarray, list[LogprobRow]]:
+    """Token ids and log-probabilities."""
+    return sampled.read(sampled.tensors())
+
+
 def draws(
     logits: torch.Tensor, params: SamplingParams, prompt: np.ndarray, count: int
 ) -> np.ndarray:
@@ -46,7 +51,7 @@ def draws(
         state.admit(slot, replace(params, seed=slot), prompt, 0)
     positions = torch.full((count,), len(prompt))
     sampled = sample(state, logits.repeat(count, 1), np.arange(count), positions)
-    return sampled.to_host()[0]
+    return on_host(sampled)[0]
 
 
 def deviation(tokens: np.ndarray, probabilities: np.ndarray) -> float:
@@ -137,7 +142,7 @@ def test_looking_at_few_candidates_first_changes_no_token(monkeypatch, flatness,
     """Vocabulary larger than every tier, so that rows end in each of them."""
     logits = random_logits(1, vocab=5000, seed=3)[0] * flatness
     fast = draws(logits, SamplingParams(**params), NO_TOKENS, 40)
-    monkeypatch.setattr(sampler._draw_truncated, "__defaults__", ((),))
+    monkeypatch.setattr(sampler, "CPU_CANDIDATES", ())
     assert draws(logits, SamplingParams(**params), NO_TOKENS, 40).tolist() == fast.tolist()
 
 
@@ -295,7 +300,7 @@ def test_logits_that_are_not_finite_give_no_token_and_disturb_no_other_row(bad, 
     logits = random_logits(2)
     logits[1, 30] = bad
     sampled = sample(state, logits, [5, 6], torch.tensor([1, 1]))
-    token_ids, _ = sampled.to_host()
+    token_ids, _ = on_host(sampled)
     assert token_ids[0] >= 0 and token_ids[1] == NO_TOKEN
 
 
@@ -355,7 +360,7 @@ def step(sequences: list[Generation]) -> None:
         [s.slot for s in sequences],
         torch.tensor([len(s.tokens) for s in sequences]),
     )
-    token_ids, rows = sampled.to_host()
+    token_ids, rows = on_host(sampled)
     for sequence, token in zip(sequences, token_ids.tolist(), strict=True):
         sequence.tokens.append(token)
         sequence.logprobs += [
@@ -455,7 +460,7 @@ def test_logprobs_are_the_models_own_whatever_the_settings():
     logits = random_logits(2)
     expected = logits[0].double().log_softmax(-1)
     top = expected.topk(4)
-    tokens, rows = sample(state, logits, [2, 1], torch.tensor([1, 1])).to_host()
+    tokens, rows = on_host(sample(state, logits, [2, 1], torch.tensor([1, 1])))
     assert [row.owner for row in rows] == [2]
     assert tokens[0] == 40
     assert unpack_ids(rows[0].token_ids).tolist() == [40, *top.indices.tolist()]
@@ -466,7 +471,7 @@ def test_each_slot_gets_as_many_alternatives_as_it_asked_for():
     state = SamplingState(3, VOCAB)
     for slot, wanted in enumerate((0, None, 5)):
         state.admit(slot, SamplingParams(temperature=0, logprobs=wanted), ids(1), 0)
-    _, rows = sample(state, random_logits(3), [0, 1, 2], torch.ones(3).long()).to_host()
+    _, rows = on_host(sample(state, random_logits(3), [0, 1, 2], torch.ones(3).long()))
     assert [(row.owner, len(row.logprobs)) for row in rows] == [(0, 1), (2, 6)]
 
 

@@ -1,16 +1,14 @@
-"""What does the tree ask of an eviction policy, and which are there?
+"""What does the tree ask of an eviction policy?
 
 The tree trims the leaf that :meth:`EvictionPolicy.pop` returns from its tail, page by page, and offers what is
 left of it again. What a policy may go by is on the node: when it was used, when it was made, how many turns of a
 conversation led to it, what its client asked for.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from radixrt.messages import TokenIds
-from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.node import Node
 
 
@@ -36,34 +34,3 @@ class EvictionPolicy(Protocol):
 
     def observe_end(self, use: Use, num_output: int) -> None:
         """Its answer is complete, or its client gone, after so many tokens: may change its kind."""
-
-
-def make_policy(
-    name: EvictionPolicyName, num_pages: int, page_size: int, clock: Callable[[], float]
-) -> EvictionPolicy:
-    """A new policy for a pool of ``num_pages`` pages that heeds hints; ``clock`` gives seconds."""
-    from radixrt.scheduler.eviction.awaited import Awaited
-    from radixrt.scheduler.eviction.hinted import Hinted
-
-    policy = Hinted(make_base_policy(name, num_pages, page_size, clock), clock)
-    return Awaited(policy) if name == "duel" else policy
-
-
-def make_base_policy(
-    name: EvictionPolicyName, num_pages: int, page_size: int, clock: Callable[[], float]
-) -> EvictionPolicy:
-    """What orders the leaves that nobody has said anything of."""
-    from radixrt.scheduler.eviction.duel import Duel
-    from radixrt.scheduler.eviction.fifo import FIFO
-    from radixrt.scheduler.eviction.lru import LeafLRU
-    from radixrt.scheduler.eviction.priority import Priority
-
-    match name:
-        case "lru":
-            return LeafLRU()
-        case "fifo":
-            return FIFO()
-        case "priority":
-            return Priority()
-        case "duel":
-            return Duel(num_pages, page_size, clock)

@@ -1,0 +1,257 @@
+"""Attention by FlashInfer's kernels (Ye et al., 2025), on a GPU.
+
+Each distinct kind of layer has its wrappers, planned once a step for all layers of the kind: Gemma's local and global
+layers are two kinds. Decodes and prefills of a step are planned apart, and decodes that share prefixes as a cascade where
+that pays.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.flashinfer_append import Append
+from radixrt.attention.flashinfer_rules import (
+    HEAD_DIMS,
+    PrefillKernel,
+    cascade_pays,
+    prefill_kernel,
+)
+from radixrt.attention.flashinfer_wrappers import Cascade, Decode, KVCache, Prefill, SharedBuffers
+from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
+from radixrt.attention.setup import AttentionSetup
+from radixrt.errors import ConfigError
+
+
+def why_not(setup: AttentionSetup) -> str | None:
+    """Why FlashInfer can't serve this model here; None: it can."""
+    if setup.device.torch_device.type != "cuda":
+        return "it needs an NVIDIA GPU"
+    if importlib.util.find_spec("flashinfer") is None:
+        return "the package is not installed: pip install 'radixrt[cuda]'"
+    if setup.dtype not in (torch.float16, torch.bfloat16):
+        return f"it computes in float16 and bfloat16, not in {_name(setup.dtype)}: set --dtype"
+    for dim in sorted({spec.head_dim for spec in setup.specs} - set(HEAD_DIMS)):
+        return f"it has no kernels for heads of {dim}, only of {', '.join(map(str, HEAD_DIMS))}"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class FlashInferBackend:
+    """See ``CapturableBackend``. Instances for graphs come from :meth:`for_graph`."""
+
+    def __init__(self, setup: AttentionSetup, library: Any) -> None:
+        """
+        Args:
+            setup: what it is made for.
+            library: the package ``flashinfer``.
+        """
+        self._setup = setup
+        self._library = library
+        self._append = Append(library, setup)
+        self._shared = SharedBuffers(setup)
+        self._layers = {
+            spec: _Layers(library, spec, setup, self._shared) for spec in set(setup.specs)
+        }
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        self._append.plan(metadata)
+        step = _Step.of(metadata, self._setup)
+        for layers in self._layers.values():
+            layers.plan(step)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        spec: AttentionSpec,
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.attend``."""
+        self._append.run(key, value, key_cache, value_cache)
+        return self._layers[spec].run(query, (key_cache, value_cache))
+
+    # ------------------------------------------------------------ graphs
+
+    def graph_kinds(self) -> Sequence[str]:
+        can_cascade = self._setup.cascade and any(_may_cascade(spec) for spec in self._layers)
+        return ("plain", "cascade") if can_cascade else ("plain",)
+
+    def graph_kind(self, metadata: AttentionMetadata) -> str:
+        if metadata.shared_prefixes is None or not self._setup.cascade:
+            return "plain"
+        groups = PrefixGroups.of(metadata.shared_prefixes, len(metadata.last_page_len_cpu))
+        pays = groups and any(_pays(groups, spec, self._setup) for spec in self._layers)
+        return "cascade" if pays else "plain"
+
+    def for_graph(self, rows: int, kind: str) -> AttentionBackend:
+        return _GraphBackend(self._setup, self._library, self._shared, rows, kind)
+
+
+def _may_cascade(spec: AttentionSpec) -> bool:
+    """A window moves with its query, so rows of a group would not see the same."""
+    return spec.sliding_window is None
+
+
+def _pays(groups: PrefixGroups, spec: AttentionSpec, setup: AttentionSetup) -> bool:
+    tokens = groups.num_pages * setup.page_size
+    kv_bytes = setup.kv_dtype.itemsize
+    return _may_cascade(spec) and cascade_pays(groups.sizes(), tokens, spec, kv_bytes)
+
+
+class _Step:
+    """A step's page tables; those of a cascade are made when a layer wants them first."""
+
+    def __init__(
+        self, tables: StepTables, groups: PrefixGroups | None, setup: AttentionSetup
+    ) -> None:
+        self.decodes = tables.decodes
+        self.prefills = tables.prefills
+        self.groups = groups
+        self._setup = setup
+        self._cascade: CascadeTables | None = None
+
+    @staticmethod
+    def of(metadata: AttentionMetadata, setup: AttentionSetup) -> "_Step":
+        tables, groups = StepTables.of(metadata, setup.device), None
+        if setup.cascade and metadata.shared_prefixes is not None:
+            groups = PrefixGroups.of(metadata.shared_prefixes, tables.num_decodes)
+        return _Step(tables, groups, setup)
+
+    def cascade(self) -> CascadeTables:
+        if self._cascade is None:
+            assert self.decodes is not None and self.groups is not None
+            self._cascade = CascadeTables.of(
+                self.decodes, self.groups, self._setup.page_size, self._setup.device
+            )
+        return self._cascade
+
+
+class _Layers:
+    """The wrappers of all layers of one kind, made when they are needed first."""
+
+    def __init__(
+        self, library: Any, spec: AttentionSpec, setup: AttentionSetup, shared: SharedBuffers
+    ) -> None:
+        self._library = library
+        self._spec = spec
+        self._setup = setup
+        self._shared = shared
+        self._decode = Decode(library, spec, setup, shared)
+        self._cascade: Cascade | None = None
+        self._prefills: dict[PrefillKernel, Prefill] = {}
+        self._decodes_by: Decode | Cascade = self._decode
+        self._prefills_by: Prefill | None = None
+        self._num_decodes = 0
+
+    def plan(self, step: _Step) -> None:
+        self._num_decodes = 0
+        if step.decodes is not None:
+            self._num_decodes = step.decodes.num_rows
+            self._plan_decodes(step, step.decodes)
+        self._prefills_by = None
+        if step.prefills is not None:
+            self._prefills_by = self._prefill(self._prefill_kernel(step.prefills))
+            self._prefills_by.plan(step.prefills)
+
+    def _plan_decodes(self, step: _Step, decodes: PageTable) -> None:
+        if step.groups is not None and _pays(step.groups, self._spec, self._setup):
+            if self._cascade is None:
+                self._cascade = Cascade(self._library, self._spec, self._setup, self._shared)
+            self._cascade.plan(step.cascade())
+            self._decodes_by = self._cascade
+        else:
+            self._decode.plan(decodes)
+            self._decodes_by = self._decode
+
+    def _prefill(self, kernel: PrefillKernel) -> Prefill:
+        if kernel not in self._prefills:
+            self._prefills[kernel] = Prefill(
+                self._library, self._spec, self._setup, self._shared, kernel
+            )
+        return self._prefills[kernel]
+
+    def _prefill_kernel(self, table: PageTable) -> PrefillKernel:
+        """FA3 is for Hopper, and wants queries of the cache's type."""
+        if self._setup.dtype != self._setup.kv_dtype:
+            return "fa2"
+        if not self._library.utils.is_sm90a_supported(self._setup.device.torch_device):
+            return "fa2"
+        return prefill_kernel(table.query_lengths(), self._spec.num_heads)
+
+    def run(self, query: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+        """[num_tokens, num_heads, head_dim] -> as query"""
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        decodes = self._num_decodes
+        if decodes:
+            self._decodes_by.run(query[:decodes], kv_cache, out[:decodes])
+        if self._prefills_by is not None:
+            self._prefills_by.run(query[decodes:], kv_cache, out[decodes:])
+        return out
+
+
+class _GraphBackend:
+    """Decode steps of a fixed number of rows; all that changes lies in buffers whose places are fixed."""
+
+    def __init__(
+        self, setup: AttentionSetup, library: Any, shared: SharedBuffers, rows: int, kind: str
+    ) -> None:
+        self._setup = setup
+        self._rows = rows
+        self._append = Append(library, setup, shared.slots(rows))
+        self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
+        for spec in set(setup.specs):
+            cascades = kind == "cascade" and _may_cascade(spec)
+            wrapper = Cascade if cascades else Decode
+            self._decodes[spec] = wrapper(library, spec, setup, shared, rows)
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        self._append.plan(metadata)
+        step = _Step.of(metadata, self._setup)
+        assert step.decodes is not None and step.prefills is None, "graphs hold decode steps"
+        groups = step.groups or PrefixGroups(
+            np.array([0, self._rows], np.int32), np.zeros(1, np.int32)
+        )
+        step.groups = groups.padded(self._rows)
+        for decode in self._decodes.values():
+            if isinstance(decode, Cascade):
+                decode.plan(step.cascade())
+            else:
+                decode.plan(step.decodes)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        spec: AttentionSpec,
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.attend``."""
+        self._append.run(key, value, key_cache, value_cache)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        self._decodes[spec].run(query, (key_cache, value_cache), out)
+        return out
+
+
+def make_flashinfer(setup: AttentionSetup) -> FlashInferBackend:
+    """
+    Raises:
+        ConfigError: it can't serve this model here.
+    """
+    reason = why_not(setup)
+    if reason is not None:
+        raise ConfigError(f"--attention-backend flashinfer can't be used: {reason}.")
+    import flashinfer  # takes seconds, and makes a folder
+
+    return FlashInferBackend(setup, flashinfer)

@@ -1,0 +1,287 @@
+"""FlashInfer's wrappers as radixrt uses them: what they share, how they are planned, and what each computes.
+
+A wrapper is planned on the host for the page tables of a step, and run once a layer. See the library's
+``flashinfer/decode.py`` and ``flashinfer/prefill.py``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.flashinfer_rules import PrefillKernel, decode_with_tensor_cores
+from radixrt.attention.page_tables import CascadeTables, PageTable
+from radixrt.attention.setup import AttentionSetup
+from radixrt.device import Device, Mark
+
+WORKSPACE_BYTES = 128 << 20
+"""For the partial results of rows whose keys are split; what FlashInfer advises."""
+PLAN_BYTES = 8 << 20
+"""For what a plan tells the kernels; FlashInfer's own size."""
+
+
+KVCache = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of a layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableBuffers:
+    """Where a graph's page tables lie, on the device."""
+
+    qo_indptr: torch.Tensor  # [rows + 1] int32
+    kv_indptr: torch.Tensor  # [rows + 1] int32
+    kv_indices: torch.Tensor  # [as many pages as a step may have] int32
+    last_page_len: torch.Tensor  # [rows] int32
+
+
+class SharedBuffers:
+    """Memory that all wrappers of a worker use, one after the other.
+
+    What a wrapper writes into its workspace lives no longer than one run. What a graph reads of plans and
+    page tables belongs to the replay that follows the plan. So one place is enough for all of them.
+    """
+
+    def __init__(self, setup: AttentionSetup) -> None:
+        self._setup = setup
+        self._place = setup.device.torch_device
+        self.workspace = self._bytes(WORKSPACE_BYTES)
+        self._plans: dict[str, torch.Tensor] = {}
+        self._tables: dict[str, TableBuffers] = {}
+        self._slots: torch.Tensor | None = None
+        self._sharing: torch.Tensor | None = None
+
+    def _bytes(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.uint8, device=self._place)
+
+    def _ints(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self._place)
+
+    def plan(self, name: str) -> torch.Tensor:
+        """For the plans of those graphs' wrappers that have this place in a layer."""
+        if name not in self._plans:
+            self._plans[name] = self._bytes(PLAN_BYTES)
+        return self._plans[name]
+
+    def tables(self, name: str, rows: int) -> TableBuffers:
+        """For the page tables of those graphs' wrappers that have this place in a layer."""
+        if name not in self._tables:
+            most = self._setup.max_rows
+            self._tables[name] = TableBuffers(
+                self._ints(most + 1),
+                self._ints(most + 1),
+                self._ints(most * self._setup.max_pages),
+                self._ints(most),
+            )
+        all_rows = self._tables[name]
+        return TableBuffers(
+            all_rows.qo_indptr[: rows + 1],
+            all_rows.kv_indptr[: rows + 1],
+            all_rows.kv_indices,
+            all_rows.last_page_len[:rows],
+        )
+
+    def slots(self, rows: int) -> torch.Tensor:
+        """[rows] int32: where a graph's tokens go in the cache"""
+        if self._slots is None:
+            self._slots = self._ints(self._setup.max_rows)
+        return self._slots[:rows]
+
+    def sharing(self, rows: int) -> torch.Tensor:
+        """[rows] bool: which of a graph's sequences share a prefix"""
+        if self._sharing is None:
+            self._sharing = self._ints(self._setup.max_rows).bool()
+        return self._sharing[:rows]
+
+
+class Staged:
+    """A wrapper whose plan is not made anew before the device has read the last one.
+
+    A plan lies in one pinned buffer of the wrapper until its copy's turn comes. By then the host may be a step ahead; it
+    would plan over what is still to be read. The wait is short: the copy goes before the step's kernels.
+    """
+
+    def __init__(self, wrapper: Any, device: Device) -> None:
+        self._wrapper = wrapper
+        self._device = device
+        self._read: Mark | None = None
+
+    def plan(self, *arguments: Any, **options: Any) -> None:
+        if self._read is not None:
+            self._read.wait()
+        self._wrapper.plan(*arguments, **options)
+        self._read = self._device.mark()
+
+    def run(self, query: torch.Tensor, kv_cache: KVCache, **options: Any) -> Any:
+        return self._wrapper.run(query, kv_cache, **options)
+
+
+def score_options(spec: AttentionSpec, setup: AttentionSetup) -> dict[str, Any]:
+    """What every plan says of scores and types. FlashInfer's window doesn't count the query itself."""
+    return {
+        "window_left": -1 if spec.sliding_window is None else spec.sliding_window - 1,
+        "logits_soft_cap": spec.soft_cap,
+        "sm_scale": spec.scale,
+        "q_data_type": setup.dtype,
+        "kv_data_type": setup.kv_dtype,
+        "non_blocking": True,
+    }
+
+
+class Decode:
+    """One query a row."""
+
+    def __init__(
+        self,
+        library: Any,
+        spec: AttentionSpec,
+        setup: AttentionSetup,
+        shared: SharedBuffers,
+        graph_rows: int | None = None,
+        place: str = "decode",
+    ) -> None:
+        """
+        Args:
+            graph_rows: it is part of a graph of so many rows; None: of none, for steps of any number of rows.
+            place: in a layer; wrappers of one place are never planned for the same step.
+        """
+        buffers = None if graph_rows is None else shared.tables(place, graph_rows)
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+            shared.workspace,
+            kv_layout="NHD",
+            use_cuda_graph=buffers is not None,
+            use_tensor_cores=decode_with_tensor_cores(spec),
+            paged_kv_indptr_buffer=buffers and buffers.kv_indptr,
+            paged_kv_indices_buffer=buffers and buffers.kv_indices,
+            paged_kv_last_page_len_buffer=buffers and buffers.last_page_len,
+            backend="fa2",
+        )
+        if buffers is not None:
+            wrapper.reset_workspace_buffer(shared.workspace, shared.plan(place))
+        self._wrapper = Staged(wrapper, setup.device)
+        self._spec = spec
+        self._setup = setup
+
+    def plan(self, table: PageTable) -> None:
+        self._wrapper.plan(
+            table.kv_indptr,
+            table.kv_indices,
+            table.last_page_len,
+            self._spec.num_heads,
+            self._spec.num_kv_heads,
+            self._spec.head_dim,
+            self._setup.page_size,
+            **score_options(self._spec, self._setup),
+        )
+
+    def run(self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor) -> None:
+        """``query`` and ``out`` are [rows, num_heads, head_dim]."""
+        self._wrapper.run(query, kv_cache, out=out)
+
+    def run_with_lse(
+        self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Also the base-2 logarithm of each softmax's sum, [rows, num_heads] float32."""
+        return self._wrapper.run(query, kv_cache, out=out, return_lse=True)[1]
+
+
+class Prefill:
+    """Several queries a row: the last of its positions, each of which sees what is before it."""
+
+    def __init__(
+        self,
+        library: Any,
+        spec: AttentionSpec,
+        setup: AttentionSetup,
+        shared: SharedBuffers,
+        kernel: PrefillKernel,
+    ) -> None:
+        wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
+            shared.workspace, kv_layout="NHD", backend=kernel
+        )
+        self._wrapper = Staged(wrapper, setup.device)
+        self._spec = spec
+        self._setup = setup
+
+    def plan(self, table: PageTable) -> None:
+        _plan_queries(self._wrapper, table, self._spec, self._setup, causal=True)
+
+    def run(self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor) -> None:
+        """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
+        self._wrapper.run(query, kv_cache, out=out)
+
+
+def _plan_queries(
+    wrapper: Staged, table: PageTable, spec: AttentionSpec, setup: AttentionSetup, *, causal: bool
+) -> None:
+    wrapper.plan(
+        table.qo_indptr,
+        table.kv_indptr,
+        table.kv_indices,
+        table.last_page_len,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        setup.page_size,
+        causal=causal,
+        **score_options(spec, setup),
+    )
+
+
+class Cascade:
+    """One query a row, where groups of rows share a prefix (Juravsky et al., 2024; FlashInfer's cascade).
+
+    A group's queries see the shared pages as one prefill without a causal mask, so these are read once for
+    all of them; each row then sees its own pages, and the two results are merged by their softmax sums.
+    """
+
+    def __init__(
+        self,
+        library: Any,
+        spec: AttentionSpec,
+        setup: AttentionSetup,
+        shared: SharedBuffers,
+        graph_rows: int | None = None,
+    ) -> None:
+        """
+        Args:
+            graph_rows: as of :class:`Decode`. There are as many groups then, of which some are empty.
+        """
+        self._library = library
+        self._spec = spec
+        self._setup = setup
+        self._own = Decode(library, spec, setup, shared, graph_rows, place="own")
+        self._shared = Staged(self._shared_wrapper(shared, graph_rows), setup.device)
+        self._fixed_sharing = None if graph_rows is None else shared.sharing(graph_rows)
+        self._sharing: torch.Tensor | None = self._fixed_sharing
+
+    def _shared_wrapper(self, shared: SharedBuffers, graph_rows: int | None) -> Any:
+        buffers = None if graph_rows is None else shared.tables("shared", graph_rows)
+        wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(
+            shared.workspace,
+            kv_layout="NHD",
+            use_cuda_graph=buffers is not None,
+            qo_indptr_buf=buffers and buffers.qo_indptr,
+            paged_kv_indptr_buf=buffers and buffers.kv_indptr,
+            paged_kv_indices_buf=buffers and buffers.kv_indices,
+            paged_kv_last_page_len_buf=buffers and buffers.last_page_len,
+            backend="fa2",
+        )
+        if buffers is not None:
+            wrapper.reset_workspace_buffer(shared.workspace, shared.plan("shared"))
+        return wrapper
+
+    def plan(self, tables: CascadeTables) -> None:
+        self._own.plan(tables.own)
+        _plan_queries(self._shared, tables.shared, self._spec, self._setup, causal=False)
+        if self._fixed_sharing is None:
+            self._sharing = tables.sharing
+        else:
+            self._fixed_sharing.copy_(tables.sharing)
+
+    def run(self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor) -> None:
+        """``query`` and ``out`` are [rows, num_heads, head_dim]."""
+        of_prefix, prefix_lse = self._shared.run(query, kv_cache, return_lse=True)
+        lse = self._own.run_with_lse(query, kv_cache, out)
+        # Rows without a prefix have nothing to merge; what an empty group computes is not looked at.
+        self._library.merge_state_in_place(out, lse, of_prefix, prefix_lse, mask=self._sharing)

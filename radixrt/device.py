@@ -1,0 +1,263 @@
+"""How does the worker talk to what computes? Memory that travels without waiting, marks in its queue, and graphs.
+
+A GPU takes orders into a queue and works on them by itself. The host loses it when it waits: for a copy from memory
+that isn't pinned, or for a number that the GPU has yet to compute. So everything that crosses goes through a
+:class:`Device`, which has no operation that waits but two: reading a :class:`Download`, and waiting for a
+:class:`Mark`. On a CPU all of this is trivial.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Made = TypeVar("Made")
+
+ALIGNMENT = 16
+"""Bytes; each array of an upload begins at a multiple, as kernels like it."""
+
+
+class Mark(Protocol):
+    """A place in the device's queue."""
+
+    def is_past(self) -> bool:
+        """All that was ordered before is done."""
+
+    def wait(self) -> None:
+        """Let the host wait until that is so."""
+
+    def seconds_since(self, earlier: "Mark") -> float:
+        """Time on the device between two marks that are past."""
+
+
+class Download(Protocol):
+    """Tensors on their way to the host."""
+
+    def is_ready(self) -> bool:
+        """:meth:`wait` would not wait."""
+
+    def wait(self) -> list[Tensor]:
+        """The tensors, in the host's memory."""
+
+
+class Device(Protocol):
+    """One CPU or one GPU."""
+
+    torch_device: torch.device
+    overlaps: bool
+    """It works while the host goes on, so a step is worth launching before the one ahead of it is back."""
+    has_graphs: bool
+    """:meth:`capture` works."""
+
+    def upload(self, *arrays: NDArray) -> list[Tensor]:
+        """Copies of arrays for the device, which travel together; the host doesn't wait, and may not change the
+        arrays afterwards."""
+
+    def pin(self, *arrays: NDArray) -> list[Tensor]:
+        """The arrays as tensors of the host from which a device can copy without the host's help."""
+
+    def download(self, tensors: Sequence[Tensor]) -> Download:
+        """Begin to bring tensors to the host; what is ordered afterwards may overwrite them."""
+
+    def mark(self) -> Mark:
+        """Mark this place in the queue."""
+
+    def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+        """Record what ``work`` orders. Returns how to order all of it again at once, and what ``work`` returned: the
+        same tensors hold the results of every replay. All graphs share memory, so no two may run at once."""
+
+    def synchronize(self) -> None:
+        """Wait until the queue is empty; for start-up."""
+
+
+def make_device(torch_device: torch.device) -> "Device":
+    return CudaDevice(torch_device) if torch_device.type == "cuda" else CpuDevice()
+
+
+# ---------------------------------------------------------------- CPU
+
+
+class CpuMark:
+    def __init__(self) -> None:
+        self._time = time.perf_counter()
+
+    def is_past(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, CpuMark)
+        return self._time - earlier._time
+
+
+class CpuDownload:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = [tensor.clone() for tensor in tensors]
+
+    def is_ready(self) -> bool:
+        return True
+
+    def wait(self) -> list[Tensor]:
+        return self._tensors
+
+
+class CpuDevice:
+    """Orders are done before they return.
+
+    Args:
+        overlaps: let the worker behave as on a GPU (for tests).
+    """
+
+    def __init__(self, *, overlaps: bool = False) -> None:
+        self.torch_device = torch.device("cpu")
+        self.overlaps = overlaps
+        self.has_graphs = False
+
+    def upload(self, *arrays: NDArray) -> list[Tensor]:
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+
+    def pin(self, *arrays: NDArray) -> list[Tensor]:
+        return self.upload(*arrays)
+
+    def download(self, tensors: Sequence[Tensor]) -> CpuDownload:
+        return CpuDownload(tensors)
+
+    def mark(self) -> CpuMark:
+        return CpuMark()
+
+    def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+        raise NotImplementedError("a CPU has no graphs")
+
+    def synchronize(self) -> None:
+        pass
+
+
+CPU = CpuDevice()
+
+
+# ---------------------------------------------------------------- packing
+
+
+def pack(arrays: Sequence[NDArray], make_buffer: Callable[[int], Tensor]) -> Tensor:
+    """Arrays one after the other in a buffer of bytes, [bytes] uint8 on the host.
+
+    Args:
+        make_buffer: returns one of so many bytes.
+    """
+    buffer = make_buffer(sum(_padded_bytes(array) for array in arrays))
+    place = buffer.numpy()
+    for array in arrays:
+        place[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+        place = place[_padded_bytes(array) :]
+    return buffer
+
+
+def unpack(buffer: Tensor, arrays: Sequence[NDArray]) -> list[Tensor]:
+    """The arrays that :func:`pack` has put there, as views of the buffer or of a copy of it."""
+    tensors, start = [], 0
+    for array in arrays:
+        dtype = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
+        tensors.append(buffer[start : start + array.nbytes].view(dtype).view(array.shape))
+        start += _padded_bytes(array)
+    return tensors
+
+
+def _padded_bytes(array: NDArray) -> int:
+    return math.ceil(array.nbytes / ALIGNMENT) * ALIGNMENT
+
+
+# ---------------------------------------------------------------- GPU
+
+
+class CudaMark:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record()
+
+    def is_past(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, CudaMark)
+        return earlier._event.elapsed_time(self._event) / 1000
+
+
+class CudaDownload:
+    """Copies on a stream of its own, so that what comes next on the main one doesn't wait for them."""
+
+    def __init__(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream) -> None:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        self._done = torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            self._tensors = [_to_pinned(tensor) for tensor in tensors]
+            self._done.record()
+        for tensor in tensors:
+            tensor.record_stream(stream)  # its memory is not handed out again before it is read
+
+    def is_ready(self) -> bool:
+        return self._done.query()
+
+    def wait(self) -> list[Tensor]:
+        self._done.synchronize()
+        return self._tensors
+
+
+def _to_pinned(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _pinned_bytes(size: int) -> Tensor:
+    """Torch's allocator hands pinned memory out again only when the copies from it are done, so a step's buffer is a
+    new one each time and nobody has to wait before filling it."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class CudaDevice:
+    """A GPU: its current stream is the queue."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        torch.cuda.set_device(torch_device)
+        self.torch_device = torch_device
+        self.overlaps = True
+        self.has_graphs = True
+        self._downloads = torch.cuda.Stream(torch_device)
+        self._graph_memory = torch.cuda.graph_pool_handle()
+
+    def upload(self, *arrays: NDArray) -> list[Tensor]:
+        if not arrays:
+            return []
+        staged = pack(arrays, _pinned_bytes)
+        return unpack(staged.to(self.torch_device, non_blocking=True), arrays)
+
+    def pin(self, *arrays: NDArray) -> list[Tensor]:
+        return unpack(pack(arrays, _pinned_bytes), arrays)
+
+    def download(self, tensors: Sequence[Tensor]) -> CudaDownload:
+        return CudaDownload(tensors, self._downloads)
+
+    def mark(self) -> CudaMark:
+        return CudaMark()
+
+    def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+        for _ in range(2):  # libraries allocate and choose kernels at their first calls
+            work()
+        torch.cuda.synchronize(self.torch_device)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (grammars are loaded in some) may do what a capture forbids to this one.
+        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+            made = work()
+        return graph.replay, made
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)

@@ -1,0 +1,77 @@
+"""The weight matrix of a linear layer: how it is stored, loaded and multiplied by."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from radixrt.layers.weights import WeightSlot, parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one projection of a checkpoint lies in the matrix of a layer, and what part of it a rank keeps."""
+
+    name: str
+    """Of the projection in the checkpoint, without ``.weight``: ``model.layers.0.self_attn.q_proj``."""
+    size: tuple[int, int]
+    """(output features, input features) of the whole projection."""
+    rows: slice
+    """The matrix's output features that are this projection's."""
+    dim: int
+    """What is split over ranks: 0 the output features, 1 the input features."""
+    start: int
+    """Where in ``dim`` of the whole projection this rank's part begins."""
+
+
+class Matrix(nn.Module):
+    """``rows`` output features by ``columns`` input features, stored in some format."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.columns = columns
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[num_tokens, columns], bias [rows] -> [num_tokens, rows]"""
+        raise NotImplementedError
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        """Some of the rows, of an embedding: [n] int64 -> [n, columns]"""
+        raise NotImplementedError
+
+    def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
+        """The checkpoint's tensors that make up one projection, and where they go."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """All tensors are loaded.
+
+        Raises:
+            ConfigError: what they say together has no sense.
+        """
+
+
+MatrixFormat = Callable[[int, int], Matrix]
+"""Makes an empty matrix of (rows, columns)."""
+
+
+class DenseMatrix(Matrix):
+    """One number an element, of torch's current default dtype and device."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__(rows, columns)
+        self.weight = parameter(rows, columns)
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(hidden, self.weight, bias)
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.embedding(rows, self.weight)
+
+    def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
+        target = self.weight[placement.rows]
+        slot = WeightSlot(placement.size, target, placement.dim, placement.start)
+        yield f"{placement.name}.weight", slot

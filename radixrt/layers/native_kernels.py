@@ -1,0 +1,69 @@
+"""The layers' operations by the native kernels of ``radixrt_kernels``: what a CPU serves with."""
+
+import torch
+from torch import nn
+
+from radixrt.layers.matrix import DenseMatrix, Matrix
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix, unpack_halves
+from radixrt.layers.torch_kernels import TorchKernels
+from radixrt_kernels import activation, groupwise, linear
+
+_GATED = {
+    "silu": activation.silu_and_mul,
+    "gelu": activation.gelu_and_mul,
+    "gelu_tanh": activation.gelu_tanh_and_mul,
+}
+
+
+class NativeKernels(TorchKernels):
+    """See ``LayerKernels``. What has no native kernel is PyTorch's."""
+
+    def gated_activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
+        return _GATED[name](gate_up)
+
+    def pack(self, matrix: Matrix) -> Matrix:
+        if isinstance(matrix, DenseMatrix):
+            return PackedMatrix(matrix)
+        if isinstance(matrix, GroupwiseMatrix):
+            return PackedGroupwiseMatrix(matrix)
+        return matrix
+
+
+class PackedMatrix(Matrix):
+    """A plain matrix in the order in which the kernels read it; see ``radixrt_kernels.linear``."""
+
+    def __init__(self, dense: DenseMatrix) -> None:
+        super().__init__(dense.rows, dense.columns)
+        self.weight = nn.Parameter(linear.pack(dense.weight), requires_grad=False)
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear.linear(hidden, self.weight, self.rows, bias)
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        return linear.look_up(self.weight, self.rows, self.columns, rows)
+
+
+class PackedGroupwiseMatrix(Matrix):
+    """A quantized matrix in the order in which the kernels read it; see ``radixrt_kernels.groupwise``."""
+
+    column_order: torch.Tensor | None
+
+    def __init__(self, matrix: GroupwiseMatrix) -> None:
+        super().__init__(matrix.rows, matrix.columns)
+        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
+        self.packed = groupwise.pack(
+            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
+        )
+        self._dtype = matrix.dtype
+        self.register_buffer("codes", self.packed.codes)
+        self.register_buffer("scales", self.packed.scales)
+        self.register_buffer("zeros", self.packed.zeros)
+        self.register_buffer("column_order", matrix.column_order)
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.column_order is not None:
+            hidden = hidden[:, self.column_order]
+        return groupwise.linear(hidden, self.packed, bias)
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        return groupwise.look_up(self.packed, rows, self._dtype)

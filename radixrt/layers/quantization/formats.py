@@ -1,0 +1,73 @@
+"""Which format does each matrix of a model get?"""
+
+import dataclasses
+from collections.abc import Callable
+
+from torch import nn
+
+from radixrt.errors import ConfigError
+from radixrt.layers.matrix import DenseMatrix, MatrixFormat
+from radixrt.layers.moe import Experts
+from radixrt.layers.quantization.awq import awq_format
+from radixrt.layers.quantization.gptq import gptq_format
+from radixrt.layers.quantization.rounding import rounded_format
+from radixrt.layers.quantization.scheme import DEFAULT_GROUP_SIZE, HEAD_BITS, QuantizationScheme
+
+_FORMATS: dict[str, Callable[[QuantizationScheme], MatrixFormat]] = {
+    "awq": awq_format,
+    "gptq": gptq_format,
+    "rounding": rounded_format,
+}
+_EMBEDDING = "embed_tokens"
+_HEAD = "lm_head"
+
+
+def matrix_formats(
+    scheme: QuantizationScheme | None, *, tied_head: bool
+) -> Callable[[str], MatrixFormat]:
+    """The format of a matrix by its layer's path in the model.
+
+    Args:
+        scheme: None: plain weights.
+        tied_head: the embedding is the LM head too.
+    """
+
+    def format_of(path: str) -> MatrixFormat:
+        if scheme is None:
+            return DenseMatrix
+        last = path.rpartition(".")[2]
+        if last == _HEAD or (last == _EMBEDDING and tied_head):
+            return _head_format(scheme, last)
+        if last == _EMBEDDING or not scheme.covers(path):
+            return DenseMatrix
+        return _FORMATS[scheme.method](scheme)
+
+    return format_of
+
+
+def _head_format(scheme: QuantizationScheme, name: str) -> MatrixFormat:
+    if scheme.method == "rounding":
+        bits = max(scheme.bits, HEAD_BITS)
+        return rounded_format(
+            dataclasses.replace(scheme, bits=bits, group_size=DEFAULT_GROUP_SIZE, symmetric=True)
+        )
+    if scheme.quantized_head and name == _HEAD:
+        return _FORMATS[scheme.method](scheme)
+    return DenseMatrix
+
+
+def rounded_alike(scheme: QuantizationScheme) -> QuantizationScheme:
+    """The scheme by which random weights get the form that ``scheme`` gives to a checkpoint's."""
+    return dataclasses.replace(scheme, method="rounding")
+
+
+def refuse_experts(model: nn.Module) -> None:
+    """
+    Raises:
+        ConfigError: ``model`` is a mixture of experts.
+    """
+    if any(isinstance(module, Experts) for module in model.modules()):
+        raise ConfigError(
+            "Quantized weights of a mixture of experts are not supported; choose the plain checkpoint, without "
+            "--quantization."
+        )

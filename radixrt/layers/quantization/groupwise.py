@@ -1,0 +1,106 @@
+"""The matrix of all quantized linear layers: codes of 4 or 8 bits, and a scale and a zero for each group.
+
+Every format of a checkpoint is brought into this one form while it is loaded, so kernels know only this.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from radixrt.errors import ConfigError
+from radixrt.layers.matrix import Matrix, Placement
+
+SCALE_DTYPE = torch.float16
+"""What AWQ's and GPTQ's checkpoints hold."""
+
+
+class GroupwiseMatrix(Matrix):
+    """``weight[row, column] = (code - zero) * scale``, the last two of the group that holds the column.
+
+    ``codes`` is uint8 [rows, ceil(columns * bits / 8)]; of 4 bits, the even column is the low half of a byte.
+    ``zeros`` is uint8 and ``scales`` float16, both [rows, num_groups]; the last group may be shorter than
+    ``group_size``. Where ``column_order`` (int64 [columns]) is not None, the columns stand in another order than the input
+    features: column ``i`` belongs to feature ``column_order[i]``.
+
+    How a checkpoint's tensors get here say the classes below this one (``slots``). This one multiplies on any
+    device, and is what kernels are tested against.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    column_order: torch.Tensor | None
+
+    def __init__(self, rows: int, columns: int, bits: int, group_size: int | None) -> None:
+        super().__init__(rows, columns)
+        self.bits = bits
+        self.group_size = min(group_size or columns, columns)
+        self.num_groups = -(-columns // self.group_size)
+        self.dtype = torch.get_default_dtype()
+        groups = (rows, self.num_groups)
+        self.register_buffer("codes", torch.zeros(rows, -(-columns * bits // 8), dtype=torch.uint8))
+        self.register_buffer("scales", torch.zeros(groups, dtype=SCALE_DTYPE))
+        self.register_buffer("zeros", torch.zeros(groups, dtype=torch.uint8))
+        self.register_buffer("column_order", None)
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.column_order is not None:
+            hidden = hidden[:, self.column_order]
+        return F.linear(hidden, self._decode(self.codes, self.scales, self.zeros), bias)
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.column_order is not None:
+            raise NotImplementedError("an embedding's columns stand in their order")
+        return self._decode(self.codes[rows], self.scales[rows], self.zeros[rows])
+
+    def dequantized(self) -> torch.Tensor:
+        """[rows, columns] of the model's dtype, the columns as they stand."""
+        return self._decode(self.codes, self.scales, self.zeros)
+
+    def _decode(
+        self, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+    ) -> torch.Tensor:
+        if self.bits == 4:
+            codes = unpack_halves(codes)[:, : self.columns]
+        zeros, scales = (
+            of_groups.repeat_interleave(self.group_size, dim=1)[:, : self.columns]
+            for of_groups in (zeros, scales)
+        )
+        return ((codes.float() - zeros.float()) * scales.float()).to(self.dtype)
+
+    def first_code(self, placement: Placement) -> int:
+        """Where this rank's part begins in dimension ``placement.dim`` of the whole projection's ``codes``."""
+        return placement.start * self.bits // 8 if placement.dim == 1 else placement.start
+
+    def first_group(self, placement: Placement) -> int:
+        """Where this rank's part begins in dimension ``placement.dim`` of the whole projection's ``scales``.
+
+        Raises:
+            ConfigError: the part does not begin with a group.
+        """
+        if placement.dim == 0:
+            return placement.start
+        whole = self.columns == placement.size[1]
+        if not whole and (placement.start % self.group_size or self.columns % self.group_size):
+            raise ConfigError(
+                f"The {placement.size[1]} input features of {placement.name} cannot be split over --tp ranks between "
+                f"its quantization groups of {self.group_size}; choose a smaller --tp."
+            )
+        return placement.start // self.group_size
+
+
+def pack_halves(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, columns] below 16 -> uint8 [rows, ceil(columns / 2)], the even column in the low half."""
+    if codes.shape[1] % 2:
+        codes = F.pad(codes, (0, 1))
+    return codes[:, ::2] | (codes[:, 1::2] << 4)
+
+
+def unpack_halves(packed: torch.Tensor) -> torch.Tensor:
+    """The reverse of ``pack_halves``: uint8 [rows, 2 * bytes]"""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+
+
+def codes_of_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The codes of int32 words, the lowest bits first: [rows, words] -> uint8 [rows, words * 32 / bits]"""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    return ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)

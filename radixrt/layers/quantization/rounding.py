@@ -1,0 +1,151 @@
+"""Quantization of a plain checkpoint while it is loaded: to the nearest code, with scales that are searched for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from radixrt.layers.matrix import MatrixFormat, Placement
+from radixrt.layers.quantization.groupwise import SCALE_DTYPE, GroupwiseMatrix, pack_halves
+from radixrt.layers.quantization.scheme import QuantizationScheme
+from radixrt.layers.weights import WeightSlot
+
+RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
+"""Shares of a group's range that are tried at 4 bits: cutting outliers off makes the steps finer for the rest."""
+
+ROWS_AT_ONCE = 1 << 20
+"""Weights rounded together, so that the passes over them stay in the cache."""
+
+
+class RoundedMatrix(GroupwiseMatrix):
+    """In the checkpoint: the plain ``weight`` [output features, input features]."""
+
+    def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
+        super().__init__(rows, columns, scheme.bits, scheme.group_size)
+        self._symmetric = scheme.symmetric
+
+    def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
+        rows = placement.rows
+        target = RoundingTarget(
+            self.codes[rows], self.scales[rows], self.zeros[rows], self.bits, self.group_size,
+            self._symmetric,
+        )  # fmt: skip
+        count = self.columns if placement.dim == 1 else len(target.codes)
+        yield (
+            f"{placement.name}.weight",
+            RoundingSlot(
+                placement.size,
+                target.codes,
+                placement.dim,
+                placement.start,
+                count=count,
+                rounding=target,
+            ),
+        )
+
+
+def rounded_format(scheme: QuantizationScheme) -> MatrixFormat:
+    return partial(RoundedMatrix, scheme=scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingTarget:
+    """Some rows of a ``GroupwiseMatrix``."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    bits: int
+    group_size: int
+    symmetric: bool
+
+    def fill(self, weight: torch.Tensor) -> None:
+        """Round ``weight`` [rows, columns]."""
+        rows, columns = weight.shape
+        at_once = max(1, ROWS_AT_ONCE // columns)
+        for start in range(0, rows, at_once):
+            part = slice(start, start + at_once)
+            grouped = self._grouped(weight[part].to(self.codes.device, torch.float32))
+            codes, scales, zeros = quantize(grouped, self.bits, self.symmetric)
+            codes = codes.flatten(1)[:, :columns]
+            self.codes[part] = pack_halves(codes) if self.bits == 4 else codes
+            self.scales[part], self.zeros[part] = scales, zeros
+
+    def _grouped(self, weight: torch.Tensor) -> torch.Tensor:
+        """[rows, columns] -> [rows, groups, group_size]; a short last group is filled with its last weight."""
+        missing = -weight.shape[1] % self.group_size
+        if missing:
+            weight = F.pad(weight[None], (0, missing), mode="replicate")[0]
+        return weight.unflatten(1, (-1, self.group_size))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingSlot(WeightSlot):
+    """Rounds what it is given; ``target`` is only where the codes go."""
+
+    count: int = 0
+    """This rank's part of dimension ``dim``."""
+    rounding: RoundingTarget | None = None
+
+    def load(self, tensor: torch.Tensor) -> None:
+        assert self.rounding is not None
+        self.rounding.fill(tensor.narrow(self.dim, self.start, self.count))
+
+
+def quantize(
+    groups: torch.Tensor, bits: int, symmetric: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales and zeros that stand for ``groups`` with little squared error.
+
+    Args:
+        groups: float32 [rows, groups, group_size]
+        symmetric: the zero is the middle of the codes, so that a weight of 0 and both signs are alike.
+
+    Returns:
+        codes uint8 [rows, groups, group_size], scales float16 and zeros uint8 [rows, groups]
+    """
+    best = _round(groups, bits, symmetric, RANGES[0])
+    if bits > 4:
+        return best
+    least = _squared_error(groups, *best)
+    for share in RANGES[1:]:
+        candidate = _round(groups, bits, symmetric, share)
+        error = _squared_error(groups, *candidate)
+        better = error < least
+        least = torch.where(better, error, least)
+        best = (
+            torch.where(better.unsqueeze(-1), candidate[0], best[0]),
+            torch.where(better, candidate[1], best[1]),
+            torch.where(better, candidate[2], best[2]),
+        )
+    return best
+
+
+def _round(
+    groups: torch.Tensor, bits: int, symmetric: bool, share: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes over ``share`` of each group's range."""
+    largest_code = (1 << bits) - 1
+    smallest_scale = torch.finfo(SCALE_DTYPE).smallest_normal
+    if symmetric:
+        zero = 1 << (bits - 1)
+        reach = groups.abs().amax(-1) * share
+        scales = (reach / (largest_code - zero)).clamp(min=smallest_scale).to(SCALE_DTYPE)
+        zeros = torch.full_like(scales, zero, dtype=torch.uint8)
+    else:
+        low, high = groups.amin(-1).clamp(max=0) * share, groups.amax(-1).clamp(min=0) * share
+        scales = ((high - low) / largest_code).clamp(min=smallest_scale).to(SCALE_DTYPE)
+        zeros = (-low / scales.float()).round().clamp(0, largest_code).to(torch.uint8)
+    steps = (groups / scales.float().unsqueeze(-1)).round_()
+    codes = steps.add_(zeros.unsqueeze(-1)).clamp_(0, largest_code).to(torch.uint8)
+    return codes, scales, zeros
+
+
+def _squared_error(
+    groups: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> torch.Tensor:
+    """[rows, groups]"""
+    decoded = (codes.float() - zeros.float().unsqueeze(-1)) * scales.float().unsqueeze(-1)
+    return decoded.sub_(groups).square_().sum(-1)

@@ -1,0 +1,139 @@
+"""How are the weights of a checkpoint quantized? Read from its config.json, without torch, so that what
+is not served is refused before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from radixrt.errors import ConfigError
+
+DEFAULT_GROUP_SIZE = 128
+"""Columns that share a scale, where radixrt does the rounding: what published AWQ and GPTQ checkpoints use."""
+
+HEAD_BITS = 8
+"""Of the LM head where radixrt does the rounding: an error there is an error of the logits, and of a tied
+embedding one of every token that goes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationScheme:
+    """What the linear layers' weights are made of: codes of ``bits``, with a scale and a zero a group."""
+
+    method: Literal["awq", "gptq", "rounding"]
+    """``rounding``: the checkpoint is plain, and its weights are quantized while they are loaded."""
+    bits: int
+    group_size: int | None
+    """Columns (input features) that share scale and zero; None: the whole row."""
+    symmetric: bool = False
+    """Of rounding: the zero is the middle of the codes."""
+    zeros_less_one: bool = False
+    """GPTQ's first format stores each zero less one."""
+    activation_order: bool = False
+    """GPTQ's ``desc_act``: which group a column belongs to is written in a table."""
+    kept: tuple[str, ...] = ()
+    """Layers whose names contain one of these are not quantized."""
+    quantized_head: bool = False
+    """The LM head is quantized like the layers (GPTQ's ``lm_head``)."""
+
+    def covers(self, name: str) -> bool:
+        """Whether the linear layer ``name`` (``model.layers.0.mlp.up_proj``) is quantized."""
+        return not any(part in name for part in self.kept)
+
+
+ROUNDINGS = {
+    "int8": QuantizationScheme("rounding", 8, None, symmetric=True),
+    "int4": QuantizationScheme("rounding", 4, DEFAULT_GROUP_SIZE),
+}
+"""By the name that ``--quantization`` has for them."""
+
+
+def quantization_scheme(
+    config: Mapping[str, Any], quantization: str = "auto"
+) -> QuantizationScheme | None:
+    """The scheme of a checkpoint, or the one it is to be brought into; None: plain weights.
+
+    Args:
+        config: the content of its config.json.
+        quantization: ``auto`` for what the checkpoint says, or a name of ``ROUNDINGS``.
+
+    Raises:
+        ConfigError: a form that is not served, or a checkpoint that would be quantized twice.
+    """
+    own = _checkpoint_scheme(config)
+    if quantization == "auto":
+        return own
+    if own is not None:
+        raise ConfigError(
+            f"--quantization {quantization} needs a plain checkpoint, and this one is quantized already "
+            f"({own.method}, {own.bits} bits); leave the flag out."
+        )
+    return ROUNDINGS[quantization]
+
+
+def _checkpoint_scheme(config: Mapping[str, Any]) -> QuantizationScheme | None:
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else "unknown"
+    if method == "awq":
+        return _awq(found)
+    if method == "gptq":
+        return _gptq(found)
+    raise ConfigError(
+        f"The checkpoint is quantized ({method}), which is not supported; supported are awq and gptq. Choose one "
+        "of those, or the float32, bfloat16 or float16 original, perhaps with --quantization int8 or int4."
+    )
+
+
+def _awq(found: Mapping[str, Any]) -> QuantizationScheme:
+    version = str(found.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise ConfigError(
+            f"The checkpoint has AWQ's layout {version!r}, which is not supported; choose one with 'gemm'."
+        )
+    bits = _bits(found, (4,), "bits", "w_bit")
+    kept = tuple(found.get("modules_to_not_convert") or ())
+    return QuantizationScheme(
+        "awq", bits, _group_size(found, "group_size", "q_group_size"), kept=kept
+    )
+
+
+def _gptq(found: Mapping[str, Any]) -> QuantizationScheme:
+    layout = str(found.get("checkpoint_format") or "gptq").lower()
+    if layout not in ("gptq", "gptq_v2"):
+        raise ConfigError(
+            f"The checkpoint has GPTQ's layout {layout!r}, which is not supported; choose one with 'gptq' or 'gptq_v2'."
+        )
+    if found.get("dynamic"):
+        raise ConfigError(
+            "The checkpoint quantizes its layers in different ways (GPTQ's 'dynamic'), which is not supported."
+        )
+    return QuantizationScheme(
+        "gptq",
+        _bits(found, (4, 8), "bits"),
+        _group_size(found, "group_size"),
+        zeros_less_one=layout == "gptq",
+        activation_order=bool(found.get("desc_act", False)),
+        quantized_head=bool(found.get("lm_head", False)),
+    )
+
+
+def _bits(found: Mapping[str, Any], served: tuple[int, ...], *names: str) -> int:
+    bits = next((found[name] for name in names if name in found), None)
+    if bits not in served:
+        raise ConfigError(
+            f"The checkpoint's quantization_config has {names[0]!r}: {bits!r}; served are "
+            f"{' and '.join(map(str, served))}."
+        )
+    return int(bits)
+
+
+def _group_size(found: Mapping[str, Any], *names: str) -> int | None:
+    size = next((found[name] for name in names if name in found), None)
+    if size == -1:
+        return None
+    if not isinstance(size, int) or size < 8 or size % 8:
+        raise ConfigError(
+            f"The checkpoint's quantization_config has {names[0]!r}: {size!r}; it must be -1 or a multiple of 8."
+        )
+    return size

@@ -1,0 +1,105 @@
+"""Decode steps as captured graphs: the layers' hundreds of kernels become one order to the device.
+
+A graph's shapes and addresses are fixed. So there is one for each rung of a ladder of batch sizes, steps are padded to
+the next rung, and what changes from step to step (tokens, positions, page tables) is copied into place before a replay.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from radixrt.attention.backend import AttentionBackend, CapturableBackend, ForwardContext
+from radixrt.attention.metadata import AttentionMetadata
+from radixrt.device import Device
+from radixrt.errors import ConfigError
+from radixrt.models.decoder import CausalLM
+from radixrt.worker.batch import StepInputs, attention_metadata
+from radixrt.worker.kv_pool import KVPool
+from radixrt.worker.ragged import RaggedStep
+
+
+def ladder(largest: int) -> list[int]:
+    """Batch sizes to capture: powers of two up to 16, then every 8th up to 128, then every 16th; ``largest`` is the last.
+
+    Padding costs at most an eighth more rows, and those read no KV.
+    """
+    rungs = [1, 2, 4, 8, *range(16, 128, 8), *range(128, largest + 1, 16)]
+    return [*(rung for rung in rungs if rung < largest), largest] if largest else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    attention: AttentionBackend
+    replay: Callable[[], None]
+    hidden: torch.Tensor  # [rung, hidden_size], holds what the last replay computed
+
+
+class DecodeGraphs:
+    """One graph a rung, from token ids to hidden states; logits and sampling depend on who samples and stay outside."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: CapturableBackend,
+        pool: KVPool,
+        rungs: list[int],
+        device: Device,
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._pool = pool
+        self._rungs = rungs
+        self._device = device
+        zeros = np.zeros(max(rungs), dtype=np.int64)
+        self._token_ids, self._positions = device.upload(zeros, zeros)
+        self._graphs: dict[tuple[int, str], _Graph] = {}
+
+    def rows_for(self, rows: int) -> int | None:
+        """The rung for a decode step of so many rows; None: there is none, or nothing to compute."""
+        if rows == 0:
+            return None
+        return next((rung for rung in self._rungs if rung >= rows), None)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record all rungs, the largest first: the others find room in the memory that it took."""
+        for rung in sorted(self._rungs, reverse=True):
+            for kind in self._backend.graph_kinds():
+                self._graphs[rung, kind] = self._capture(rung, self._backend.for_graph(rung, kind))
+
+    def _capture(self, rung: int, attention: AttentionBackend) -> _Graph:
+        attention.plan(self._nobody(rung))
+        context = ForwardContext(attention, self._pool.key_caches, self._pool.value_caches)
+        token_ids, positions = self._token_ids[:rung], self._positions[:rung]
+        try:
+            replay, hidden = self._device.capture(
+                lambda: self._model.forward(token_ids, positions, context)
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"A decode step of {rung} sequences could not be captured as a CUDA graph: start with --disable-cuda-graph, "
+                f"or with a smaller --cuda-graph-max-batch-size. ({error})"
+            ) from error
+        return _Graph(attention, replay, hidden)
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Hidden states [rung, hidden_size] of a step that is padded to a rung. The next run overwrites them."""
+        assert inputs.graph_rows is not None
+        kind = self._backend.graph_kind(inputs.attention)
+        graph = self._graphs[inputs.graph_rows, kind]
+        graph.attention.plan(inputs.attention)
+        self._token_ids[: inputs.graph_rows].copy_(inputs.token_ids)
+        self._positions[: inputs.graph_rows].copy_(inputs.positions)
+        graph.replay()
+        return graph.hidden
+
+    def _nobody(self, rows: int) -> AttentionMetadata:
+        """A step of padding alone."""
+        nothing = np.empty(0, dtype=np.int64)
+        no_tables = np.empty((0, 1), dtype=np.int32)
+        step = RaggedStep.of(no_tables, self._pool.page_size, nothing, nothing, nothing)
+        step = step.padded(rows, self._pool.spare_page, self._pool.page_size)
+        kv_indices, kv_slots = self._device.upload(step.kv_indices, step.kv_slots)
+        return attention_metadata(step, kv_indices, kv_slots, self._pool.page_size, self._device)

@@ -1,0 +1,152 @@
+"""Which decoding sequences share the beginnings of their block tables, and in what order do they stand together?
+
+Block tables that begin with the same pages hold the same prefix: the radix tree gave it to them. Attention over such pages
+reads them once for all members of a group (Juravsky et al., 2024, "Hydragen"; FlashInfer calls it a cascade).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroups:
+    """Sequences in an order in which the members of each group are neighbours; whoever shares nothing is a group of one."""
+
+    slots: NDArray[np.int64]  # [sequences]
+    group_of: NDArray[np.int64]  # [sequences] ascending from 0 without gaps
+    num_pages: NDArray[np.int32]  # [groups] pages that all members begin with; 0 in groups of one
+
+    def without(self, slots: list[int]) -> "PrefixGroups":
+        """The same order with some sequences left out."""
+        kept = ~np.isin(self.slots, slots)
+        remaining, group_of = np.unique(self.group_of[kept], return_inverse=True)
+        return PrefixGroups(self.slots[kept], group_of, self.num_pages[remaining])
+
+    def indptr(self) -> NDArray[np.int32]:
+        """[groups + 1] where each group begins and ends in ``slots``."""
+        sizes = np.bincount(self.group_of, minlength=len(self.num_pages))
+        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+
+
+class PrefixFinder:
+    """Groups the decoding slots, anew only when there are others or a block table was replaced."""
+
+    def __init__(self) -> None:
+        self._slots: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._groups: PrefixGroups | None = None
+
+    def forget(self) -> None:
+        """A slot has got another block table. Pages appended to one make no difference: they are its own."""
+        self._groups = None
+
+    def group(
+        self,
+        slots: NDArray[np.int64],
+        block_tables: NDArray[np.int32],
+        whole_pages: NDArray[np.int64],
+    ) -> PrefixGroups:
+        """
+        Args:
+            slots: [sequences] those that decode, in ascending order.
+            block_tables: [max_slots, max_pages] page ids.
+            whole_pages: [sequences] pages that lie wholly before the position that is computed now.
+        """
+        if self._groups is None or not np.array_equal(slots, self._slots):
+            self._slots, self._groups = slots, find_groups(slots, block_tables, whole_pages)
+        return self._groups
+
+
+def find_groups(
+    slots: NDArray[np.int64], block_tables: NDArray[np.int32], whole_pages: NDArray[np.int64]
+) -> PrefixGroups:
+    """A grouping that saves about as many page reads as any could; see :meth:`PrefixFinder.group`."""
+    alone, candidates = _by_first_page(slots, block_tables, whole_pages)
+    if not len(candidates):
+        count = len(slots)
+        return PrefixGroups(slots, np.arange(count), np.zeros(count, dtype=np.int32))
+    longest = whole_pages[candidates].max()
+    tables = block_tables[slots[candidates], :longest].astype(np.int32)
+    tables[np.arange(longest) >= whole_pages[candidates][:, None]] = -1  # what is not computed yet
+    keys = [
+        row.tobytes() for row in tables
+    ]  # rows that begin alike are neighbours in any order of their bytes
+    ordered = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+    groups = _partition(_common_prefixes(tables[ordered]))
+    order = candidates[ordered[[member for group in groups for member in group.members]]]
+    sizes = [len(group.members) for group in groups] + [1] * len(alone)
+    return PrefixGroups(
+        slots=slots[np.concatenate((order, alone))],
+        group_of=np.repeat(np.arange(len(sizes)), sizes),
+        num_pages=np.array([group.pages for group in groups] + [0] * len(alone), dtype=np.int32),
+    )
+
+
+def _by_first_page(
+    slots: NDArray[np.int64], block_tables: NDArray[np.int32], whole_pages: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of sequences that share not even their first page, and of those that do."""
+    first = np.where(whole_pages > 0, block_tables[slots, 0], -1 - np.arange(len(slots)))
+    _, which, counts = np.unique(first, return_inverse=True, return_counts=True)
+    shares = counts[which] > 1
+    return np.flatnonzero(~shares), np.flatnonzero(shares)
+
+
+def _common_prefixes(tables: NDArray[np.int32]) -> list[int]:
+    """How many pages each row of [rows, pages] and the next one begin with together; -1 is no page. [rows - 1]"""
+    differs = (tables[:-1] != tables[1:]) | (tables[:-1] < 0)
+    ended = np.ones((len(differs), 1), dtype=bool)
+    return np.concatenate((differs, ended), axis=1).argmax(axis=1).tolist()
+
+
+@dataclass(slots=True)
+class _Group:
+    members: list[int]
+    pages: int
+    """What all members begin with."""
+
+    @property
+    def saved(self) -> int:
+        """Page reads that the group saves."""
+        return (len(self.members) - 1) * self.pages
+
+    def gain_at(self, pages: int) -> int:
+        """Page reads saved more if the members join a group that shares ``pages``; a group of one always gains."""
+        return len(self.members) * pages - self.saved
+
+
+@dataclass(slots=True)
+class _Subtree:
+    """Neighbouring sequences that begin with ``pages`` common pages, and the groups they form."""
+
+    pages: int
+    groups: list[_Group]
+
+    def settle(self) -> "_Subtree":
+        """Make one group of all who gain by it, if together they do: it reads the common pages once more."""
+        joining = [group for group in self.groups if group.gain_at(self.pages) > 0]
+        if sum(group.gain_at(self.pages) for group in joining) > self.pages:
+            members = [member for group in joining for member in group.members]
+            self.groups = [group for group in self.groups if group.gain_at(self.pages) <= 0]
+            self.groups.append(_Group(members, self.pages))
+        return self
+
+
+def _partition(common: list[int]) -> list[_Group]:
+    """Group sequences in lexicographic order, whose neighbours have ``common`` pages in common.
+
+    They are the leaves of a tree. From the leaves up, each subtree offers its common pages to the groups within it:
+    few sequences may share many pages, or more of them fewer.
+    """
+    open_subtrees: list[_Subtree] = []
+    for index, shared_with_next in enumerate([*common, 0]):
+        done = _Subtree(0, [_Group([index], 0)])
+        while open_subtrees and open_subtrees[-1].pages > shared_with_next:
+            open_subtrees[-1].groups += done.groups
+            done = open_subtrees.pop().settle()
+        if open_subtrees and open_subtrees[-1].pages == shared_with_next:
+            open_subtrees[-1].groups += done.groups
+        else:
+            open_subtrees.append(_Subtree(shared_with_next, done.groups))
+    return open_subtrees.pop().groups

@@ -1,0 +1,61 @@
+"""What is left of a step once it is launched, until its tokens are on the host."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixrt.device import Download, Mark
+from radixrt.messages import LogprobRow, TokenIds
+from radixrt.worker.batch import Jumps, PromptSpan
+from radixrt.worker.logprobs import logprob_rows
+from radixrt.worker.sampler import SampledTokens
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLogprobs:
+    """Log-probabilities of a stretch of a prompt, on the device."""
+
+    span: PromptSpan
+    token_ids: Tensor  # [n, 1 + num_top], see radixrt.worker.logprobs.raw_logprobs
+    logprobs: Tensor  # as token_ids
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A launched step. Its slots may have been released, or given to others, when its tokens come."""
+
+    step_id: int
+    slots: NDArray[np.int64]  # [rows] that sample a token
+    jumps: Jumps
+    sampled: SampledTokens | None
+    """None: no row samples."""
+    prompt_logprobs: list[SpanLogprobs]
+    download: Download
+    launched: Mark
+    computed: Mark
+    """The forward pass is done."""
+    sampled_all: Mark
+    waited_s: float
+    begun: float
+    """Time on the host when its plan was taken up."""
+    forced: dict[int, list[int]] = field(default_factory=dict)
+    """By slot: the tokens that follow the sampled one, as was known before it was sampled. The matcher has taken all."""
+    released: set[int] = field(default_factory=set)
+    """Slots whose sequences have left since."""
+
+    def read(self) -> tuple[TokenIds, list[LogprobRow], list[LogprobRow]]:
+        """Wait for the tokens [rows]; with them come the log-probabilities asked for, of answers and of prompts."""
+        arrived = self.download.wait()
+        in_prompts = len(arrived) - 2 * len(self.prompt_logprobs)
+        token_ids: TokenIds = np.empty(0, dtype=np.int32)
+        rows: list[LogprobRow] = []
+        if self.sampled is not None:
+            token_ids, rows = self.sampled.read(arrived[:in_prompts])
+        pairs = zip(arrived[in_prompts::2], arrived[in_prompts + 1 :: 2], strict=True)
+        prompt_rows: list[LogprobRow] = []
+        for asked, (ids, logprobs) in zip(self.prompt_logprobs, pairs, strict=True):
+            count, span = len(ids), asked.span
+            prompt_rows += logprob_rows(ids, logprobs, [span.slot] * count, [span.num_top] * count)
+        return token_ids, rows, prompt_rows

@@ -1,0 +1,42 @@
+"""How much memory does the largest step take? It is run once, before the KV pool gets what is left."""
+
+import math
+
+import numpy as np
+import torch
+
+from radixrt.config import ServerConfig
+from radixrt.errors import ConfigError
+from radixrt.messages import Admit, Prefill, StepPlan, pack_ids
+from radixrt.sampling_params import SamplingParams
+
+DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
+"""Sorts every row."""
+
+
+def largest_step(config: ServerConfig, context_length: int) -> StepPlan:
+    """A step as large as the scheduler ever plans one, in memory: every slot samples, and the prefill budget is spent."""
+    slots = config.max_running_requests
+    length = min(context_length, math.ceil(config.max_prefill_tokens / slots) + 1)
+    pages = math.ceil(length / config.page_size)
+    prompt = pack_ids(np.zeros(length, dtype=np.int32))
+    admit, prefill = [], []
+    for slot in range(slots):
+        own = pack_ids(range(slot * pages, (slot + 1) * pages))
+        admit.append(Admit(slot, prompt, 0, own, DEAREST_SAMPLING, 0))
+        prefill.append(Prefill(slot, 0, length))
+    return StepPlan(step_id=0, admit=admit, prefill=prefill)
+
+
+def num_pages(plan: StepPlan) -> int:
+    """Pages that a plan's sequences have."""
+    return sum(len(admit.pages) // 4 for admit in plan.admit)
+
+
+def too_large(config: ServerConfig, error: torch.OutOfMemoryError) -> ConfigError:
+    """What to say when it does not fit."""
+    return ConfigError(
+        f"A step of --max-prefill-tokens {config.max_prefill_tokens} and --max-running-requests "
+        f"{config.max_running_requests} does not fit into the memory that the weights leave: lower one of them, or spread "
+        f"the model over more GPUs with --tp. ({error})"
+    )

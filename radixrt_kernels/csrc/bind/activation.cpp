@@ -1,0 +1,53 @@
+// Gated activations of a matrix, from Python.
+#include "kernels/activation.hpp"
+
+#include "bind/bind.hpp"
+#include "isa.hpp"
+#include "tensor.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+
+namespace radixrt {
+
+namespace {
+
+constexpr int64_t kElementsPerThread = 16384;  // some microseconds of work
+
+ActivationKernels::Row row_kernel(DType dtype) {
+  const auto& table = kernels<ActivationKernels>();
+  switch (dtype) {
+    case DType::float32: return table.float32;
+    case DType::bfloat16: return table.bfloat16;
+    case DType::float16: return table.float16;
+    default: throw nb::type_error("gate_up must be float32, bfloat16 or float16");
+  }
+}
+
+void gated_activation(const Tensor& gate_up, const Tensor& output, Activation activation) {
+  require(gate_up.dimensions == 2 && gate_up.dense_after(0), "gate_up must be [num_tokens, 2 * size], rows without gaps", gate_up);
+  require(gate_up.shape[1] % 2 == 0, "gate_up must have an even number of columns", gate_up);
+  int64_t tokens = gate_up.shape[0], size = gate_up.shape[1] / 2;
+  require(output.dimensions == 2 && output.shape[0] == tokens && output.shape[1] == size && output.dense_after(0) &&
+              output.dtype == gate_up.dtype,
+          "output must be [num_tokens, size] of gate_up's dtype, rows without gaps", output);
+  auto kernel = row_kernel(gate_up.dtype);
+  int64_t from_stride = gate_up.strides[0] * size_of(gate_up.dtype), to_stride = output.strides[0] * size_of(output.dtype);
+  nb::gil_scoped_release release;
+  parallel_ranges(tokens, kElementsPerThread / (size + 1) + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token)
+      kernel(activation, gate_up.as<char>() + token * from_stride, output.as<char>() + token * to_stride, size);
+  });
+}
+
+}  // namespace
+
+void bind_activation(nb::module_& module) {
+  nb::enum_<Activation>(module, "Activation")
+      .value("silu", Activation::silu)
+      .value("gelu_tanh", Activation::gelu_tanh)
+      .value("gelu", Activation::gelu);
+  module.def("gated_activation", gated_activation, nb::arg("gate_up"), nb::arg("output"), nb::arg("activation"));
+}
+
+}  // namespace radixrt

@@ -1,0 +1,13 @@
+// What each kernel family adds to the Python module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace radixrt {
+
+void bind_activation(nanobind::module_& module);
+void bind_groupwise(nanobind::module_& module);
+void bind_linear(nanobind::module_& module);
+void bind_attention(nanobind::module_& module);
+
+}  // namespace radixrt

@@ -1,0 +1,102 @@
+// Linear layers of packed matrices, from Python.
+#include "kernels/linear.hpp"
+
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "bind/bind.hpp"
+#include "bind/scratch.hpp"
+#include "bind/units.hpp"
+#include "isa.hpp"
+#include "tensor.hpp"
+
+namespace nb = nanobind;
+
+namespace radixrt {
+
+namespace {
+
+constexpr int64_t kElementsPerThread = 65536;  // copied in some microseconds
+
+const LinearKernels::Of& kernels_for(DType dtype) {
+  const auto& table = kernels<LinearKernels>();
+  switch (dtype) {
+    case DType::float32: return table.float32;
+    case DType::bfloat16: return table.bfloat16;
+    case DType::float16: return table.float16;
+    default: throw nb::type_error("the weights must be float32, bfloat16 or float16");
+  }
+}
+
+void check_packed(const Tensor& weights, int64_t rows, int64_t columns) {
+  int64_t elements = panels_of(rows) * kPanel * (weights.dtype == DType::bfloat16 ? (columns + 1) / 2 * 2 : columns);
+  require(rows > 0 && columns > 0 && weights.dense() && weights.elements() == elements,
+          "weights must be the packed form of a matrix of `rows` times hidden's columns", weights);
+}
+
+// Inputs as the kernel wants them.
+void prepare(const LinearKernels::Of& kernel, Linear& linear, int64_t tokens) {
+  int64_t bytes = kernel.prepared_bytes(linear.columns);
+  if (bytes == 0) return;
+  char* prepared = scratch(tokens * bytes);
+  parallel_ranges(tokens, kElementsPerThread / linear.columns + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token)
+      kernel.prepare(linear.hidden + token * linear.hidden_bytes, linear.columns, prepared + token * bytes);
+  });
+  linear.hidden = prepared;
+  linear.hidden_bytes = bytes;
+}
+
+void linear(
+    const Tensor& hidden, const Tensor& weights, int64_t rows, const std::optional<Tensor>& bias, const Tensor& output) {
+  require(hidden.dimensions == 2 && hidden.dense_after(0), "hidden must be [num_tokens, columns], rows without gaps", hidden);
+  require(hidden.dtype == weights.dtype, "hidden must be of the weights' dtype", hidden);
+  int64_t tokens = hidden.shape[0], columns = hidden.shape[1];
+  check_packed(weights, rows, columns);
+  require(output.dimensions == 2 && output.shape[0] == tokens && output.shape[1] == rows && output.dense_after(0) &&
+              output.dtype == weights.dtype,
+          "output must be [num_tokens, rows] of the weights' dtype, rows without gaps", output);
+  if (bias)
+    require(bias->dimensions == 1 && bias->shape[0] == rows && bias->dense() && bias->dtype == weights.dtype,
+            "bias must be [rows] of the weights' dtype", *bias);
+  const auto& kernel = kernels_for(weights.dtype);
+  int size = size_of(weights.dtype);
+  Linear product{
+      weights.as<char>(), rows, columns, bias ? bias->data : nullptr, hidden.as<char>(), hidden.strides[0] * size,
+      output.as<char>(), output.strides[0] * size};
+  if (tokens == 0) return;
+  nb::gil_scoped_release release;
+  prepare(kernel, product, tokens);
+  for_each_unit(rows, tokens, columns * kPanel * size, [&](int64_t panel, int panels, int64_t token, int count) {
+    kernel.multiply(product, panel, panels, token, count);
+  });
+}
+
+void look_up(const Tensor& weights, int64_t rows, const Tensor& wanted, const Tensor& output) {
+  require(wanted.dimensions == 1 && wanted.dense() && wanted.dtype == DType::int64, "wanted must be [n] int64", wanted);
+  require(output.dimensions == 2 && output.shape[0] == wanted.shape[0] && output.dense_after(0) && output.dtype == weights.dtype,
+          "output must be [n, columns] of the weights' dtype, rows without gaps", output);
+  int64_t columns = output.shape[1], count = wanted.shape[0];
+  check_packed(weights, rows, columns);
+  auto ids = wanted.as<int64_t>();
+  for (int64_t i = 0; i < count; ++i) require(ids[i] >= 0 && ids[i] < rows, "wanted must hold numbers from 0 to rows - 1");
+  const auto& kernel = kernels_for(weights.dtype);
+  int64_t output_bytes = output.strides[0] * size_of(output.dtype);
+  nb::gil_scoped_release release;
+  parallel_ranges(count, kElementsPerThread / 16 / columns + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      kernel.look_up(weights.as<char>(), columns, ids[i], output.as<char>() + i * output_bytes);
+  });
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& module) {
+  module.attr("PANEL") = kPanel;
+  module.def(
+      "linear", linear, nb::arg("hidden"), nb::arg("weights"), nb::arg("rows"), nb::arg("bias").none(), nb::arg("output"));
+  module.def("look_up", look_up, nb::arg("weights"), nb::arg("rows"), nb::arg("wanted"), nb::arg("output"));
+}
+
+}  // namespace radixrt

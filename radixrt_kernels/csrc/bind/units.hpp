@@ -1,0 +1,32 @@
+// How is the product of some tokens and a packed matrix cut into units of work?
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/linear.hpp"
+#include "threads.hpp"
+
+namespace radixrt {
+
+inline int64_t panels_of(int64_t rows) { return (rows + kPanel - 1) / kPanel; }
+
+// Calls `body(first_panel, panels, first_token, tokens)` for each unit. Few tokens: a unit's weights should take the memory
+// some microseconds, or handing units out costs more; but there should be several units a thread. Many tokens: its weights
+// should stay in the second-level cache.
+template <class Body>
+void for_each_unit(int64_t rows, int64_t tokens, int64_t panel_bytes, Body&& body) {
+  constexpr int64_t kEnoughBytes = 96 << 10;
+  int64_t panels = panels_of(rows);
+  int64_t enough = tokens <= kFewTokens ? kEnoughBytes / panel_bytes / kUnitPanels * kUnitPanels : 0;
+  int64_t share = panels / (4 * num_threads()) / kUnitPanels * kUnitPanels;
+  int64_t size = enough < share ? enough : share;
+  if (size < kUnitPanels) size = kUnitPanels;
+  int64_t panel_units = (panels + size - 1) / size, token_units = (tokens + kUnitTokens - 1) / kUnitTokens;
+  parallel_for(panel_units * token_units, [&](int64_t unit, int) {
+    int64_t panel = unit / token_units * size, part = unit % token_units;
+    int64_t begin = tokens * part / token_units, end = tokens * (part + 1) / token_units;
+    body(panel, static_cast<int>(panels - panel < size ? panels - panel : size), begin, static_cast<int>(end - begin));
+  });
+}
+
+}  // namespace radixrt

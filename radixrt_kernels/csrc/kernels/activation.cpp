@@ -1,0 +1,63 @@
+// Gated activations of one row; compiled once for each instruction set.
+#include "kernels/activation.hpp"
+
+#include "isa.hpp"
+#include "simd.hpp"
+
+namespace radixrt {
+namespace RADIXRT_ISA {
+namespace {
+
+RADIXRT_INLINE Floats silu(Floats x) { return x / (1.0f + exp(-x)); }
+
+RADIXRT_INLINE Floats gelu_tanh(Floats x) {
+  // (1 + tanh(u)) / 2 is the logistic function of 2u
+  Floats u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + exp(-2.0f * u));
+}
+
+// erf up to 2e-7: Abramowitz and Stegun 7.1.26 has 1.5e-7, to which float32 adds its own.
+RADIXRT_INLINE Floats erf(Floats x) {
+  Floats magnitude = x < 0.0f ? -x : x;
+  Floats t = 1.0f / (1.0f + 0.3275911f * magnitude);
+  Floats p = splat(1.061405429f);
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  Floats y = 1.0f - p * t * exp(-magnitude * magnitude);
+  return x < 0.0f ? -y : y;
+}
+
+RADIXRT_INLINE Floats gelu(Floats x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
+
+template <class T, class Function>
+RADIXRT_INLINE void gated(const T* gate_up, T* output, int64_t size, Function activation) {
+  int64_t i = 0;
+  for (; i + kWidth <= size; i += kWidth) store(output + i, activation(load(gate_up + i)) * load(gate_up + size + i));
+  if (int rest = static_cast<int>(size - i))
+    store_first(output + i, activation(load_first(gate_up + i, rest)) * load_first(gate_up + size + i, rest), rest);
+}
+
+template <class T>
+void row(Activation activation, const void* from, void* to, int64_t size) {
+  auto gate_up = static_cast<const T*>(from);
+  auto output = static_cast<T*>(to);
+  switch (activation) {
+    case Activation::silu: return gated(gate_up, output, size, [](Floats x) { return silu(x); });
+    case Activation::gelu_tanh: return gated(gate_up, output, size, [](Floats x) { return gelu_tanh(x); });
+    case Activation::gelu: return gated(gate_up, output, size, [](Floats x) { return gelu(x); });
+  }
+}
+
+}  // namespace
+}  // namespace RADIXRT_ISA
+
+template <>
+const ActivationKernels& table_of<ActivationKernels, Isa::RADIXRT_ISA>() {
+  using namespace RADIXRT_ISA;
+  static constexpr ActivationKernels table{row<float>, row<BFloat16>, row<Float16>};
+  return table;
+}
+
+}  // namespace radixrt

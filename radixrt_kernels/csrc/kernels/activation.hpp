@@ -1,0 +1,16 @@
+// Gated activations, as every instruction set offers them.
+#pragma once
+
+#include <cstdint>
+
+namespace radixrt {
+
+enum class Activation { silu, gelu_tanh, gelu };
+
+struct ActivationKernels {
+  // output[i] = activation(gate_up[i]) * gate_up[size + i] for i < size, in float32, rounded once.
+  using Row = void (*)(Activation activation, const void* gate_up, void* output, int64_t size);
+  Row float32, bfloat16, float16;
+};
+
+}  // namespace radixrt

@@ -1,0 +1,293 @@
+// Products of activations and a packed matrix of 4- or 8-bit codes; compiled once for each instruction set.
+#include "kernels/groupwise.hpp"
+
+#include "isa.hpp"
+#include "kernels/linear.hpp"
+#include "simd.hpp"
+
+namespace radixrt {
+namespace RADIXRT_ISA {
+namespace {
+
+constexpr int kVectors = kPanel / kWidth;  // vectors that hold one panel's sums
+constexpr int kStepBytes = 4 * kPanel;
+
+#if defined(__AVX512F__)
+constexpr int kTileTokens = 6, kTilePanels = 4;
+#else
+constexpr int kTileTokens = kWidth == 8 ? 4 : 2, kTilePanels = 1;
+#endif
+
+// ------------------------------------------------------------ four columns: codes (unsigned) times activations (signed)
+
+#if defined(__AVX512VNNI__)
+
+using Four = int32_t;  // of bytes
+
+RADIXRT_INLINE void put_four(Four* to, const int8_t* x) { memcpy(to, x, 4); }
+
+RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(x));
+}
+
+#elif defined(__x86_64__)
+
+struct Four {  // shorts, since products of bytes are too large for the pairwise sums there are
+  int32_t even, odd;
+};
+
+RADIXRT_INLINE void put_four(Four* to, const int8_t* x) {
+  *to = {(x[0] & 0xffff) | x[2] << 16, (x[1] & 0xffff) | x[3] << 16};
+}
+
+RADIXRT_INLINE Ints add_pairs(UInts codes, int32_t x) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(x));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(x));
+#else
+  return (Ints)_mm_madd_epi16((__m128i)codes, _mm_set1_epi32(x));
+#endif
+}
+
+RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
+  return sums + add_pairs(codes & 0x00ff00ffu, x.even) + add_pairs(codes >> 8 & 0x00ff00ffu, x.odd);
+}
+
+#else
+
+struct Four {
+  int32_t of[4];
+};
+
+RADIXRT_INLINE void put_four(Four* to, const int8_t* x) { *to = {{x[0], x[1], x[2], x[3]}}; }
+
+RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
+  return sums + (Ints)(codes & 255u) * x.of[0] + (Ints)(codes >> 8 & 255u) * x.of[1] + (Ints)(codes >> 16 & 255u) * x.of[2] +
+         (Ints)(codes >> 24) * x.of[3];
+}
+
+#endif
+
+// ------------------------------------------------------------ activations
+//
+// A token's prepared form: a scale for each chunk, the sum of each chunk's rounded activations, and those by fours.
+
+struct Prepared {
+  const float* scales;
+  const float* totals;
+  const Four* fours;
+};
+
+RADIXRT_INLINE int64_t header_bytes(int64_t chunks) { return (2 * chunks * 4 + 63) / 64 * 64; }
+
+RADIXRT_INLINE Prepared prepared_at(const char* from, int64_t chunks) {
+  auto scales = reinterpret_cast<const float*>(from);
+  return {scales, scales + chunks, reinterpret_cast<const Four*>(from + header_bytes(chunks))};
+}
+
+int64_t prepared_bytes(int64_t columns, int64_t chunk) {
+  int64_t fours = (columns + 7) / 8 * 2;
+  return header_bytes((columns + chunk - 1) / chunk) + (fours * static_cast<int64_t>(sizeof(Four)) + 63) / 64 * 64;
+}
+
+// Rounds `count` activations, and zeros up to a multiple of 8, to whole numbers of at most 127 times a scale. Infinities and NaN
+// make the scale NaN, and so the outputs.
+template <class T>
+RADIXRT_INLINE void round_chunk(const T* hidden, int count, float* scale, float* total, Four* fours) {
+  Floats most = splat(0), odd = splat(0);
+  int whole = count - count % kWidth, rest = count % kWidth;
+  auto see = [&](Floats x) {
+    most = maximum(most, x < 0.0f ? -x : x);
+    odd += x - x;
+  };
+  for (int i = 0; i < whole; i += kWidth) see(load(hidden + i));
+  if (rest) see(load_first(hidden + whole, rest));
+  float reach = largest(most);
+  *scale = reach / 127 + sum(odd);
+  float inverse = reach > 1e-36f ? 127 / reach : 0;
+  int64_t sum_of_rounded = 0;
+  int8_t rounded[kWidth < 8 ? 8 : kWidth];
+  for (int i = 0; i < count; i += sizeof rounded) {
+    for (int part = 0; part < static_cast<int>(sizeof rounded); part += kWidth) {
+      int left = count - i - part;
+      Floats x = left >= kWidth ? load(hidden + i + part) : left > 0 ? load_first(hidden + i + part, left) : splat(0);
+      const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
+      Ints whole_numbers = (Ints)(minimum(maximum(x * inverse, splat(-127)), splat(127)) + shift) - 0x4b400000;
+      for (int lane = 0; lane < kWidth; ++lane) {
+        rounded[part + lane] = static_cast<int8_t>(whole_numbers[lane]);
+        sum_of_rounded += rounded[part + lane];
+      }
+    }
+    int fours_here = (count - i + 7) / 8 * 2;
+    if (fours_here > static_cast<int>(sizeof rounded) / 4) fours_here = sizeof rounded / 4;
+    for (int f = 0; f < fours_here; ++f) put_four(fours++, rounded + 4 * f);
+  }
+  *total = static_cast<float>(sum_of_rounded);
+}
+
+template <class T>
+void prepare(const void* hidden, int64_t columns, int64_t chunk, void* prepared) {
+  int64_t chunks = (columns + chunk - 1) / chunk;
+  Prepared to = prepared_at(static_cast<const char*>(prepared), chunks);
+  for (int64_t c = 0; c < chunks; ++c) {
+    int64_t left = columns - c * chunk;
+    round_chunk(
+        static_cast<const T*>(hidden) + c * chunk, static_cast<int>(left < chunk ? left : chunk), const_cast<float*>(to.scales) + c,
+        const_cast<float*>(to.totals) + c, const_cast<Four*>(to.fours) + c * chunk / 4);
+  }
+}
+
+// ------------------------------------------------------------ tiles
+
+template <int kPanels>
+struct TokenSums {
+  Floats of[kPanels][kVectors];
+};
+
+RADIXRT_INLINE UInts codes_at(const uint8_t* from) {
+  UInts codes;
+  memcpy(&codes, from, sizeof codes);
+  return codes;
+}
+
+RADIXRT_INLINE Floats bytes_at(const uint8_t* from) {
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, Floats);
+}
+
+// The sums of one chunk, added to those of `kTokens` tokens.
+template <int kBits, int kTokens, int kPanels>
+RADIXRT_INLINE void add_chunk(
+    const Groupwise& matrix, int64_t panel, int64_t group, int64_t first_step, int64_t steps, int64_t chunk, const char* inputs,
+    TokenSums<kPanels>* sums) {
+  int64_t panel_bytes = matrix.steps() * (8 * kPanel * kBits / 8), groups = matrix.groups(), chunks = matrix.chunks();
+  const uint8_t* codes = matrix.codes + panel * panel_bytes + first_step * (8 * kPanel * kBits / 8);
+  Ints products[kTokens][kPanels][kVectors];
+  memset(products, 0, sizeof products);
+  const Four* x[kTokens];
+  for (int t = 0; t < kTokens; ++t) x[t] = prepared_at(inputs + t * matrix.input_bytes, chunks).fours + 2 * first_step;
+  for (int64_t step = 0; step < steps; ++step) {
+    for (int half = 0; half < 2; ++half) {
+      for (int v = 0; v < kVectors; ++v) {
+        UInts w[kPanels];
+        for (int p = 0; p < kPanels; ++p) {
+          const uint8_t* at = codes + p * panel_bytes + v * sizeof(UInts);
+          if constexpr (kBits == 8) w[p] = codes_at(at + half * kStepBytes);
+          else w[p] = (half ? codes_at(at) >> 4 : codes_at(at)) & 0x0f0f0f0fu;
+        }
+        for (int t = 0; t < kTokens; ++t)
+          for (int p = 0; p < kPanels; ++p) products[t][p][v] = add_products(products[t][p][v], w[p], x[t][2 * step + half]);
+      }
+    }
+    codes += 8 * kPanel * kBits / 8;
+  }
+  for (int p = 0; p < kPanels; ++p) {
+    for (int v = 0; v < kVectors; ++v) {
+      int64_t at = ((panel + p) * groups + group) * kPanel + v * kWidth;
+      Floats scale = load(reinterpret_cast<const Float16*>(matrix.scales) + at);
+      Floats zero = bytes_at(matrix.zeros + at);
+      for (int t = 0; t < kTokens; ++t) {
+        Prepared token = prepared_at(inputs + t * matrix.input_bytes, chunks);
+        Floats dot = __builtin_convertvector(products[t][p][v], Floats) - zero * token.totals[chunk];
+        sums[t].of[p][v] += dot * (scale * token.scales[chunk]);
+      }
+    }
+  }
+}
+
+template <int kBits, int kPanels, int kTokens = kTileTokens>
+RADIXRT_INLINE void add_tokens(const Groupwise& matrix, int64_t panel, int tokens, const char* inputs, TokenSums<kPanels>* sums) {
+  if constexpr (kTokens > 1) {
+    if (tokens < kTokens) return add_tokens<kBits, kPanels, kTokens - 1>(matrix, panel, tokens, inputs, sums);
+  }
+  int64_t steps = matrix.steps(), chunk_steps = matrix.chunk / 8, chunk = 0;
+  for (int64_t step = 0; step < steps; step += chunk_steps, ++chunk) {
+    int64_t count = steps - step < chunk_steps ? steps - step : chunk_steps;
+    add_chunk<kBits, kTokens, kPanels>(matrix, panel, 8 * step / matrix.group_size, step, count, chunk, inputs, sums);
+  }
+}
+
+template <class T, int kPanels>
+RADIXRT_INLINE void finish(const Groupwise& matrix, int64_t panel, int64_t token, const TokenSums<kPanels>& sums) {
+  auto bias = static_cast<const T*>(matrix.bias);
+  auto output = reinterpret_cast<T*>(matrix.output + token * matrix.output_bytes);
+  for (int p = 0; p < kPanels; ++p) {
+    for (int v = 0; v < kVectors; ++v) {
+      int64_t row = (panel + p) * kPanel + v * kWidth, left = matrix.rows - row;
+      Floats x = sums.of[p][v];
+      if (left >= kWidth) {
+        store(output + row, bias ? x + load(bias + row) : x);
+      } else if (left > 0) {
+        int some = static_cast<int>(left);
+        store_first(output + row, bias ? x + load_first(bias + row, some) : x, some);
+      }
+    }
+  }
+}
+
+template <class T, int kBits, int kPanels>
+void multiply_panels(const Groupwise& matrix, int64_t panel, int64_t first_token, int tokens) {
+  int tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  for (int i = 0; i < tiles; ++i) {
+    int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
+    TokenSums<kPanels> sums[kTileTokens];
+    memset(sums, 0, sizeof sums);
+    add_tokens<kBits, kPanels>(matrix, panel, end - begin, matrix.inputs + (first_token + begin) * matrix.input_bytes, sums);
+    for (int t = begin; t < end; ++t) finish<T, kPanels>(matrix, panel, first_token + t, sums[t - begin]);
+  }
+}
+
+template <class T, int kBits>
+void multiply(const Groupwise& matrix, int64_t first_panel, int panels, int64_t first_token, int tokens) {
+  while (panels >= kTilePanels) {
+    multiply_panels<T, kBits, kTilePanels>(matrix, first_panel, first_token, tokens);
+    first_panel += kTilePanels;
+    panels -= kTilePanels;
+  }
+  if constexpr (kTilePanels > 1) {
+    for (; panels > 0; --panels) multiply_panels<T, kBits, 1>(matrix, first_panel++, first_token, tokens);
+  }
+}
+
+// ------------------------------------------------------------ rows of an embedding
+
+template <class T, int kBits>
+void look_up(const Groupwise& matrix, int64_t row, void* output) {
+  int64_t panel = row / kPanel, lane = row % kPanel;
+  const uint8_t* codes = matrix.codes + panel * matrix.steps() * (8 * kPanel * kBits / 8) + 4 * lane;
+  auto to = static_cast<T*>(output);
+  for (int64_t i = 0; i < matrix.columns; i += kWidth) {
+    float weights[kWidth] = {};
+    int count = static_cast<int>(matrix.columns - i < kWidth ? matrix.columns - i : kWidth);
+    for (int lane_out = 0; lane_out < count; ++lane_out) {
+      int64_t column = i + lane_out, at = (panel * matrix.groups() + column / matrix.group_size) * kPanel + lane;
+      int code;
+      if constexpr (kBits == 8) code = codes[column / 4 * kStepBytes + column % 4];
+      else code = codes[column / 8 * kStepBytes + column % 4] >> (column % 8 / 4 * 4) & 15;
+      Float16 scale[kWidth] = {};
+      memcpy(scale, matrix.scales + 2 * at, 2);
+      weights[lane_out] = static_cast<float>(code - matrix.zeros[at]) * load(scale)[0];
+    }
+    store_first(to + i, load(weights), count);
+  }
+}
+
+template <class T>
+constexpr GroupwiseKernels::Of kernels_of() {
+  return {prepare<T>, multiply<T, 8>, multiply<T, 4>, look_up<T, 8>, look_up<T, 4>};
+}
+
+}  // namespace
+}  // namespace RADIXRT_ISA
+
+template <>
+const GroupwiseKernels& table_of<GroupwiseKernels, Isa::RADIXRT_ISA>() {
+  using namespace RADIXRT_ISA;
+  static constexpr GroupwiseKernels table{prepared_bytes, kernels_of<float>(), kernels_of<BFloat16>(), kernels_of<Float16>()};
+  return table;
+}
+
+}  // namespace radixrt

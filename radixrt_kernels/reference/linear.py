@@ -1,0 +1,18 @@
+"""Linear layers of packed matrices: unpack, then multiply."""
+
+import torch
+
+
+def unpack(weights: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """[panels, steps, 16] or [panels, steps, 16, 2] -> [rows, columns]"""
+    if weights.dim() == 3:
+        weights = weights.unsqueeze(-1)
+    return weights.transpose(1, 2).flatten(2).flatten(0, 1)[:rows, :columns]
+
+
+def linear(
+    hidden: torch.Tensor, weights: torch.Tensor, rows: int, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Summed in float64 and rounded once. [num_tokens, columns] -> [num_tokens, rows]"""
+    output = hidden.double() @ unpack(weights, rows, hidden.shape[1]).double().T
+    return (output if bias is None else output + bias.double()).to(hidden.dtype)

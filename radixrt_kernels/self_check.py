@@ -1,0 +1,72 @@
+"""Does each kernel compute on this machine what its reference says? Run by ``python -m radixrt_kernels``."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from radixrt_kernels import activation
+from radixrt_kernels.attention import AttentionPlan
+from radixrt_kernels.reference.activation import gated_activation
+from radixrt_kernels.reference.attention import paged_attention
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison of a kernel with its reference."""
+
+    name: str
+    result: torch.Tensor
+    expected: torch.Tensor
+    tolerance: float
+    """Largest difference allowed, relative to the largest expected value."""
+
+    @property
+    def error(self) -> float:
+        """Largest difference, relative to the largest expected value."""
+        expected = self.expected.double()
+        return float((self.result.double() - expected).abs().max() / expected.abs().max())
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance  # false for NaN
+
+
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""What one rounding to a dtype and another order of summation may change."""
+
+
+def activations() -> Iterator[Check]:
+    for dtype, tolerance in ROUNDING.items():
+        gate_up = torch.randn(5, 2 * 123).to(dtype)
+        for name, kernel in {
+            "silu": activation.silu_and_mul,
+            "gelu": activation.gelu_and_mul,
+            "gelu_tanh": activation.gelu_tanh_and_mul,
+        }.items():
+            expected = gated_activation(gate_up, name)
+            yield Check(f"{name}_and_mul {dtype}", kernel(gate_up), expected, tolerance)
+
+
+def attention() -> Iterator[Check]:
+    """A decode of two sequences and a prefill, on pages in random order."""
+    qo_indptr = torch.tensor([0, 1, 2, 42], dtype=torch.int32)
+    kv_indptr = torch.tensor([0, 40, 60, 67], dtype=torch.int32)
+    last_page_len = torch.tensor([16, 3, 9], dtype=torch.int32)
+    kv_indices = torch.randperm(67).int()
+    slots = [int(kv_indices[39]) * 16 + 15, int(kv_indices[59]) * 16 + 2]
+    slots += [int(kv_indices[60 + p // 16]) * 16 + p % 16 for p in range(65, 105)]
+    kv_slots = torch.tensor(slots)
+    plan = AttentionPlan(qo_indptr, kv_indptr, last_page_len, kv_indices, kv_slots, 16)
+    for dtype, tolerance in ROUNDING.items():
+        for head_dim in (64, 80, 128):
+            query, key, value = (torch.randn(42, heads, head_dim).to(dtype) for heads in (6, 2, 2))
+            caches = [torch.randn(67, 16, 2, head_dim).to(dtype) for _ in range(2)]
+            result = plan.attend(query, key, value, *caches, scale=head_dim**-0.5)
+            layout = (qo_indptr, kv_indptr, last_page_len, kv_indices)
+            expected = paged_attention(query, *caches, *layout, scale=head_dim**-0.5)
+            yield Check(f"attention {dtype}, head_dim {head_dim}", result, expected, tolerance)
+
+
+CHECKS: list[Callable[[], Iterator[Check]]] = [activations, attention]
+"""One function a kernel family."""

@@ -1,0 +1,218 @@
+"""A mixture of experts in four launches: sort the (token, expert) pairs, multiply, activate, multiply.
+
+Pairs of one expert are put side by side and padded to whole blocks, so that each block of the matrix product
+meets one expert's weights. How many blocks that makes is known on the device only; the grid has as many as
+there could be at most, and the surplus ones return at once. So nothing waits for the device, and a
+captured graph replays for any routing. The layout follows the fused MoE kernels of vLLM and SGLang; the sort
+has no atomics, so equal inputs give equal bits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from radixrt_kernels.triton.activation import gated_activation
+from radixrt_kernels.triton.launching import block_of
+
+SCAN = 1024
+"""Pairs that a program of the sort looks at together."""
+
+
+@triton.jit
+def _count_kernel(experts, counts, pairs, SCAN: tl.constexpr):
+    expert = tl.program_id(0)
+    lane = tl.arange(0, SCAN)
+    count = tl.zeros((SCAN,), tl.int32)
+    for start in range(0, pairs, SCAN):
+        chosen = tl.load(experts + start + lane, mask=start + lane < pairs, other=-1)
+        count += (chosen == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(count, axis=0))
+
+
+@triton.jit
+def _place_kernel(
+    experts, counts, sorted_pairs, block_experts, num_blocks, pairs, num_experts,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, SCAN: tl.constexpr,
+):  # fmt: skip
+    """Write one expert's pairs, in their order, into its blocks; the rest of its last block keeps ``pairs``."""
+    expert = tl.program_id(0)
+    other = tl.arange(0, EXPERTS)
+    blocks = (tl.load(counts + other, mask=other < num_experts, other=0) + ROWS - 1) // ROWS
+    first_block = tl.sum(tl.where(other < expert, blocks, 0), axis=0)
+    own_blocks = tl.sum(tl.where(other == expert, blocks, 0), axis=0)
+    if expert == 0:
+        tl.store(num_blocks, tl.sum(blocks, axis=0))
+    for block in range(first_block, first_block + own_blocks):
+        tl.store(block_experts + block, expert)
+    lane = tl.arange(0, SCAN)
+    place = first_block * ROWS
+    for start in range(0, pairs, SCAN):
+        pair = start + lane
+        ours = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
+        before = tl.cumsum(ours.to(tl.int32), axis=0) - 1
+        tl.store(sorted_pairs + place + before, pair, mask=ours)
+        place += tl.sum(ours.to(tl.int32), axis=0)
+
+
+@triton.jit
+def _grouped_matmul_kernel(
+    hidden, matrices, output, pair_weights, sorted_pairs, block_experts, num_blocks,
+    pairs, rows_out, columns, hidden_stride, matrix_stride,
+    PAIRS_A_ROW: tl.constexpr, WEIGHTED: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+):  # fmt: skip
+    """``output[pair] = matrices[expert of pair] @ hidden[pair // PAIRS_A_ROW]``, one block of each."""
+    block = tl.program_id(1)
+    if block < tl.load(num_blocks):
+        expert = tl.load(block_experts + block).to(tl.int64)
+        pair = tl.load(sorted_pairs + block * ROWS + tl.arange(0, ROWS))
+        real = pair < pairs
+        row = (pair // PAIRS_A_ROW).to(tl.int64)
+        out = tl.program_id(0) * OUT + tl.arange(0, OUT)
+        inner = tl.arange(0, IN)
+        hidden_at = hidden + row[:, None] * hidden_stride + inner[None, :]
+        # Outputs beyond the matrix read its first rows again, and are not written.
+        matrix_row = (out % rows_out).to(tl.int64)
+        matrix_at = (
+            matrices + expert * matrix_stride + matrix_row[None, :] * columns + inner[:, None]
+        )
+        sums = tl.zeros((ROWS, OUT), tl.float32)
+        for start in range(0, columns, IN):
+            if WHOLE:
+                x = tl.load(hidden_at, mask=real[:, None], other=0.0)
+                w = tl.load(matrix_at)
+            else:
+                inside = start + inner < columns
+                x = tl.load(hidden_at, mask=real[:, None] & inside[None, :], other=0.0)
+                w = tl.load(matrix_at, mask=inside[:, None], other=0.0)
+            sums = tl.dot(x, w, sums, input_precision="ieee")
+            hidden_at += IN
+            matrix_at += IN
+        if WEIGHTED:
+            sums *= tl.load(pair_weights + pair, mask=real, other=0.0)[:, None]
+        output_at = output + pair.to(tl.int64)[:, None] * rows_out + out[None, :]
+        inside = real[:, None] & (out < rows_out)[None, :]
+        tl.store(output_at, sums.to(output.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Blocks of the grouped matrix product."""
+
+    rows: int
+    """Pairs of a block."""
+    out: int
+    """Output features of a block."""
+    inner: int
+    """Input features of a step."""
+    warps: int
+    stages: int
+
+    @staticmethod
+    def of(pairs: int, num_experts: int) -> "Tiling":
+        """By how many pairs an expert has on average. Few: the product streams weights, so blocks are flat and
+        many loads are under way; many: it is bound by the tensor cores, so blocks are square. Chosen by
+        reckoning; not yet measured on a GPU."""
+        average = pairs / num_experts
+        if average <= 16:
+            return Tiling(16, 64, 128, 4, 5)
+        if average <= 32:
+            return Tiling(32, 64, 128, 4, 4)
+        if average <= 128:
+            return Tiling(64, 128, 64, 4, 4)
+        return Tiling(128, 128, 64, 8, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The pairs of a step, expert by expert, in whole blocks."""
+
+    sorted_pairs: (
+        torch.Tensor
+    )  # [max_blocks * rows] int32; the number of pairs where a block is padded
+    block_experts: torch.Tensor  # [max_blocks] int32
+    num_blocks: torch.Tensor  # [1] int32
+    max_blocks: int
+
+
+def route(experts: torch.Tensor, num_experts: int, rows: int) -> Routing:
+    """Sort pairs by expert.
+
+    Args:
+        experts: [num_tokens, top_k] integers; pair ``i`` is token ``i // top_k``.
+        rows: of a block.
+    """
+    pairs = experts.numel()
+    # Each expert with pairs may pad one block; the full blocks are at most pairs // rows.
+    max_blocks = pairs // rows + min(num_experts, pairs)
+    device = experts.device
+    counts = torch.empty(num_experts, dtype=torch.int32, device=device)
+    sorted_pairs = torch.full((max_blocks * rows,), pairs, dtype=torch.int32, device=device)
+    block_experts = torch.empty(max_blocks, dtype=torch.int32, device=device)
+    num_blocks = torch.empty(1, dtype=torch.int32, device=device)
+    scan = block_of(pairs, SCAN)
+    _count_kernel[(num_experts,)](experts, counts, pairs, SCAN=scan, num_warps=4)
+    _place_kernel[(num_experts,)](
+        experts, counts, sorted_pairs, block_experts, num_blocks, pairs, num_experts,
+        ROWS=rows, EXPERTS=block_of(num_experts), SCAN=scan, num_warps=4,
+    )  # fmt: skip
+    return Routing(sorted_pairs, block_experts, num_blocks, max_blocks)
+
+
+def _multiply(
+    hidden: torch.Tensor,
+    matrices: torch.Tensor,
+    routing: Routing,
+    tiling: Tiling,
+    pairs: int,
+    pair_weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """[rows, columns] by the matrices [num_experts, rows_out, columns] of its pairs -> [pairs, rows_out]"""
+    rows_out, columns = matrices.shape[1:]
+    output = torch.empty((pairs, rows_out), dtype=hidden.dtype, device=hidden.device)
+    inner = block_of(columns, tiling.inner) if columns >= 16 else 16
+    _grouped_matmul_kernel[(triton.cdiv(rows_out, tiling.out), routing.max_blocks)](
+        hidden, matrices, output, hidden if pair_weights is None else pair_weights,
+        routing.sorted_pairs, routing.block_experts, routing.num_blocks,
+        pairs, rows_out, columns, hidden.stride(0), matrices.stride(0),
+        PAIRS_A_ROW=pairs // len(hidden), WEIGHTED=pair_weights is not None,
+        WHOLE=columns % inner == 0, ROWS=tiling.rows, OUT=tiling.out, IN=inner,
+        num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return output
+
+
+def experts_mlp(
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """The weighted sum of the chosen experts' gated MLPs, accumulated in float32.
+
+    Args:
+        hidden: [num_tokens, hidden_size]
+        weights: [num_tokens, top_k] float32
+        experts: [num_tokens, top_k] integers, no expert twice for a token
+        gate_up: [num_experts, 2 * size, hidden_size], contiguous
+        down: [num_experts, hidden_size, size], contiguous
+        activation: one of ``GATED_ACTIVATIONS``.
+
+    Returns:
+        as hidden
+    """
+    tokens, top_k = experts.shape
+    pairs = tokens * top_k
+    if not pairs:
+        return torch.zeros_like(hidden)
+    tiling = Tiling.of(pairs, len(gate_up))
+    routing = route(experts, len(gate_up), tiling.rows)
+    merged = _multiply(hidden, gate_up, routing, tiling, pairs, None)
+    activated = gated_activation(activation, merged)
+    flat_weights = weights.reshape(-1).float()
+    output = _multiply(activated, down, routing, tiling, pairs, flat_weights)
+    return output.view(tokens, top_k, -1).sum(dim=1)

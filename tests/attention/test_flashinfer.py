@@ -1,0 +1,280 @@
+"""Do the plans for FlashInfer's kernels describe the step? The kernels' part is computed by definition."""
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixrt.attention import flashinfer, flashinfer_rules
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.flashinfer import FlashInferBackend, why_not
+from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.metadata import SharedPrefixes
+from radixrt.attention.setup import AttentionSetup
+from radixrt.attention.torch_reference import TorchReferenceBackend
+from tests.attention.fake_flashinfer import FakeFlashInfer
+from tests.attention.steps import Step, make_step, written_out
+
+PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.3)
+
+
+@pytest.fixture(autouse=True)
+def cascades_always_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost rule has a test of its own."""
+    monkeypatch.setattr(flashinfer, "cascade_pays", lambda *arguments: True)
+
+
+def setup_for(step: Step, *specs: AttentionSpec, **changes: Any) -> AttentionSetup:
+    dtype = step.query.dtype
+    size = step.metadata.page_size
+    setup = AttentionSetup(specs, dtype, dtype, size, max_rows=16, max_pages=64)
+    return replace(setup, **changes)
+
+
+def attend(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
+    backend.plan(step.metadata)
+    caches = step.key_cache.clone(), step.value_cache.clone()
+    return backend.attend(step.query, step.key, step.value, *caches, spec)
+
+
+def assert_attends(step: Step, spec: AttentionSpec, backend: Any) -> None:
+    expected = written_out(step, spec)
+    torch.testing.assert_close(attend(backend, step, spec).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+_lengths = st.integers(1, 9).flatmap(
+    lambda new: st.tuples(st.sampled_from([1, new]), st.integers(0, 20))
+)
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(_lengths, min_size=1, max_size=5),
+    page_size=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(2, 2), (4, 1), (6, 2)]),
+    window=st.sampled_from([None, 1, 4, 100]),
+    soft_cap=st.sampled_from([None, 2.0]),
+    hopper=st.booleans(),
+)
+def test_any_mix_of_prefill_and_decode_is_the_definition(
+    lengths: list[tuple[int, int]],
+    page_size: int,
+    heads: tuple[int, int],
+    window: int | None,
+    soft_cap: float | None,
+    hopper: bool,
+) -> None:
+    spec = AttentionSpec(*heads, 8, 0.3, window, soft_cap)
+    step = make_step([(new, new + old) for new, old in lengths], page_size, spec, torch.float32)
+    assert_attends(step, spec, FlashInferBackend(setup_for(step, spec), FakeFlashInfer(hopper=hopper)))  # fmt: skip
+
+
+def test_decodes_and_prefills_have_plans_of_their_own() -> None:
+    step = make_step([(1, 9), (1, 20), (7, 11), (1, 4)], 4, PLAIN, torch.float32)
+    library = FakeFlashInfer()
+    attend(FlashInferBackend(setup_for(step, PLAIN), library), step, PLAIN)
+    rows = [len(w.planned.last_page_len) for w in library.wrappers if w.planned]
+    assert rows == [2, 2]
+
+
+def test_each_kind_of_layer_is_planned_once_a_step() -> None:
+    local, capped = replace(PLAIN, sliding_window=4), replace(PLAIN, soft_cap=3.0)
+    step = make_step([(1, 9), (5, 11)], 4, PLAIN, torch.float32)
+    library = FakeFlashInfer()
+    backend = FlashInferBackend(setup_for(step, *[PLAIN, local, local, capped] * 3), library)
+    backend.plan(step.metadata)
+    assert sum(wrapper.num_plans for wrapper in library.wrappers) == 3 * 2
+    for spec in (PLAIN, local, capped, local):
+        caches = step.key_cache.clone(), step.value_cache.clone()
+        result = backend.attend(step.query, step.key, step.value, *caches, spec)
+        torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)
+    assert sum(wrapper.num_plans for wrapper in library.wrappers) == 3 * 2
+
+
+def test_the_cache_holds_what_the_reference_writes() -> None:
+    step = make_step([(1, 9), (5, 11)], 4, PLAIN, torch.float32)
+    caches = []
+    for backend in (
+        FlashInferBackend(setup_for(step, PLAIN), FakeFlashInfer()),
+        TorchReferenceBackend(),
+    ):
+        backend.plan(step.metadata)
+        pair = step.key_cache.clone(), step.value_cache.clone()
+        backend.attend(step.query, step.key, step.value, *pair, PLAIN)
+        caches.append(torch.stack(pair))
+    torch.testing.assert_close(*caches, equal_nan=True, rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------- shared prefixes
+
+
+def share(step: Step, groups: list[tuple[int, int]]) -> Step:
+    """Let the first rows begin with the pages of the first row of their group: (rows, pages) each."""
+    indptr, indices = step.metadata.kv_indptr_cpu, step.metadata.kv_indices.clone()
+    sequences, first, size = list(step.sequences), 0, step.metadata.page_size
+    for rows, pages in groups:
+        for row in range(first, first + rows):
+            start, leader = int(indptr[row]), int(indptr[first])
+            indices[start : start + pages] = step.metadata.kv_indices[leader : leader + pages]
+            sequences[row] = tuple(
+                torch.cat((of_leader[: pages * size], own[pages * size :]))
+                for of_leader, own in zip(step.sequences[first], step.sequences[row], strict=True)
+            )
+        first += rows
+    prefixes = SharedPrefixes(
+        torch.tensor([0, *(rows for rows, _ in groups)]).cumsum(0).int(),
+        torch.tensor([pages for _, pages in groups]).int(),
+    )
+    metadata = replace(step.metadata, kv_indices=indices, shared_prefixes=prefixes)
+    return replace(step, metadata=metadata, sequences=sequences)
+
+
+@settings(max_examples=25)
+@given(
+    data=st.data(),
+    group_sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    page_size=st.sampled_from([1, 4]),
+    soft_cap=st.sampled_from([None, 2.0]),
+    window=st.sampled_from([None, 5]),
+    prefills=st.lists(st.integers(2, 5), max_size=2),
+    graph=st.booleans(),
+)
+def test_reading_shared_pages_once_is_the_definition(
+    data: st.DataObject,
+    group_sizes: list[int],
+    page_size: int,
+    soft_cap: float | None,
+    window: int | None,
+    prefills: list[int],
+    graph: bool,
+) -> None:
+    groups, lengths = [], []
+    for size in group_sizes:
+        pages = data.draw(st.integers(0, 4)) if size > 1 else 0
+        groups.append((size, pages))
+        lengths += [(1, pages * page_size + data.draw(st.integers(1, 12))) for _ in range(size)]
+    lengths += [] if graph else [(new, new + 3) for new in prefills]
+    spec = replace(PLAIN, soft_cap=soft_cap, sliding_window=window)
+    step = share(
+        make_step(lengths, page_size, spec, torch.float32),
+        groups + [(1, 0)] * (len(lengths) - sum(group_sizes)),
+    )
+    library = FakeFlashInfer()
+    backend: Any = FlashInferBackend(setup_for(step, spec), library)
+    shares = any(pages for _, pages in groups) and window is None
+    if graph:
+        kind = backend.graph_kind(step.metadata)
+        assert (kind == "cascade") == shares
+        backend = backend.for_graph(sum(group_sizes), kind)
+    assert_attends(step, spec, backend)
+    merges = [call for call in library.calls if call.name == "merge_state_in_place"]
+    assert len(merges) == shares
+
+
+def test_no_cascade_if_it_is_switched_off() -> None:
+    step = share(make_step([(1, 21), (1, 19)], 4, PLAIN, torch.float32), [(2, 4)])
+    library = FakeFlashInfer()
+    backend = FlashInferBackend(setup_for(step, PLAIN, cascade=False), library)
+    assert_attends(step, PLAIN, backend)
+    assert not any(call.name == "merge_state_in_place" for call in library.calls)
+    assert backend.graph_kinds() == ("plain",) and backend.graph_kind(step.metadata) == "plain"
+
+
+LLAMA_8B = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "pays"),
+    [([256], [8192], True), ([2], [16], False), ([2, 2, 2], [16, 16, 32], False), ([1], [8192], False),
+     ([32, 1], [2048, 0], True)],
+)  # fmt: skip
+def test_long_prefixes_of_many_pay_and_short_ones_of_few_do_not(
+    sizes: list[int], tokens: list[int], pays: bool
+) -> None:
+    assert flashinfer_rules.cascade_pays(np.array(sizes), np.array(tokens), LLAMA_8B, 2) == pays
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def test_a_graph_reads_what_was_planned_last() -> None:
+    """Page tables change between replays, in the same buffers."""
+    library = FakeFlashInfer()
+    first = make_step([(1, 9), (1, 20)], 4, PLAIN, torch.float32)
+    second = make_step([(1, 30), (1, 5)], 4, PLAIN, torch.float32)
+    parent = FlashInferBackend(setup_for(first, PLAIN), library)
+    backend: Any = parent.for_graph(2, "plain")
+    for step in (first, second, first):
+        assert_attends(step, PLAIN, backend)
+
+
+def test_graphs_of_all_sizes_share_their_memory() -> None:
+    step = make_step([(1, 9), (1, 20)], 4, PLAIN, torch.float32)
+    library = FakeFlashInfer()
+    backend = FlashInferBackend(setup_for(step, PLAIN), library)
+    for rows in (2, 8, 16):
+        backend.for_graph(rows, "plain")
+    graphs = [w.options for w in library.wrappers if w.in_graph]
+    for name in ("indptr", "indices", "last_page_len"):
+        assert len({options[f"paged_kv_{name}_buffer"].data_ptr() for options in graphs}) == 1
+
+
+# ---------------------------------------------------------------- types and rules
+
+
+def test_fp8_keys_and_values_are_rounded_and_never_overflow() -> None:
+    step = make_step([(1, 9), (5, 11)], 4, PLAIN, torch.float32)
+    setup = setup_for(step, PLAIN, kv_dtype=torch.float8_e4m3fn)
+    caches = [cache.nan_to_num(0).to(torch.float8_e4m3fn) for cache in (step.key_cache, step.value_cache)]  # fmt: skip
+    results = []
+    for backend in (FlashInferBackend(setup, FakeFlashInfer()), TorchReferenceBackend()):
+        backend.plan(step.metadata)
+        results.append(
+            backend.attend(step.query, step.key, step.value, *(c.clone() for c in caches), PLAIN)
+        )
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    huge = torch.tensor([1e6, -1e6, 3.0])
+    assert to_kv_dtype(huge, torch.float8_e4m3fn).float().tolist() == [448.0, -448.0, 3.0]
+
+
+def test_fa3_takes_long_fresh_prompts_and_fa2_short_extensions() -> None:
+    assert flashinfer_rules.prefill_kernel(np.array([8192]), 32) == "fa3"
+    assert flashinfer_rules.prefill_kernel(np.array([2048] * 4), 32) == "fa3"
+    assert flashinfer_rules.prefill_kernel(np.array([256]), 32) == "fa2"
+    assert flashinfer_rules.prefill_kernel(np.array([1, 17]), 32) == "fa2"
+
+
+def test_why_flashinfer_can_not_be_used_says_what_to_do() -> None:
+    assert "NVIDIA" in str(why_not(AttentionSetup()))
+
+
+# ---------------------------------------------------------------- the real library
+
+
+def test_every_call_fits_the_real_signatures() -> None:
+    """The package is imported without a GPU; its kernels are not run."""
+    real = pytest.importorskip("flashinfer")
+    library = FakeFlashInfer()
+    step = make_step([(1, 21), (1, 19), (5, 11)], 4, PLAIN, torch.float32)
+    for shared in (False, True):
+        backend = FlashInferBackend(setup_for(step, PLAIN), library)
+        attend(backend, share(step, [(2, 4), (1, 0)]) if shared else step, PLAIN)
+    decodes = share(make_step([(1, 21), (1, 19)], 4, PLAIN, torch.float32), [(2, 4)])
+    for kind in backend.graph_kinds():
+        attend(backend.for_graph(2, kind), decodes, PLAIN)
+    assert {call.name for call in library.calls} == {
+        f"Batch{kind}WithPagedKVCacheWrapper{method}"
+        for kind in ("Decode", "Prefill")
+        for method in ("", ".plan", ".run", ".reset_workspace_buffer")
+    } | {"append_paged_kv_cache", "merge_state_in_place"}
+    for call in library.calls:
+        target: Any = real
+        for part in call.name.split("."):
+            target = getattr(target, part)
+        inspect.signature(target).bind(*call.arguments, **call.options)
+    inspect.signature(real.utils.is_sm90a_supported).bind(torch.device("cpu"))

@@ -1,0 +1,94 @@
+"""Models compute by the native kernels what they compute by PyTorch's, whose logits are transformers'."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import radixrt_kernels
+from radixrt.layers.matrix import Matrix
+from radixrt.layers.native_kernels import NativeKernels, PackedGroupwiseMatrix
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix
+from radixrt.layers.torch_kernels import TorchKernels
+from radixrt.models.loader import load_model
+from radixrt_kernels.reference import groupwise
+from tests.checkpoints import CONFIGS
+from tests.models.harness import Harness
+from tests.models.quantized_checkpoints import quantize_checkpoint
+from tests.models.test_quantized import LAYOUTS, Layout
+
+torch.set_num_threads(1)
+PROMPT = list(range(3, 33))
+
+pytestmark = pytest.mark.skipif(
+    not radixrt_kernels.available(), reason=f"no native kernels: {radixrt_kernels.missing_because}"
+)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_every_architecture_computes_the_same(
+    checkpoint: Callable[[str], Path], architecture: str
+) -> None:
+    folder = checkpoint(architecture)
+    expected = Harness(load_model(folder), page_size=16).logits(PROMPT)
+    native = Harness(load_model(folder, kernels=NativeKernels()), page_size=16)
+    torch.testing.assert_close(native.logits(PROMPT, chunk=11), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ["llama_biased_tied", "gemma2", "qwen3_moe"])
+def test_half_precision_is_as_close_to_float32_as_with_torch(
+    checkpoint: Callable[[str], Path], architecture: str, dtype: str
+) -> None:
+    folder = checkpoint(architecture)
+    exact = Harness(load_model(folder), page_size=16).logits(PROMPT)
+
+    def error(kernels: NativeKernels | None) -> float:
+        model = load_model(folder, dtype=dtype, kernels=kernels)
+        return float((Harness(model, page_size=16).logits(PROMPT) - exact).square().mean().sqrt())
+
+    assert error(NativeKernels()) < 1.25 * error(None)
+
+
+class RoundingMatrix(PackedGroupwiseMatrix):
+    """What the kernel computes, in torch."""
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.column_order is not None:
+            hidden = hidden[:, self.column_order]
+        return groupwise.linear(hidden, self.packed, bias)
+
+
+class RoundingKernels(TorchKernels):
+    def pack(self, matrix: Matrix) -> Matrix:
+        return RoundingMatrix(matrix) if isinstance(matrix, GroupwiseMatrix) else matrix
+
+
+def check_quantized(folder: Path, quantization: str = "auto") -> None:
+    native, expected, unrounded = (
+        Harness(
+            load_model(folder, quantization=quantization, kernels=kernels), page_size=16
+        ).logits(PROMPT)
+        for kernels in (NativeKernels(), RoundingKernels(), None)
+    )
+    # Where an activation lies between two whole numbers, the last bit of a sum decides.
+    assert (native - expected).square().mean().sqrt() < 0.02 * expected.std()
+    assert (native - unrounded).square().mean().sqrt() < 0.15 * unrounded.std()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_quantized_checkpoints_compute_the_same(
+    checkpoint: Callable[[str], Path], tmp_path: Path, layout: Layout
+) -> None:
+    quantized, _ = quantize_checkpoint(checkpoint("llama_biased_tied"), tmp_path, layout)
+    check_quantized(quantized)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["llama", "llama_biased_tied", "gemma2"])
+def test_rounded_checkpoints_compute_the_same(
+    checkpoint: Callable[[str], Path], architecture: str, quantization: str
+) -> None:
+    """The LM head and a tied embedding are among what is rounded."""
+    check_quantized(checkpoint(architecture), quantization)
