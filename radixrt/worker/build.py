@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from radixrt.attention.backend import AttentionBackend, CapturableBackend
+from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_dtype import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
@@ -20,7 +21,7 @@ from radixrt.errors import ConfigError
 from radixrt.layers.fastest_kernels import layer_kernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
-from radixrt.messages import EngineInfo, GrammarLoaded
+from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
@@ -76,7 +77,7 @@ def build_runner(
     backend_name = resolve_backend(config.attention_backend, setup)
     shop = GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
     parts = _Parts(config, model, setup, make_backend(backend_name, setup), eos_token_ids, shop)
-    if device.torch_device.type == "cuda":
+    if is_gpu(device):
         parts.try_largest_step(longest)
     pages = _pool_pages(config, setup, tp, longest)
     runner = parts.runner(_pool(setup, pages), with_graphs=True)
@@ -95,6 +96,11 @@ def build_runner(
         default_sampling=defaults,
         eos_token_ids=eos_token_ids,
     )
+
+
+def is_gpu(device: Device) -> bool:
+    """It has memory of its own, of which the KV pool gets what is left."""
+    return device.torch_device.type == "cuda"
 
 
 def _load(config: ServerConfig, device: Device, tp: TensorParallel) -> CausalLM:
@@ -184,7 +190,15 @@ class _Parts:
             jump_forward=not self.config.disable_jump_forward,
         )
         return ModelRunner(
-            self.model, self.backend, pool, batch, sampling, grammars, self.setup.device, graphs
+            self.model,
+            self.backend,
+            pool,
+            batch,
+            sampling,
+            grammars,
+            self.setup.device,
+            graphs,
+            taped=isinstance(self.backend, CpuBackend) and self.config.tp == 1,
         )
 
     def _graphs(self, pool: KVPool) -> DecodeGraphs | None:
@@ -201,8 +215,8 @@ class _Parts:
         return graphs
 
     def try_largest_step(self, longest: int) -> None:
-        """Run it, so that torch has taken all the memory that steps need, and libraries have what they need too: what
-        the system then calls free is free for the KV pool.
+        """Run it, and a decode step, so that torch has taken all the memory that steps need, and libraries have what they
+        need too: what the system then calls free is free for the KV pool.
 
         Raises:
             ConfigError: it does not fit.
@@ -212,6 +226,9 @@ class _Parts:
             pool = _pool(self.setup, num_pages(plan), one_for_all=True)
             runner = self.runner(pool, with_graphs=False)
             runner.step(plan)
+            runner.step(
+                StepPlan(step_id=1)
+            )  # every slot decodes: other kernels, which are loaded now
             runner.collect()
         except torch.OutOfMemoryError as error:
             raise too_large(self.config, error) from error
