@@ -30,5 +30,6 @@ NB_MODULE(_native, module) {
   bind_activation(module);
   bind_groupwise(module);
   bind_linear(module);
+  bind_sampler(module);
   bind_attention(module);
 }
