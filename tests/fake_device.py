@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -27,11 +26,15 @@ class OnDevice(torch.Tensor):
         cls, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
         name = getattr(function, "__name__", str(function))
-        if name in READS or (name == "to" and "cpu" in map(str, arguments)):
+        if name in READS or (name == "to" and _goes_to_host(arguments)):
             FakeDevice.reads.append(name)
         if name == "__getitem__" and _is_mask(arguments[1]):
             FakeDevice.reads.append("index by a mask")
         return super().__torch_function__(function, types, arguments, options or {})
+
+
+def _goes_to_host(arguments: tuple[Any, ...]) -> bool:
+    return any(str(part) == "cpu" for part in arguments if isinstance(part, str | torch.device))
 
 
 def _is_mask(index: Any) -> bool:
@@ -52,6 +55,7 @@ class FakeMark:
 
     def seconds_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, FakeMark)
+        assert earlier.is_past() and self.is_past(), "the device does not know yet"
         return 1e-3 * (self.place - earlier.place)
 
 
@@ -70,10 +74,10 @@ class FakeDownload:
 
 @dataclass
 class FakeDevice:
-    """Orders are counted. Nothing is done until the host waits, then all up to there and the copies right behind.
+    """Orders are counted. What is slow is not done until the host waits for it or for what comes after it.
 
     Attributes:
-        waits: for each wait, what it was for and how many orders were behind the one waited for.
+        waits: what each wait was for that was not over at once, and how many slow orders were behind it.
         reads: how the host has read tensors of the device by itself.
         replays: of graphs.
     """
@@ -85,17 +89,27 @@ class FakeDevice:
     done: int = 0
     waits: list[tuple[str, int]] = field(default_factory=list)
     replays: int = 0
+    slow: list[int] = field(default_factory=list)
 
     reads = []  # noqa: RUF012 (of the class: tensors don't know their device)
 
     def _order(self) -> int:
+        """Something quick: done at once if nothing slow is ahead of it."""
+        if self.done == self.ordered:
+            self.done += 1
         self.ordered += 1
         return self.ordered
 
     def wait_for(self, place: int, what: str) -> None:
         if place > self.done:
-            self.waits.append((what, self.ordered - place))
-            self.done = place
+            behind = [order for order in self.slow if order > place]
+            self.waits.append((what, len(behind)))
+            self.done = min(behind, default=self.ordered + 1) - 1
+
+    def compute(self) -> None:
+        """Order something slow: the layers of a model."""
+        self.ordered += 1
+        self.slow.append(self.ordered)
 
     def upload(self, *arrays: NDArray) -> list[torch.Tensor]:
         if not arrays:
@@ -126,11 +140,3 @@ class FakeDevice:
             made.copy_(work())
 
         return replay, made.as_subclass(OnDevice)  # type: ignore[return-value]
-
-    def synchronize(self) -> None:
-        self.wait_for(self.ordered, "all")
-
-
-def as_host(tensor: torch.Tensor) -> NDArray[np.generic]:
-    """For a test's own looks."""
-    return tensor.as_subclass(torch.Tensor).numpy()

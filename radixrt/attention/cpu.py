@@ -30,11 +30,12 @@ class CpuBackend:
                 f"--attention-backend cpu needs the native kernels, and {missing_because}; torch_reference works "
                 "without them."
             )
+        self._cascade = setup.cascade
         self._plan: AttentionPlan | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See ``AttentionBackend.plan``."""
-        shared = metadata.shared_prefixes
+        shared = metadata.shared_prefixes if self._cascade else None
         self._plan = AttentionPlan(
             metadata.qo_indptr_cpu,
             metadata.kv_indptr_cpu,

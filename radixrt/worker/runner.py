@@ -96,6 +96,9 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         tensors = [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
+        sampled_all = (
+            self._device.mark()
+        )  # before the download, so that it is past when that is there
         self._in_flight = StepInFlight(
             step_id=plan.step_id,
             slots=inputs.sampling_slots,
@@ -105,7 +108,7 @@ class ModelRunner:
             download=self._device.download(tensors),
             launched=launched,
             computed=computed,
-            sampled_all=self._device.mark(),
+            sampled_all=sampled_all,
             waited_s=waited_s,
             begun=begun,
             forced=forced,

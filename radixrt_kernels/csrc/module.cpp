@@ -32,4 +32,6 @@ NB_MODULE(_native, module) {
   bind_linear(module);
   bind_sampler(module);
   bind_attention(module);
+  bind_norm(module);
+  bind_rotary(module);
 }

@@ -44,11 +44,14 @@ class _Wrapper:
         assert workspace.dtype == torch.uint8 and workspace.data_ptr() % 16 == 0
         self.in_graph = options.get("use_cuda_graph", False)
         self.options = options
+        self.plan_buffer = torch.zeros(8, dtype=torch.uint8)
+        self.mark = 0
         self.planned: _Plan | None = None
         self.num_plans = 0
 
     def reset_workspace_buffer(self, *arguments: Any) -> None:
         self.library.note(f"{self.name}.reset_workspace_buffer", (None, *arguments), {})
+        self.plan_buffer = plain(arguments[1])
 
     def _keep(self, plan: _Plan) -> None:
         for host in (plan.qo_indptr, plan.kv_indptr, plan.last_page_len):
@@ -69,6 +72,13 @@ class _Wrapper:
             last_page_len=self._store(plan.last_page_len, "paged_kv_last_page_len_buf"),
         )
         self.num_plans += 1
+        self._leave_mark()
+
+    def _leave_mark(self) -> None:
+        """What a plan tells the kernels lies in a buffer that several wrappers may have."""
+        FakeFlashInfer.num_plans += 1
+        self.mark = FakeFlashInfer.num_plans
+        self.plan_buffer[:8].view(torch.int64)[0] = self.mark
 
     def _store(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Copied, since the caller may reuse its tensors; in a graph, to where its kernels look for them."""
@@ -85,6 +95,7 @@ class _Wrapper:
         query, kv_cache = plain(query), plain(kv_cache)
         plan = self.planned
         assert plan is not None, "plan() comes before run()"
+        assert self.plan_buffer[:8].view(torch.int64)[0] == self.mark, "the plan was overwritten"
         assert query.dtype == plan.options["q_data_type"]
         assert kv_cache[0].dtype == kv_cache[1].dtype == plan.options["kv_data_type"]
         assert kv_cache[0].stride() == kv_cache[1].stride(), "another module would be compiled"
@@ -157,6 +168,8 @@ class FakeFlashInfer:
         calls: all that were made.
         wrappers: all that were made, in order.
     """
+
+    num_plans = 0
 
     def __init__(self, *, hopper: bool = True) -> None:
         self.calls: list[Call] = []

@@ -2,13 +2,13 @@
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
 
 from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
 
@@ -107,3 +107,24 @@ def written_out(step: Step, spec: AttentionSpec) -> torch.Tensor:
 def step_lengths(draw: st.DrawFn) -> tuple[int, int]:
     new = draw(st.one_of(st.just(1), st.integers(1, 9)))
     return new, new + draw(st.one_of(st.just(0), st.integers(0, 20)))
+
+
+def share(step: Step, groups: list[tuple[int, int]]) -> Step:
+    """Let the first rows begin with the pages of the first row of their group: (rows, pages) each."""
+    indptr, indices = step.metadata.kv_indptr_cpu, step.metadata.kv_indices.clone()
+    sequences, first, size = list(step.sequences), 0, step.metadata.page_size
+    for rows, pages in groups:
+        for row in range(first, first + rows):
+            start, leader = int(indptr[row]), int(indptr[first])
+            indices[start : start + pages] = step.metadata.kv_indices[leader : leader + pages]
+            sequences[row] = tuple(
+                torch.cat((of_leader[: pages * size], own[pages * size :]))
+                for of_leader, own in zip(step.sequences[first], step.sequences[row], strict=True)
+            )
+        first += rows
+    prefixes = SharedPrefixes(
+        torch.tensor([0, *(rows for rows, _ in groups)]).cumsum(0).int(),
+        torch.tensor([pages for _, pages in groups]).int(),
+    )
+    metadata = replace(step.metadata, kv_indices=indices, shared_prefixes=prefixes)
+    return replace(step, metadata=metadata, sequences=sequences)

@@ -1,8 +1,10 @@
 """Does a worker whose steps overlap give the tokens of one that does one thing after the other, and never wait?"""
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device import CpuDevice
+from radixrt.models.decoder import CausalLM
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.admission import Admission
 from tests.attention.fake_flashinfer import FakeFlashInfer
@@ -19,7 +22,7 @@ from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 from tests.engine.test_grammars import SCHEMA, answers
-from tests.engine.test_memory_pressure import alone, answers_in_a_crowd, requests
+from tests.engine.test_memory_pressure import MODEL, PAGE_SIZE, alone, answers_in_a_crowd, requests
 from tests.fake_device import FakeDevice
 from tests.scheduler.engine_model import expect_nothing
 
@@ -107,16 +110,16 @@ def test_sequences_that_share_a_prefix_decode_in_a_cascade(
 
 @pytest.fixture(scope="module")
 def schema_grammar(model_dir: Path) -> Grammar:
-    import json
-
     facts = TokenizerFacts.load(
         model_dir / "tokenizer.json", vocab_size=VOCAB_SIZE, eos_token_ids=(END_OF_TURN,)
     )
     return llguidance.compile_json_schema(json.dumps(SCHEMA), facts, "compact")
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("penalties", [{}, {"frequency_penalty": 1.0, "repetition_penalty": 1.3}])
+@pytest.mark.parametrize(
+    ("page_size", "penalties"),
+    [(1, {}), (16, {"frequency_penalty": 1.0, "repetition_penalty": 1.3})],
+)
 def test_constrained_answers_are_the_same_and_jump_a_step_late(
     model_dir: Path, schema_grammar: Grammar, page_size: int, penalties: dict[str, float]
 ) -> None:
@@ -145,8 +148,6 @@ def test_a_retracted_answer_goes_on_where_its_grammar_was(
 
 def test_answers_in_a_crowd_are_those_of_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots change hands while steps of their former owners are in flight."""
-    from tests.engine.test_memory_pressure import MODEL, PAGE_SIZE
-
     monkeypatch.setattr(Admission, "_forecast", expect_nothing)
     rng = random.Random(9)
     wanted = requests(random.Random(5))
@@ -174,17 +175,28 @@ def test_answers_in_a_crowd_are_those_of_an_idle_engine(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("constrained", [False, True])
-def test_the_host_waits_only_for_tokens_of_a_step_that_has_another_behind_it(
-    model_dir: Path, schema_grammar: Grammar, constrained: bool
+def test_the_host_waits_only_for_tokens_while_the_next_step_is_computed(
+    model_dir: Path,
+    schema_grammar: Grammar,
+    constrained: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, device = on_gpu(model_dir)
+    forward = CausalLM.forward
+
+    def slow_forward(model: CausalLM, *arguments: Any) -> Any:
+        device.compute()
+        return forward(model, *arguments)
+
+    monkeypatch.setattr(CausalLM, "forward", slow_forward)
     if constrained:
         answers(engine, schema_grammar)
     else:
         prompts = [make_prompts()[i % len(make_prompts())] for i in range(len(SEVERAL))]
         engine.generate(prompts, SEVERAL)
     assert FakeDevice.reads == []
-    downloads = [behind for what, behind in device.waits if what == "download"]
-    assert len(downloads) == engine.scheduler.counters.steps
-    with_nothing_behind = sum(behind <= 1 for behind in downloads)
-    assert with_nothing_behind <= 3, "the pipeline ran dry more often than at its ends"
+    assert device.replays > 5
+    assert {what for what, _ in device.waits} == {"download"}
+    assert len(device.waits) == engine.scheduler.counters.steps
+    idle = [step for step, (_, behind) in enumerate(device.waits) if behind == 0]
+    assert len(idle) <= 2, "the device ran out of orders before the end"
