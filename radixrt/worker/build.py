@@ -180,8 +180,13 @@ class _Parts:
             spare_page=pool.spare_page,
             graph_rows=None if graphs is None else graphs.rows_for,
         )
+        device = self.setup.device
         sampling = SamplingState(
-            slots, vocab_size, eos_token_ids=self.eos_token_ids, device=self.setup.device
+            slots,
+            vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            device=device,
+            draws_natively=device.torch_device.type == "cpu" and radixrt_kernels.available(),
         )
         grammars = GrammarState(
             self.shop,
