@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels serve test test-tree test-scheduler lint format bench bench-lang eval-demo docs clean
+.PHONY: gpu-check gpu-bench help install kernels serve test test-tree test-scheduler lint format bench bench-lang eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -50,6 +50,12 @@ bench-lang: install ## Compare the language's programs with the openai client's;
 
 eval-demo: install ## Evaluate the built-in model on what it has never seen; ARGS=--fast for a quick look
 	$(BIN)/python examples/train_demo_model/evaluate.py --serve demo --free-json $(ARGS)
+
+gpu-check: ## On a machine with a GPU: its tests and measurements, in eight minutes, with PYTHON as it is; ARGS="--skip tests"
+	$(PYTHON) -m tools.gpu_check $(ARGS)
+
+gpu-bench: ## On a machine with a GPU: the measurements alone; ARGS="--only 1 3", or --dry-run on a CPU
+	$(PYTHON) -m bench.gpu $(ARGS)
 
 docs: install ## Write the generated pages of docs/
 	$(BIN)/python -m radixrt.config > docs/server.md

@@ -145,9 +145,16 @@ class ServerConfig:
         "Which kernels compute attention; auto: the fastest that runs on the device.",
         group="Device",
     )
+    kernel_threads: int | None = setting(
+        None,
+        "Threads that compute on a CPU, in each rank; one a core that the server may use if not given, and a single one for "
+        "small models.",
+        group="Device",
+        at_least=1,
+    )
     disable_cascade: bool = setting(
         False,
-        "Let each sequence read the prefix that it shares with others by itself (GPU; for measurements).",
+        "Let each sequence read the prefix that it shares with others by itself (for measurements).",
         group="Device",
     )
     cuda_graph_max_batch_size: int = setting(

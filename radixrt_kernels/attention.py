@@ -69,7 +69,7 @@ class AttentionPlan:
             ValueError: a tensor does not fit the plan or the others.
         """
         output = torch.empty(query.shape, dtype=query.dtype)
-        self._plan.attend(
+        self.attend_into(
             query,
             key,
             value,
@@ -81,3 +81,8 @@ class AttentionPlan:
             soft_cap or 0.0,
         )
         return output
+
+    def attend_into(self, *arguments: torch.Tensor | float) -> None:
+        """As :meth:`attend`, in one order: query, key, value, the two caches, the output, scale, window and soft cap
+        (0: none)."""
+        self._plan.attend(*arguments)

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import activation
+from radixrt_kernels import activation, norm, rotary
 from radixrt_kernels.attention import AttentionPlan
+from radixrt_kernels.reference import norm as reference_norm
 from radixrt_kernels.reference.activation import gated_activation
 from radixrt_kernels.reference.attention import paged_attention
+from radixrt_kernels.reference.rotary import rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,33 @@ def attention() -> Iterator[Check]:
     for dtype, tolerance in ROUNDING.items():
         for head_dim in (64, 80, 128):
             query, key, value = (torch.randn(42, heads, head_dim).to(dtype) for heads in (6, 2, 2))
-            caches = [torch.randn(67, 16, 2, head_dim).to(dtype) for _ in range(2)]
-            result = plan.attend(query, key, value, *caches, scale=head_dim**-0.5)
+            keys, values = (torch.randn(67, 16, 2, head_dim).to(dtype) for _ in range(2))
+            result = plan.attend(query, key, value, keys, values, head_dim**-0.5)
             layout = (qo_indptr, kv_indptr, last_page_len, kv_indices)
-            expected = paged_attention(query, *caches, *layout, scale=head_dim**-0.5)
+            expected = paged_attention(query, keys, values, *layout, head_dim**-0.5)
             yield Check(f"attention {dtype}, head_dim {head_dim}", result, expected, tolerance)
 
 
-CHECKS: list[Callable[[], Iterator[Check]]] = [activations, attention]
+def norms() -> Iterator[Check]:
+    for dtype, tolerance in ROUNDING.items():
+        hidden, weight = torch.randn(5, 123).to(dtype), torch.randn(123).to(dtype)
+        expected = reference_norm.rms_norm(hidden, weight, 1e-6)
+        yield Check(f"rms_norm {dtype}", norm.rms_norm(hidden, weight, 1e-6), expected, tolerance)
+        residual = torch.randn(5, 123).to(dtype)
+        expected = reference_norm.rms_norm(hidden + residual, weight, 1e-6, unit_offset=True)
+        norm.add_rms_norm_(hidden, residual, weight, 1e-6, unit_offset=True)
+        yield Check(f"add_rms_norm {dtype}, unit_offset", hidden, expected, tolerance)
+
+
+def rotation() -> Iterator[Check]:
+    angles = torch.randn(50, 20)
+    cos_sin, positions = torch.cat((angles.cos(), angles.sin()), dim=1), torch.randint(0, 50, (9,))
+    for dtype, tolerance in ROUNDING.items():
+        query, key = torch.randn(9, 6, 64).to(dtype), torch.randn(9, 2, 64).to(dtype)
+        expected = rotated(query, positions, cos_sin)
+        rotary.rotate_(positions, query, key, cos_sin)
+        yield Check(f"rotate {dtype}, 40 of 64 features", query, expected, tolerance)
+
+
+CHECKS: list[Callable[[], Iterator[Check]]] = [activations, norms, rotation, attention]
 """One function a kernel family."""

@@ -6,7 +6,7 @@ from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.errors import ConfigError
-from radixrt_kernels import available, missing_because
+from radixrt_kernels import available, missing_because, tape
 from radixrt_kernels.attention import AttentionPlan
 
 CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,11 +30,12 @@ class CpuBackend:
                 f"--attention-backend cpu needs the native kernels, and {missing_because}; torch_reference works "
                 "without them."
             )
+        self._cascade = setup.cascade
         self._plan: AttentionPlan | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See ``AttentionBackend.plan``."""
-        shared = metadata.shared_prefixes
+        shared = metadata.shared_prefixes if self._cascade else None
         self._plan = AttentionPlan(
             metadata.qo_indptr_cpu,
             metadata.kv_indptr_cpu,
@@ -55,14 +56,22 @@ class CpuBackend:
         spec: AttentionSpec,
     ) -> torch.Tensor:
         """See ``AttentionBackend.attend``."""
-        assert self._plan is not None, "plan() comes before attend()"
-        return self._plan.attend(
+        output = torch.empty(query.shape, dtype=query.dtype)
+        tape.call(
+            self._attend_by_plan,
             query,
             key,
             value,
             key_cache,
             value_cache,
+            output,
             spec.scale,
-            spec.sliding_window,
-            spec.soft_cap,
+            spec.sliding_window or 0,
+            spec.soft_cap or 0.0,
         )
+        return output
+
+    def _attend_by_plan(self, *arguments: torch.Tensor | float) -> None:
+        """By the plan of the step that is computed, which is another one when a tape is replayed."""
+        assert self._plan is not None, "plan() comes before attend()"
+        self._plan.attend_into(*arguments)

@@ -88,7 +88,7 @@ class JumpGain:
     same_answers: bool
 
 
-class _Load:
+class Load:
     """One engine, and batches of requests for it."""
 
     def __init__(self, engine: BackgroundEngine) -> None:
@@ -122,15 +122,15 @@ class _Load:
 
 
 @contextmanager
-def _loaded(config: ServerConfig) -> Iterator[_Load]:
+def _loaded(config: ServerConfig) -> Iterator[Load]:
     engine = BackgroundEngine(config)
     try:
-        yield _Load(engine)
+        yield Load(engine)
     finally:
         engine.close()
 
 
-def measure_masks(load: _Load, concurrency: int, output_tokens: int, rounds: int) -> MaskCost:
+def measure_masks(load: Load, concurrency: int, output_tokens: int, rounds: int) -> MaskCost:
     """Free and constrained answers by turns."""
     # Log-probabilities are asked for to keep forced tokens from being jumped over: here every token counts.
     held = SamplingParams(temperature=0.0, max_tokens=output_tokens, logprobs=0)
@@ -146,7 +146,7 @@ def measure_masks(load: _Load, concurrency: int, output_tokens: int, rounds: int
     return MaskCost(concurrency, rates[0], rates[1], rates[1] / rates[0])
 
 
-def measure_jumps(stepping: _Load, jumping: _Load, concurrency: int, rounds: int) -> JumpGain:
+def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) -> JumpGain:
     """The same requests to two engines by turns."""
     spec = JsonSchema(schema=json.dumps(RECORD))
     sampling = SamplingParams(temperature=0.0, max_tokens=400)

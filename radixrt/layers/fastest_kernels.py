@@ -7,7 +7,6 @@ import torch
 import radixrt_kernels
 from radixrt.layers.gpu_kernels import gpu_kernels
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.native_kernels import NativeKernels
 from radixrt.layers.torch_kernels import TorchKernels
 
 log = logging.getLogger(__name__)
@@ -22,6 +21,8 @@ def layer_kernels(device: torch.device) -> LayerKernels:
     if device.type == "cuda":
         return gpu_kernels(device)
     if radixrt_kernels.available():
+        from radixrt.layers.native_kernels import NativeKernels
+
         return NativeKernels()
     log.warning(
         "The native CPU kernels are not used and PyTorch computes, at a fraction of the speed: %s.",

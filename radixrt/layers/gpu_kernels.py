@@ -15,6 +15,8 @@ import torch
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import Matrix
+from radixrt.layers.quantization.gpu_groupwise import TritonGroupwiseMatrix
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -161,4 +163,6 @@ class GpuKernels:
         return self._moe.experts_mlp(hidden, weights, experts, gate_up, down, activation)
 
     def pack(self, matrix: Matrix) -> Matrix:
-        return matrix  # cuBLAS takes the weights as checkpoints have them
+        if isinstance(matrix, GroupwiseMatrix) and TritonGroupwiseMatrix.takes(matrix):
+            return TritonGroupwiseMatrix(matrix)
+        return matrix  # cuBLAS takes plain weights as checkpoints have them

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import radixrt_kernels
 from radixrt.attention.backend import AttentionBackend, CapturableBackend
+from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_dtype import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
@@ -31,11 +31,10 @@ from radixrt.worker.grammars import GrammarShop, GrammarState
 from radixrt.worker.kv_pool import KVPool, bytes_per_token, pool_pages
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.threads import use_fitting_threads
 from radixrt.worker.trial_run import largest_step, num_pages, too_large
 
 log = logging.getLogger(__name__)
-
-SMALL_MODEL_BYTES = 64 << 20
 
 
 def build_runner(
@@ -62,7 +61,7 @@ def build_runner(
     hf_config = read_config(model_dir)
     longest = served_context_length(hf_config, config.context_length)
     dtype, num_bytes = model.dtype, weight_bytes(model) * tp.size
-    use_fitting_threads(num_bytes)
+    use_fitting_threads(config.kernel_threads, num_bytes)
     defaults = generation_config(model_dir)
     eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
     setup = AttentionSetup(
@@ -191,7 +190,15 @@ class _Parts:
             jump_forward=not self.config.disable_jump_forward,
         )
         return ModelRunner(
-            self.model, self.backend, pool, batch, sampling, grammars, self.setup.device, graphs
+            self.model,
+            self.backend,
+            pool,
+            batch,
+            sampling,
+            grammars,
+            self.setup.device,
+            graphs,
+            taped=isinstance(self.backend, CpuBackend) and self.config.tp == 1,
         )
 
     def _graphs(self, pool: KVPool) -> DecodeGraphs | None:
@@ -233,18 +240,3 @@ def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
     if unknown:
         log.warning("Ignored end tokens %s: the vocabulary has %d tokens.", unknown, vocab_size)
     return tuple(token for token in token_ids if token not in unknown)
-
-
-def use_fitting_threads(num_bytes: int) -> None:
-    """Compute small models with one thread: waking others costs more than they save, and the other
-    processes need cores too. The built-in model on two quiet cores, against two threads: one stream 1.4
-    times as fast, 16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times."""
-    if num_bytes < SMALL_MODEL_BYTES:
-        use_threads(1)
-
-
-def use_threads(count: int) -> None:
-    """Let PyTorch and the native kernels compute with ``count`` threads."""
-    torch.set_num_threads(count)
-    if radixrt_kernels.native is not None:
-        radixrt_kernels.native.set_num_threads(count)

@@ -32,6 +32,7 @@ from radixrt.worker.logprobs import raw_logprobs
 from radixrt.worker.sampler import SampledTokens, sample
 from radixrt.worker.sampling_state import SamplingState
 from radixrt.worker.step_in_flight import SpanLogprobs, StepInFlight
+from radixrt.worker.step_tapes import StepTapes
 
 PROMPT_LOGITS_ROWS = 256
 """Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128 MiB."""
@@ -54,6 +55,8 @@ class ModelRunner:
         grammars: GrammarState,
         device: Device,
         graphs: DecodeGraphs | None = None,
+        *,
+        taped: bool = False,
     ) -> None:
         self._model = model
         self._backend = backend
@@ -63,6 +66,7 @@ class ModelRunner:
         self._device = device
         self._graphs = graphs
         self._context = ForwardContext(backend, pool.key_caches, pool.value_caches)
+        self._tapes = StepTapes(model, self._context) if taped else None
         self._in_flight: StepInFlight | None = None
         self._last_end: Mark | None = None
 
@@ -171,7 +175,10 @@ class ModelRunner:
             hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
             return hidden, self._model.logits(hidden)
         self._backend.plan(inputs.attention)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
+        if self._tapes is not None:
+            hidden = self._tapes.forward(inputs.token_ids, inputs.positions)
+        else:
+            hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
         return hidden, self._model.logits(hidden[inputs.sampling_rows])
 
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> SampledTokens | None:

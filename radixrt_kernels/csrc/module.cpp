@@ -31,4 +31,6 @@ NB_MODULE(_native, module) {
   bind_groupwise(module);
   bind_linear(module);
   bind_attention(module);
+  bind_norm(module);
+  bind_rotary(module);
 }

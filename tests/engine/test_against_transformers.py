@@ -16,7 +16,12 @@ from tests.scheduler.engine_model import expect_nothing
 # transformers changes phi3's rope factors in the middle of an answer, and with them the keys it has cached;
 # radixrt decides once (see layers/rotary.py), and tests/models holds the long factors to transformers.
 ARCHITECTURES = [name for name in CONFIGS if name != "phi3_long"]
-PAGE_AND_CHUNK = [(1, 7), (16, 64), (16, 1), (3, 512)]
+PAGE_CHUNK_AND_BACKEND = [
+    (1, 7, "auto"),
+    (16, 64, "torch_reference"),
+    (16, 1, "auto"),
+    (3, 512, "torch_reference"),
+]
 
 
 def make_prompts(seed: int = 0) -> list[list[int]]:
@@ -66,9 +71,12 @@ def test_64_greedy_tokens_equal_transformers_with_cold_and_warm_cache(
 ) -> None:
     prompts = make_prompts()
     expected = [transformers_greedy(architecture, prompt) for prompt in prompts]
-    for page_size, chunk in PAGE_AND_CHUNK:
+    for page_size, chunk, backend in PAGE_CHUNK_AND_BACKEND:
         engine = InProcessEngine(
-            checkpoint(architecture), page_size=page_size, chunked_prefill_size=chunk
+            checkpoint(architecture),
+            page_size=page_size,
+            chunked_prefill_size=chunk,
+            attention_backend=backend,
         )
         assert engine.generate(prompts) == expected, "cold"
         assert engine.generate(prompts) == expected, "warm"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from radixrt_kernels.triton import groupwise
 from radixrt_kernels.triton.activation import gated_activation
 from radixrt_kernels.triton.append import append_kv
 from radixrt_kernels.triton.moe import experts_mlp
@@ -95,6 +96,17 @@ def _experts(tokens: int, num_experts: int = 8, top_k: int = 2) -> Callable[[], 
     return launch
 
 
+def _groupwise(bits: int, tokens: int) -> Callable[[], None]:
+    def launch() -> None:
+        codes = torch.zeros(256, HIDDEN, dtype=torch.uint8)
+        groups = torch.zeros(256, HIDDEN // 128)
+        packed = groupwise.pack(codes, groups.half(), groups.byte(), bits, 128)
+        groupwise.linear(torch.zeros(tokens, HIDDEN, dtype=BF16), packed, None)
+        groupwise.dequantize(packed, BF16)
+
+    return launch
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "rms_norm": _norm,
     "rms_norm of heads": _head_norm,
@@ -108,6 +120,11 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "draw_tokens of grammars": _draw(True),
     "penalise": _penalise,
     **{f"experts of {tokens} tokens": _experts(tokens) for tokens in (8, 128, 256, 2048)},
+    **{
+        f"{bits} bits, {tokens} tokens": _groupwise(bits, tokens)
+        for bits in (4, 8)
+        for tokens in (1, 64)
+    },
     "append_kv": _append(BF16),
     "append_kv to fp8": _append(torch.float8_e4m3fn),
 }

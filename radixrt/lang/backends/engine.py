@@ -262,6 +262,7 @@ def _piece(chunk: "AnswerChunk", usage: Usage, has_called: bool) -> Piece:
     return Piece(
         index=chunk.index,
         text=chunk.text,
+        reasoning=chunk.reasoning,
         tool_calls=calls,
         finish_reason=finish_reason,
         usage=usage,

@@ -83,6 +83,7 @@ def _piece(choice: dict[str, Any]) -> Piece:
     return Piece(
         index=choice.get("index", 0),
         text=text or "",
+        reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
         tool_calls=tuple(_tool_call(call, place) for place, call in enumerate(calls)),
         finish_reason=choice.get("finish_reason"),
     )

@@ -182,6 +182,8 @@ def with_answer(call: Call, answer: Answer) -> Prompt:
         before += [last, {"role": "assistant", "content": answer.text}]
     if answer.tool_calls:
         before[-1]["tool_calls"] = answer.tool_calls
+    if answer.reasoning:
+        before[-1]["reasoning_content"] = answer.reasoning
     return before
 
 

@@ -166,7 +166,7 @@ class AttentionPlan {
     for (const Tensor* cache : {&key_cache, &value_cache})
       require(cache->dimensions == 4 && cache->shape[0] >= end_page_ && cache->shape[1] == step_.page_size &&
                   cache->shape[2] == key.shape[1] && cache->shape[3] == head_dim && cache->dtype == query.dtype &&
-                  cache->dense_after(2),
+                  cache->dense_after(3),
               "the caches must be [num_pages, page_size, num_kv_heads, head_dim] of query's dtype, with every planned page", *cache);
     require(output.dimensions == 3 && output.shape[0] == query.shape[0] && output.shape[1] == query.shape[1] &&
                 output.shape[2] == head_dim && output.dtype == query.dtype && output.dense(),

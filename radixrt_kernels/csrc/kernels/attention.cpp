@@ -58,17 +58,23 @@ int64_t scratch_bytes(const AttentionLayer& layer) { return lay_out(layer, nullp
 // Where the rows of a block's keys and values begin.
 template <class T>
 struct BlockRows {
-  const T* keys[kBlockKeys];
-  const T* values[kBlockKeys];
+  const T* rows[2 * kBlockKeys];  // of the keys, then of the values
+  int count;
 
-  void find(const AttentionTensors& tensors, const AttentionTask& task, int64_t first_key, int count) {
+  const T* const* keys() const { return rows; }
+  const T* const* values() const { return rows + count; }
+
+  // The block that begins at `first_key`; empty behind the task's last one.
+  void find(const AttentionTensors& tensors, const AttentionTask& task, int64_t first_key) {
+    int64_t left = task.end_key - first_key;
+    count = left > kBlockKeys ? kBlockKeys : left < 0 ? 0 : int(left);
     auto all_keys = static_cast<const T*>(tensors.key_cache) + task.kv_head * tensors.key_head_stride;
     auto all_values = static_cast<const T*>(tensors.value_cache) + task.kv_head * tensors.value_head_stride;
     int64_t page = first_key / tensors.page_size, offset = first_key % tensors.page_size;
     for (int i = 0; i < count; ++i) {
       int64_t id = task.pages[page];
-      keys[i] = all_keys + id * tensors.key_page_stride + offset * tensors.key_token_stride;
-      values[i] = all_values + id * tensors.value_page_stride + offset * tensors.value_token_stride;
+      rows[i] = all_keys + id * tensors.key_page_stride + offset * tensors.key_token_stride;
+      rows[count + i] = all_values + id * tensors.value_page_stride + offset * tensors.value_token_stride;
       if (++offset == tensors.page_size) {
         offset = 0;
         ++page;
@@ -76,13 +82,9 @@ struct BlockRows {
     }
   }
 
-  // Pages lie anywhere in memory, so the processor cannot guess what comes next.
-  void prefetch(int count, int head_dim) const {
-    for (int i = 0; i < count; ++i)
-      for (int byte = 0; byte < head_dim * int(sizeof(T)); byte += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(keys[i]) + byte);
-        __builtin_prefetch(reinterpret_cast<const char*>(values[i]) + byte);
-      }
+  Prefetcher prefetcher(int head_dim) const {
+    auto first = reinterpret_cast<const char* const*>(rows);
+    return {first, first + 2 * count, head_dim * int(sizeof(T))};
   }
 };
 
@@ -177,35 +179,30 @@ struct Attention {
       s.sums[row] = 0.0f;
     }
 
-    BlockRows<T> block[2];
-    int count = block_length(task, task.first_key), which = 0;
-    block[0].find(tensors, task, task.first_key, count);
+    BlockRows<T> blocks[2];
+    int which = 0;
+    blocks[0].find(tensors, task, task.first_key);
     for (int64_t first_key = task.first_key; first_key < task.end_key; first_key += kBlockKeys, which ^= 1) {
-      const auto& now = block[which];
-      int next_count = block_length(task, first_key + kBlockKeys);
-      block[which ^ 1].find(tensors, task, first_key + kBlockKeys, next_count);
-      block[which ^ 1].prefetch(next_count, layer.head_dim);
+      const auto& block = blocks[which];
+      blocks[which ^ 1].find(tensors, task, first_key + kBlockKeys);
+      Prefetcher next = blocks[which ^ 1].prefetcher(layer.head_dim);
 
-      const int columns = rounded_up(count, kWidth);
-      pack_keys<Units>(now.keys, count, layer.head_dim, keys);
-      multiply<Units>(queries, wide, rows, keys, kBlockKeys, columns, depth, nullptr, s.scores, kBlockKeys);
+      const int columns = rounded_up(block.count, kWidth);
+      pack_keys<Units>(block.keys(), block.count, layer.head_dim, keys, next);
+      multiply<Units>(queries, wide, rows, keys, kBlockKeys, columns, depth, nullptr, s.scores, kBlockKeys, next);
       for (int token = 0, row = 0; token < task.num_tokens; ++token) {
-        Visible seen = visible(positions[task.first_token + token], layer, first_key, count);
-        for (int head = 0; head < group; ++head, ++row)
+        Visible seen = visible(positions[task.first_token + token], layer, first_key, block.count);
+        for (int head = 0; head < group; ++head, ++row) {
+          next.steps(2);
           softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, weights + row * kBlockKeys, s.largest[row],
                              s.sums[row], s.factors[row]);
+        }
       }
-      Units::pack_values(now.values, count, layer.head_dim, wide, values);
-      multiply<Units>(weights, kBlockKeys, rows, values, wide, wide, (count + Units::kElements - 1) / Units::kElements,
-                      s.factors, s.output, wide);
-      count = next_count;
+      Units::pack_values(block.values(), block.count, layer.head_dim, wide, values, next);
+      multiply<Units>(weights, kBlockKeys, rows, values, wide, wide, (block.count + Units::kElements - 1) / Units::kElements,
+                      s.factors, s.output, wide, next);
     }
     leave(layer, tensors, task, s, partials);
-  }
-
-  static int block_length(const AttentionTask& task, int64_t first_key) {
-    int64_t left = task.end_key - first_key;
-    return left > kBlockKeys ? kBlockKeys : left < 0 ? 0 : int(left);
   }
 
   // Results go where they belong, or aside to be merged.

@@ -12,6 +12,29 @@ namespace radixrt::RADIXRT_ISA {
 // Keys of a block: four of the widest vectors.
 inline constexpr int kBlockKeys = 64;
 
+// Brings the rows of the next block into the cache, one line at a time between other work. Pages lie anywhere in memory, so the
+// processor cannot guess what comes next; and told of all rows at once it waits, for it keeps only some twenty misses in flight.
+struct Prefetcher {
+  const char* const* row;
+  const char* const* end;
+  int row_bytes;
+  int byte = 0;
+
+  RADIXRT_INLINE void step() {
+    if (row == end) return;
+    __builtin_prefetch(*row + byte);
+    byte += 64;
+    if (byte >= row_bytes) {
+      byte = 0;
+      ++row;
+    }
+  }
+
+  RADIXRT_INLINE void steps(int count) {
+    for (int i = 0; i < count; ++i) step();
+  }
+};
+
 // As many accumulators as registers allow, beside the right operand's vectors.
 inline constexpr int kRowsAtOnce = 6;
 #if defined(__AVX512F__)
@@ -44,8 +67,11 @@ struct FloatUnits {
   }
 
   // Rows of values become the right operand [keys][padded head_dim].
-  static RADIXRT_INLINE void pack_values(const T* const* rows, int count, int head_dim, int padded, float* to) {
-    for (int key = 0; key < count; ++key) pack_row(rows[key], head_dim, to + key * padded);
+  static RADIXRT_INLINE void pack_values(const T* const* rows, int count, int head_dim, int padded, float* to, Prefetcher& next) {
+    for (int key = 0; key < count; ++key) {
+      next.step();
+      pack_row(rows[key], head_dim, to + key * padded);
+    }
   }
 };
 
@@ -71,8 +97,10 @@ struct PairUnits {
     return (UInts)_mm512_maskz_loadu_epi16((__mmask32)((uint64_t{1} << count) - 1), from);
   }
 
-  static RADIXRT_INLINE void pack_values(const BFloat16* const* rows, int count, int head_dim, int padded, uint32_t* to) {
+  static RADIXRT_INLINE void pack_values(const BFloat16* const* rows, int count, int head_dim, int padded, uint32_t* to,
+                                         Prefetcher& next) {
     for (int key = 0; key < count; key += 2) {
+      next.steps(2);
       const BFloat16* first = rows[key];
       const BFloat16* second = key + 1 < count ? rows[key + 1] : nullptr;
       for (int i = 0; i < head_dim; i += kWidth) {
@@ -94,10 +122,11 @@ struct PairUnits {
 
 // Rows of keys become the right operand [units of head_dim][kBlockKeys]; keys that are not there are zero.
 template <class Units, class T>
-RADIXRT_INLINE void pack_keys(const T* const* rows, int count, int head_dim, typename Units::Unit* to) {
+RADIXRT_INLINE void pack_keys(const T* const* rows, int count, int head_dim, typename Units::Unit* to, Prefetcher& next) {
   constexpr int kStep = kWidth * Units::kElements;  // elements in a vector of units
   for (int key = 0; key < kBlockKeys && key < count; key += kWidth) {
     for (int i = 0; i < head_dim; i += kStep) {
+      next.steps(kWidth / 4);
       UInts tile[kWidth];
 #pragma GCC unroll 16
       for (int row = 0; row < kWidth; ++row)
@@ -113,9 +142,11 @@ RADIXRT_INLINE void pack_keys(const T* const* rows, int count, int head_dim, typ
 // result[rows][vectors] = factors[rows] * result + left[rows][depth] * right[depth][vectors]; without factors, result is not read.
 template <class Units, int rows, int vectors>
 RADIXRT_INLINE void multiply_block(const typename Units::Unit* left, int left_stride, const typename Units::Unit* right,
-                                   int right_stride, int depth, const float* factors, float* result, int result_stride) {
+                                   int right_stride, int depth, const float* factors, float* result, int result_stride,
+                                   Prefetcher& next) {
   Floats sums[rows][vectors] = {};
   for (int k = 0; k < depth; ++k) {
+    next.step();
 #pragma GCC unroll 8
     for (int row = 0; row < rows; ++row)
 #pragma GCC unroll 4
@@ -135,7 +166,7 @@ RADIXRT_INLINE void multiply_block(const typename Units::Unit* left, int left_st
 template <class Units, int vectors>
 static void multiply_columns(const typename Units::Unit* left, int left_stride, int rows,
                                      const typename Units::Unit* right, int right_stride, int depth, const float* factors,
-                                     float* result, int result_stride) {
+                                     float* result, int result_stride, Prefetcher& next) {
   // Seven rows are four and three, not six and one: a block of one row leaves the multipliers waiting for its few sums.
   int blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   for (int block = 0, row = 0; block < blocks; ++block) {
@@ -146,7 +177,7 @@ static void multiply_columns(const typename Units::Unit* left, int left_stride, 
     switch (count) {
 #define RADIXRT_CASE(n) \
   case n:               \
-    multiply_block<Units, n, vectors>(from, left_stride, right, right_stride, depth, factor, to, result_stride); \
+    multiply_block<Units, n, vectors>(from, left_stride, right, right_stride, depth, factor, to, result_stride, next); \
     break;
       RADIXRT_CASE(1)
       RADIXRT_CASE(2)
@@ -163,14 +194,15 @@ static void multiply_columns(const typename Units::Unit* left, int left_stride, 
 // result[rows][columns] = factors * result + left * right, where columns are a multiple of kWidth; strides are those of rows.
 template <class Units>
 RADIXRT_INLINE void multiply(const typename Units::Unit* left, int left_stride, int rows, const typename Units::Unit* right,
-                             int right_stride, int columns, int depth, const float* factors, float* result, int result_stride) {
+                             int right_stride, int columns, int depth, const float* factors, float* result, int result_stride,
+                                   Prefetcher& next) {
   int column = 0;
   for (; column + kVectorsAtOnce * kWidth <= columns; column += kVectorsAtOnce * kWidth)
     multiply_columns<Units, kVectorsAtOnce>(left, left_stride, rows, right + column, right_stride, depth, factors,
-                                            result + column, result_stride);
+                                            result + column, result_stride, next);
   for (; column < columns; column += kWidth)
     multiply_columns<Units, 1>(left, left_stride, rows, right + column, right_stride, depth, factors, result + column,
-                               result_stride);
+                               result_stride, next);
 }
 
 }  // namespace radixrt::RADIXRT_ISA

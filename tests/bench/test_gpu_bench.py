@@ -1,0 +1,145 @@
+"""The measurements for GPUs: what is counted is right, and every part of them runs, in tiny shapes on a CPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.anatomy import busy_time, kind_of
+from bench.gpu.ceilings import Ceilings
+from bench.gpu.results import Result, Results
+from bench.gpu.roofline import Length, Scheduling, step_seconds, workload_bound
+from bench.gpu.shapes import LLAMA_31_8B, QWEN3_06B, QWEN3_14B, ModelShape
+from bench.gpu.tokenizer import synthetic_tokenizer
+from bench.gpu.workloads import Sizes, sharegpt_like, uniform
+
+H200_LIKE = Ceilings(read_bytes_per_s=4.3e12, gemm_flops_per_s=7.9e14)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions"), [(LLAMA_31_8B, 8.03), (QWEN3_06B, 0.596), (QWEN3_14B, 14.77)]
+)
+def test_the_shapes_have_the_published_numbers_of_parameters(
+    shape: ModelShape, billions: float
+) -> None:
+    embeddings = shape.head_parameters * (1 if shape.tied else 2)
+    assert (shape.layer_parameters + embeddings) / 1e9 == pytest.approx(billions, rel=0.002)
+
+
+def test_a_shape_counts_the_matrices_that_the_model_has(tmp_path: Path) -> None:
+    from radixrt.layers.linear import LinearLayer
+    from radixrt.models.loader import load_model
+
+    shape = QWEN3_14B.tiny()
+    model = load_model(shape.write_checkpoint(tmp_path), load_format="dummy", context_length=64)
+    matrices = [m for m in model.model.modules() if isinstance(m, LinearLayer)]
+    assert sum(m.rows * m.columns for m in matrices) == shape.layer_parameters
+
+
+def test_a_decode_step_of_one_sequence_reads_the_weights() -> None:
+    seconds, num_bytes, flops = step_seconds(
+        LLAMA_31_8B, H200_LIKE, tokens=1, rows=1, context=0, attended=0
+    )
+    weights = 2 * (LLAMA_31_8B.layer_parameters + LLAMA_31_8B.head_parameters)
+    assert num_bytes == weights + LLAMA_31_8B.kv_bytes_per_token
+    assert flops == weights  # one multiplication and one addition for each number of two bytes
+    assert seconds == num_bytes / H200_LIKE.read_bytes_per_s
+
+
+def test_a_workload_on_paper_is_the_sum_of_its_steps() -> None:
+    """Two prompts that fit one step, then decodes until each has its tokens: counted by hand."""
+    lengths = [Length(10, 3), Length(6, 1)]
+    bound = workload_bound(LLAMA_31_8B, H200_LIKE, lengths, Scheduling(max_running=8))
+    steps = [
+        dict(tokens=16, rows=2, context=0, attended=10 * 5 + 6 * 3),
+        dict(tokens=1, rows=1, context=11, attended=11),
+        dict(tokens=1, rows=1, context=12, attended=12),
+    ]
+    by_hand = [step_seconds(LLAMA_31_8B, H200_LIKE, **step) for step in steps]
+    assert bound.steps == 3
+    assert bound.seconds == pytest.approx(sum(seconds for seconds, _, _ in by_hand))
+    assert bound.teraflops == pytest.approx(sum(flops for _, _, flops in by_hand) / 1e12)
+
+
+def test_what_runs_at_a_time_and_what_is_computed_in_a_step_are_limited() -> None:
+    lengths = [Length(100, 5)] * 8
+    alone = workload_bound(LLAMA_31_8B, H200_LIKE, lengths, Scheduling(1, 50))
+    together = workload_bound(LLAMA_31_8B, H200_LIKE, lengths, Scheduling(8, 800))
+    assert alone.steps == 8 * (2 + 4) and together.steps == 5
+    assert together.seconds < alone.seconds
+
+
+def test_a_cascade_reads_the_shared_prefix_once() -> None:
+    lengths = [Length(1000 + 8, 4)] * 64
+    bounds = [
+        workload_bound(
+            LLAMA_31_8B, H200_LIKE, lengths, Scheduling(64, shared_prefix=1000, cascade=cascade)
+        )
+        for cascade in (False, True)
+    ]
+    saved = 3 * 63 * 1000 * LLAMA_31_8B.kv_bytes_per_token / 1e9  # three decode steps
+    assert bounds[0].gigabytes - bounds[1].gigabytes == pytest.approx(saved)
+    assert bounds[0].teraflops == bounds[1].teraflops
+
+
+def test_lengths_have_the_means_that_the_workload_names() -> None:
+    lengths = sharegpt_like(Sizes(offline_prompts=20_000))
+    assert sum(x.prompt for x in lengths) / len(lengths) == pytest.approx(220, rel=0.05)
+    assert sum(x.output for x in lengths) / len(lengths) == pytest.approx(200, rel=0.05)
+    assert all(100 <= x.prompt <= 1024 and 100 <= x.output <= 1024 for x in uniform(Sizes()))
+
+
+def test_overlapping_kernels_are_busy_once_and_gaps_are_idle() -> None:
+    def kernel(name: str, start: float, duration: float) -> dict:
+        return {"ph": "X", "cat": "kernel", "name": name, "ts": start, "dur": duration}
+
+    busy = busy_time(
+        [
+            kernel("nvjet_tst_128x64", 0, 40),
+            kernel("_draw_kernel", 30, 30),
+            {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 1000},
+            kernel("BatchPrefillWithPagedKVCacheKernel", 80, 20),
+        ]
+    )
+    assert busy.span == 100 and busy.busy == 80 and busy.idle_share == pytest.approx(0.2)
+    assert busy.by_kind == {"matrix products": 40, "sampling": 20, "attention": 20}
+
+
+def test_kernels_are_told_apart_by_name() -> None:
+    assert kind_of("_add_rms_norm_kernel") == kind_of("FusedAddRMSNormKernel")
+    assert kind_of("void at::native::elementwise_kernel") == "other"
+
+
+def test_a_table_sets_results_beside_what_was_possible(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add(Result(4, "one at a time", {"ITL ms": 5.0}, {"ITL ms": 4.0}, "a note"))
+    results.add(Result(4, "two at a time", {"ITL ms": 6.0}))
+    results.write_report()
+    table = (tmp_path / "results.md").read_text()
+    assert "| one at a time | 5 | 4 | 1.25 |" in table
+    assert "| two at a time | 6 |  |  |" in table and "a note" in table
+    assert len(json.loads((tmp_path / "results.json").read_text())) == 2
+
+
+@pytest.mark.parametrize("vocab_size", [1024, 128256])
+def test_the_tokenizer_has_the_size_asked_for_and_reads_what_it_writes(vocab_size: int) -> None:
+    tokenizer = synthetic_tokenizer(vocab_size)
+    assert tokenizer.get_vocab_size() == vocab_size
+    text = '{"name": "banana split", "scores": [100, 20]}'
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    if vocab_size > 100_000:
+        assert len(tokenizer.encode(" banana").ids) <= 2
+
+
+def test_every_part_runs_on_a_cpu_in_tiny_shapes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(tmp_path)]
+    command += ["--only", "1", "3", "4", "5", "6"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = Results(tmp_path).read()
+    assert {result.part for result in results} == {0, 1, 3, 4, 5, 6}
+    cases = {result.case for result in results if result.part == 3}
+    assert cases == {"Llama-3.1-8B, cascade on", "Llama-3.1-8B, cascade off"}

@@ -1,0 +1,322 @@
+"""Compile FlashInfer's kernels ahead, on a machine with nvcc and no GPU: ``python -m tools.flashinfer_kernels``.
+
+    python -m tools.flashinfer_kernels needs MODEL_DIR ...       # what these checkpoints are served with
+    python -m tools.flashinfer_kernels build OUT MODEL_DIR ...   # compile that into OUT
+    python -m tools.flashinfer_kernels build OUT --only norm     # compile single modules
+    python -m tools.flashinfer_kernels install OUT               # copy OUT into the installed FlashInfer
+
+FlashInfer compiles a kernel when it is first called, which takes minutes and a compiler. A module that lies in
+``flashinfer/data/aot`` is loaded as it is instead. It depends on the CUDA major version and on FlashInfer's own, but
+neither on torch nor on Python. Needs flashinfer-python, torch (a CPU build will do), ninja and nvcc 12.8 or newer.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "kernels.json"
+FP8 = "float8_e4m3fn"
+
+
+@dataclass(frozen=True, order=True)
+class Attention:
+    """What decides an attention module; head counts, page size and masks are given at run time."""
+
+    head_dim: int
+    dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    window: bool = False
+    soft_cap: bool = False
+
+    @property
+    def label(self) -> str:
+        parts = [f"d{self.head_dim}", self.dtype]
+        parts += ["fp8kv"] * (self.kv_dtype == FP8)
+        parts += ["window"] * self.window + ["softcap"] * self.soft_cap
+        return "-".join(parts)
+
+
+LAYERS = ("norm", "rope", "page", "cascade")
+"""Modules that every model is served with."""
+
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""A config's ``hidden_act`` and FlashInfer's name for it."""
+
+
+# ---------------------------------------------------------------- what a model needs
+
+
+def needs(config: dict[str, Any], kv_cache_dtype: str = "auto") -> list[str]:
+    """Names of the modules that a checkpoint is served with.
+
+    Args:
+        config: of its config.json.
+        kv_cache_dtype: the server's flag.
+    """
+    config = config.get("text_config", config)
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    dtype = dtype if dtype in ("bfloat16", "float16") else "bfloat16"
+    heads = config["num_attention_heads"]
+    activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
+    kv_dtype = FP8 if kv_cache_dtype == "fp8_e4m3" else dtype
+    names = [*LAYERS, ACTIVATIONS.get(activation, "silu")]
+    for window in _windows(config):
+        attention = Attention(
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            window=window,
+            soft_cap=bool(config.get("attn_logit_softcapping")),
+        )
+        kernels = ["fa2", "decode"] + (["fa3"] if kv_dtype == dtype else [])
+        names += [f"{kernel}:{attention.label}" for kernel in kernels]
+    return list(dict.fromkeys(names))
+
+
+def _windows(config: dict[str, Any]) -> list[bool]:
+    """Whether layers look at everything, at a window, or some at each."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return [False]
+    kinds = set(config.get("layer_types") or ())
+    if config.get("model_type") in ("gemma2", "gemma3_text", "qwen2") or "full_attention" in kinds:
+        return [False, True]
+    return [True]
+
+
+# ---------------------------------------------------------------- modules by name
+
+
+def specification(name: str) -> Any:
+    """FlashInfer's build specification of a module: ``norm``, ``silu``, ``fa2:d128-bfloat16-window``, ...
+
+    Raises:
+        ValueError: there is no such module.
+    """
+    from flashinfer.jit.activation import gen_act_and_mul_module
+    from flashinfer.jit.cascade import gen_cascade_module
+    from flashinfer.jit.norm import gen_norm_module
+    from flashinfer.jit.page import gen_page_module
+    from flashinfer.jit.rope import gen_rope_module
+
+    plain: dict[str, Callable[[], Any]] = {
+        "norm": gen_norm_module,
+        "rope": gen_rope_module,
+        "page": gen_page_module,
+        "cascade": gen_cascade_module,
+    }
+    kernel, _, label = name.partition(":")
+    if kernel in plain:
+        return plain[kernel]()
+    if kernel in ACTIVATIONS.values():
+        return gen_act_and_mul_module(kernel)
+    if kernel in ("fa2", "fa3", "decode") and label:
+        return _attention_module(kernel, _parse(label))
+    raise ValueError(
+        f"{name!r} is no module; write one of {', '.join([*plain, *ACTIVATIONS.values()])}, or fa2:, fa3: or decode: "
+        "and what follows it in the output of 'needs'."
+    )
+
+
+def _parse(label: str) -> Attention:
+    head_dim, dtype, *flags = label.split("-")
+    kv_dtype = FP8 if "fp8kv" in flags else dtype
+    return Attention(int(head_dim[1:]), dtype, kv_dtype, "window" in flags, "softcap" in flags)
+
+
+def _attention_module(kernel: str, attention: Attention) -> Any:
+    import torch
+    from flashinfer.jit import attention as generators
+    from flashinfer.jit.attention import modules
+
+    query, key = getattr(torch, attention.dtype), getattr(torch, attention.kv_dtype)
+    dtypes = (query, key, query, torch.int32)
+    no_rotation = 0
+    shape = (attention.head_dim, attention.head_dim, no_rotation, attention.window, attention.soft_cap)  # fmt: skip
+    if kernel == "decode":
+        return generators.gen_batch_decode_module(*dtypes, *shape)
+    half_precision_scores = False
+    if kernel == "fa3":
+        return generators.gen_batch_prefill_module("fa3", *dtypes, *shape, half_precision_scores)
+    # The wrappers ask for the module that relies on K and V having equal strides; the public generator
+    # makes the other one.
+    return modules._gen_batch_prefill_primary_module("fa2", *dtypes, *shape, half_precision_scores)
+
+
+# ---------------------------------------------------------------- compiling
+
+
+def build(out: Path, names: list[str], *, arch: str, jobs: int) -> None:
+    """Compile modules into ``out/<uri>/<uri>.so``; those that are there already are passed over."""
+    scratch = Path(tempfile.gettempdir()) / "radixrt-flashinfer-build"
+    _configure(scratch, arch, jobs)
+    from flashinfer.jit.core import build_jit_specs
+    from flashinfer.version import __version__
+
+    out.mkdir(parents=True, exist_ok=True)
+    manifest = out / MANIFEST
+    record = json.loads(manifest.read_text()) if manifest.exists() else {"modules": {}}
+    if record.get("flashinfer", __version__) != __version__ or record.get("arch", arch) != arch:
+        sys.exit(
+            f"{manifest} is of FlashInfer {record['flashinfer']} for {record['arch']}; choose another folder."
+        )
+    record |= {"flashinfer": __version__, "arch": arch}
+    for name in names:
+        module = specification(name)
+        target = out / module.name / f"{module.name}.so"
+        if target.exists():
+            print(f"{name}: there already", flush=True)
+            continue
+        begin = time.monotonic()
+        build_jit_specs([module], verbose=False, skip_prebuilt=False)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy2(module.jit_library_path, target)
+        record["modules"][name] = module.name
+        manifest.write_text(json.dumps(record, indent=1) + "\n")
+        size = target.stat().st_size / 1e6
+        print(f"{name}: {time.monotonic() - begin:.0f} s, {size:.1f} MB", flush=True)
+
+
+def _configure(scratch: Path, arch: str, jobs: int) -> None:
+    """What FlashInfer reads from the environment, before it is imported."""
+    os.environ["FLASHINFER_WORKSPACE_BASE"] = str(scratch)
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
+    os.environ["MAX_JOBS"] = str(jobs)
+    os.environ.pop("FLASHINFER_DISABLE_JIT", None)
+    os.environ["PATH"] = (
+        f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # ninja of this environment
+    )
+    cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    if cuda.exists():
+        os.environ["CUDA_HOME"] = str(cuda.resolve())
+    headers, libraries = _missing_cuda_parts(cuda, scratch / "cuda-parts")
+    flags = " ".join(f"-isystem {folder}" for folder in headers)
+    os.environ["FLASHINFER_EXTRA_CUDAFLAGS"] = os.environ["FLASHINFER_EXTRA_CFLAGS"] = flags
+    os.environ["FLASHINFER_EXTRA_LDFLAGS"] = " ".join(f"-L{folder}" for folder in libraries)
+
+
+def _missing_cuda_parts(cuda: Path, folder: Path) -> tuple[list[Path], list[Path]]:
+    """Headers and libraries that an nvcc without the whole toolkit lacks. The headers come from NVIDIA's wheels; libcuda,
+    which belongs to the driver, is an empty library to link against."""
+    headers, libraries = [], []
+    lacking = {
+        package: header
+        for package, header in (("nvidia-curand", "curand.h"), ("nvidia-cublas", "cublasLt.h"))
+        if not (cuda / "include" / header).exists()
+    }
+    if lacking:
+        headers.append(folder / "include")
+        for package, header in lacking.items():
+            if not (folder / "include" / header).exists():
+                _headers_of(package, folder / "include")
+    if not any((cuda / place / "libcuda.so").exists() for place in ("lib64/stubs", "lib/stubs")):
+        libraries.append(folder / "lib")
+        if not (folder / "lib/libcuda.so").exists():
+            _empty_library(folder / "lib/libcuda.so", "libcuda.so.1")
+    return headers, libraries
+
+
+def _headers_of(package: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as wheels:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "-d",
+            wheels,
+            package,
+        ]
+        subprocess.run(command, check=True)
+        for wheel in Path(wheels).glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                for name in archive.namelist():
+                    if "/include/" in name and name.endswith((".h", ".hpp", ".cuh")):
+                        (folder / Path(name).name).write_bytes(archive.read(name))
+
+
+def _empty_library(path: Path, soname: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = path.with_suffix(".c")
+    source.write_text("int nothing;\n")
+    command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", str(path), str(source)]
+    subprocess.run(command, check=True)
+
+
+# ---------------------------------------------------------------- installing
+
+
+def modules_of(built: Path) -> Iterator[Path]:
+    """The compiled modules of a folder that ``build`` made, as paths in it.
+
+    Raises:
+        SystemExit: it is of another FlashInfer than the one installed.
+    """
+    from flashinfer.version import __version__
+
+    record = json.loads((built / MANIFEST).read_text())
+    if record["flashinfer"] != __version__:
+        sys.exit(
+            f"{built} is of FlashInfer {record['flashinfer']}, and {__version__} is installed; build it again."
+        )
+    for uri in record["modules"].values():
+        yield Path(uri) / f"{uri}.so"
+
+
+def install(built: Path) -> None:
+    """Copy compiled modules to where FlashInfer looks first."""
+    import flashinfer
+
+    place = Path(flashinfer.__file__).parent / "data/aot"
+    for module in modules_of(built):
+        (place / module).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(built / module, place / module)
+        print(place / module)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.flashinfer_kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("needs", "build"):
+        command = commands.add_parser(name)
+        if name == "build":
+            command.add_argument("out", type=Path)
+            command.add_argument("--only", nargs="+", default=[], metavar="MODULE")
+            command.add_argument(
+                "--arch", default="9.0a", help="default: %(default)s, for H100 and H200"
+            )
+            command.add_argument("--jobs", type=int, default=os.cpu_count())
+        command.add_argument("models", nargs="*", type=Path, metavar="MODEL_DIR")
+        command.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8_e4m3"])
+    commands.add_parser("install").add_argument("built", type=Path)
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "install":
+        install(parsed.built)
+        return
+    configs = [json.loads((model / "config.json").read_text()) for model in parsed.models]
+    names = [name for config in configs for name in needs(config, parsed.kv_cache_dtype)]
+    names = list(dict.fromkeys([*names, *(parsed.only if parsed.command == "build" else [])]))
+    if parsed.command == "needs":
+        print("\n".join(names))
+    else:
+        build(parsed.out, names, arch=parsed.arch, jobs=parsed.jobs)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

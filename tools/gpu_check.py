@@ -1,0 +1,134 @@
+"""Is radixrt right and fast on this GPU? ``make gpu-check``: tests, then measurements, within eight minutes.
+
+    python -m tools.gpu_check [--out DIR] [--minutes 8] [--skip tests|bench] [--bench-only 1 3]
+
+Uses the Python that runs it and installs nothing, so it works on a machine without a network. Each step has a time of its
+own and writes its results as they come: a run that is cut short leaves what it has found.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TESTS_SHARE = 0.42
+"""Of the time; the rest is for measurements."""
+
+FLASHINFER_SETTINGS = {
+    "FLASHINFER_DISABLE_JIT": "1",  # a kernel that was not compiled ahead is told at once, not after minutes
+    "FLASHINFER_USE_CUDA_NORM": "1",  # the compiled norms, also where a CuTe DSL is installed
+}
+PACKAGES = ("torch", "triton", "flashinfer-python", "transformers", "xgrammar", "llguidance")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gpu_check", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="default: %(default)s")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="for everything (default: %(default)s)"
+    )
+    parser.add_argument("--skip", choices=["tests", "bench"], help="run the other one alone")
+    parser.add_argument("--bench-only", nargs="+", default=[], metavar="PART")
+    parser.add_argument(
+        "--workers", type=int, default=min(8, os.cpu_count() or 1), help="test processes at a time"
+    )
+    parser.add_argument("--jit", action="store_true", help="let FlashInfer compile what it lacks")
+    parsed = parser.parse_args(arguments)
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * parsed.minutes - 5
+    environment = _environment(parsed.jit)
+    machine = _machine()
+    (parsed.out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
+    print(json.dumps(machine, indent=2), flush=True)
+    if machine["gpu"] is None:
+        print(
+            "torch finds no CUDA device here; `python -m bench.gpu --dry-run` runs the measurements on a CPU."
+        )
+        return 1
+    status = 0
+    if parsed.skip != "tests":
+        share = 1.0 if parsed.skip == "bench" else TESTS_SHARE
+        limit = share * (deadline - time.monotonic())
+        status |= _run(_pytest(parsed.out, parsed.workers), environment, limit)
+    if parsed.skip != "bench":
+        left = deadline - time.monotonic()
+        bench = [sys.executable, "-m", "bench.gpu", "--out", str(parsed.out / "bench")]
+        bench += ["--budget", f"{left - 10:.0f}"]
+        bench += ["--only", *parsed.bench_only] if parsed.bench_only else []
+        status |= _run(bench, environment, left)
+    return status
+
+
+def _pytest(out: Path, workers: int) -> list[str]:
+    """The GPU's tests, and Triton's, which a GPU compiles and runs instead of interpreting them."""
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "tests/triton"]
+    command += ["--ignore", "tests/triton/test_compiling.py", "-p", "no:cacheprovider", "-q"]
+    command += ["--timeout", "120", "--junitxml", str((out / "tests.xml").resolve()), "-rfE"]
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(workers), "--dist", "worksteal"]
+    return command
+
+
+def _run(command: list[str], environment: dict[str, str], limit_s: float) -> int:
+    """Returns the exit status; 1 where the time was over."""
+    print("+", " ".join(command), f"(at most {limit_s:.0f} s)", flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        return int(process.wait(max(1.0, limit_s)) != 0)
+    except subprocess.TimeoutExpired:
+        print(f"Stopped after {limit_s:.0f} s.", flush=True)
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        return 1
+
+
+def _environment(jit: bool) -> dict[str, str]:
+    settings = dict(FLASHINFER_SETTINGS)
+    if jit:
+        settings["FLASHINFER_DISABLE_JIT"] = ""
+    return {**settings, **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def _machine() -> dict[str, object]:
+    import torch
+
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "none"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "gpu": gpu,
+        "gpu memory, GiB": round(torch.cuda.mem_get_info()[1] / 2**30, 1) if gpu else None,
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "packages": versions,
+        "flashinfer kernels compiled ahead": _compiled_ahead(),
+    }
+
+
+def _compiled_ahead() -> list[str]:
+    specification = importlib.util.find_spec("flashinfer")
+    if specification is None or specification.origin is None:
+        return []
+    folder = Path(specification.origin).parent / "data/aot"
+    return sorted(path.name for path in folder.glob("*") if path.is_dir())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
