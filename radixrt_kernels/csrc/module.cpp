@@ -31,6 +31,7 @@ NB_MODULE(_native, module) {
   bind_groupwise(module);
   bind_linear(module);
   bind_attention(module);
+  bind_memory(module);
   bind_norm(module);
   bind_rotary(module);
 }
