@@ -141,14 +141,21 @@ class ServerConfig:
     tp: int = setting(
         1, "Tensor-parallel ranks, one worker process each.", group="Device", at_least=1
     )
-    attention_backend: Literal["auto", "flashinfer", "torch_reference"] = setting(
+    attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = setting(
         "auto",
         "Which kernels compute attention; auto: the fastest that runs on the device.",
         group="Device",
     )
+    kernel_threads: int | None = setting(
+        None,
+        "Threads that compute on a CPU, in each rank; one a core that the server may use if not given, and a single one for "
+        "small models.",
+        group="Device",
+        at_least=1,
+    )
     disable_cascade: bool = setting(
         False,
-        "Let each sequence read the prefix that it shares with others by itself (GPU; for measurements).",
+        "Let each sequence read the prefix that it shares with others by itself (for measurements).",
         group="Device",
     )
     cuda_graph_max_batch_size: int = setting(

@@ -62,7 +62,7 @@ class Device(Protocol):
         """The arrays as tensors of the host from which a device can copy without the host's help."""
 
     def download(self, tensors: Sequence[Tensor]) -> Download:
-        """Begin to bring tensors to the host; what is ordered afterwards may overwrite them."""
+        """Begin to bring tensors to the host. They may be let go of at once, but not written to before they are there."""
 
     def mark(self) -> Mark:
         """Mark this place in the queue."""
@@ -70,9 +70,6 @@ class Device(Protocol):
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
         """Record what ``work`` orders. Returns how to order all of it again at once, and what ``work`` returned: the
         same tensors hold the results of every replay. All graphs share memory, so no two may run at once."""
-
-    def synchronize(self) -> None:
-        """Wait until the queue is empty; for start-up."""
 
 
 def make_device(torch_device: torch.device) -> "Device":
@@ -134,9 +131,6 @@ class CpuDevice:
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
         raise NotImplementedError("a CPU has no graphs")
-
-    def synchronize(self) -> None:
-        pass
 
 
 CPU = CpuDevice()
@@ -258,6 +252,3 @@ class CudaDevice:
         with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             made = work()
         return graph.replay, made
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self.torch_device)

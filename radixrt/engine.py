@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from radixrt.background_engine import BackgroundEngine
 from radixrt.cache_hint import CacheHint, check_seconds, hints_of
 from radixrt.cache_stats import CacheStats
+from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_in_process
 from radixrt.config import DEMO_MODEL, ServerConfig
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
 from radixrt.constrained.spec import Spec
@@ -30,6 +31,7 @@ from radixrt.messages import (
     GenerateRequest,
     Prompt,
     SchedulerStats,
+    TokenPrompt,
 )
 from radixrt.nesting import check_depth
 from radixrt.outputs import Answer, Output, output_of
@@ -211,6 +213,35 @@ class LLM:
     def default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's authors recommend."""
         return SamplingParams(**self.info.default_sampling)
+
+    def score(
+        self,
+        prompt: str | Conversation,
+        choices: Sequence[str],
+        *,
+        unconditional: bool = False,
+        continue_final_message: bool = False,
+        cache_salt: str = "",
+        cache: CacheHint | None = None,
+    ) -> ChoiceScores:
+        """How likely each of several texts is behind a prompt; all are scored in one batch, and the prompt is computed once.
+
+        Args:
+            prompt: text, or a conversation: then each choice is the assistant's message.
+            choices: the texts.
+            unconditional: score them without the prompt, too.
+            continue_final_message: the choices continue the conversation's last message, which is the assistant's.
+
+        Raises:
+            RequestError: the prompt is invalid, or there is nothing to score.
+        """
+        wire_prompt = prompt_or_chat(prompt, continue_final_message=continue_final_message)
+        assert not isinstance(wire_prompt, TokenPrompt)
+        question = ChoiceQuestion(wire_prompt, choices, unconditional)
+        name, client = self._new_request_id(), self._engine.client
+        return self._engine.run(
+            score_in_process(client, question, name, cache_salt, hints_of(cache))
+        )
 
     # ------------------------------------------------------------ the KV cache
 

@@ -30,6 +30,7 @@ def prompt_or_chat(
     template_kwargs: dict[str, Any] | None = None,
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> Prompt:
     """Raises:
     RequestError: it is neither text, token ids nor messages.
@@ -42,7 +43,8 @@ def prompt_or_chat(
         messages=list(prompt),  # type: ignore[arg-type]
         tools=tools,
         template_kwargs=template_kwargs,
-        add_generation_prompt=add_generation_prompt,
+        add_generation_prompt=add_generation_prompt and not continue_final_message,
+        continue_final_message=continue_final_message,
     )
 
 

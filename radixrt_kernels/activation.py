@@ -2,7 +2,7 @@
 
 import torch
 
-from radixrt_kernels import native
+from radixrt_kernels import native, tape
 
 if native is not None:
     _gated_activation = native.gated_activation
@@ -32,5 +32,5 @@ def _gated(gate_up: torch.Tensor, out: torch.Tensor | None, activation: object) 
     if out is None:
         tokens, columns = gate_up.shape
         out = gate_up.new_empty((tokens, columns // 2))
-    _gated_activation(gate_up, out, activation)
+    tape.call(_gated_activation, gate_up, out, activation)
     return out

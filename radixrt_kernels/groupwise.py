@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from radixrt_kernels import native
+from radixrt_kernels import native, tape
 from radixrt_kernels.linear import PANEL
 
 if native is not None:
@@ -63,7 +63,9 @@ def linear(
     """[num_tokens, columns] -> [num_tokens, rows], float32, bfloat16 or float16; ``bias`` [rows] of the same."""
     output = hidden.new_empty((hidden.shape[0], matrix.rows))
     m = matrix
-    _linear(hidden, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, bias, output)
+    tape.call(
+        _linear, hidden, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, bias, output
+    )
     return output
 
 
@@ -71,5 +73,5 @@ def look_up(matrix: PackedCodes, wanted: torch.Tensor, dtype: torch.dtype) -> to
     """Some rows: [n] int64 -> [n, columns] of ``dtype``"""
     output = torch.empty((wanted.shape[0], matrix.columns), dtype=dtype)
     m = matrix
-    _look_up(m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, wanted, output)
+    tape.call(_look_up, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, wanted, output)
     return output

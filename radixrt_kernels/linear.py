@@ -7,7 +7,7 @@ follow each other, in bfloat16 by pairs, as AVX-512's dot products want them. Al
 import torch
 import torch.nn.functional as F
 
-from radixrt_kernels import native
+from radixrt_kernels import native, tape
 
 PANEL = 16
 
@@ -48,12 +48,12 @@ def linear(
     All are of one dtype. Products are summed in float32 and rounded once, bias included.
     """
     output = hidden.new_empty((hidden.shape[0], rows))
-    _linear(hidden, weights, rows, bias, output)
+    tape.call(_linear, hidden, weights, rows, bias, output)
     return output
 
 
 def look_up(weights: torch.Tensor, rows: int, columns: int, wanted: torch.Tensor) -> torch.Tensor:
     """Some rows of a packed [rows, columns] matrix: [n] int64 -> [n, columns]"""
     output = weights.new_empty((wanted.shape[0], columns))
-    _look_up(weights, rows, wanted, output)
+    tape.call(_look_up, weights, rows, wanted, output)
     return output

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import activation
-from radixrt_kernels.reference import activation as reference_activation
+from radixrt_kernels import activation, norm, rotary
+from radixrt_kernels.attention import AttentionPlan
+from radixrt_kernels.reference import norm as reference_norm
+from radixrt_kernels.reference.activation import gated_activation
+from radixrt_kernels.reference.attention import paged_attention
+from radixrt_kernels.reference.rotary import rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,50 @@ def activations() -> Iterator[Check]:
             "gelu": activation.gelu_and_mul,
             "gelu_tanh": activation.gelu_tanh_and_mul,
         }.items():
-            expected = reference_activation.gated_activation(gate_up, name)
+            expected = gated_activation(gate_up, name)
             yield Check(f"{name}_and_mul {dtype}", kernel(gate_up), expected, tolerance)
 
 
-CHECKS: list[Callable[[], Iterator[Check]]] = [activations]
+def attention() -> Iterator[Check]:
+    """A decode of two sequences and a prefill, on pages in random order."""
+    qo_indptr = torch.tensor([0, 1, 2, 42], dtype=torch.int32)
+    kv_indptr = torch.tensor([0, 40, 60, 67], dtype=torch.int32)
+    last_page_len = torch.tensor([16, 3, 9], dtype=torch.int32)
+    kv_indices = torch.randperm(67).int()
+    slots = [int(kv_indices[39]) * 16 + 15, int(kv_indices[59]) * 16 + 2]
+    slots += [int(kv_indices[60 + p // 16]) * 16 + p % 16 for p in range(65, 105)]
+    kv_slots = torch.tensor(slots)
+    plan = AttentionPlan(qo_indptr, kv_indptr, last_page_len, kv_indices, kv_slots, 16)
+    for dtype, tolerance in ROUNDING.items():
+        for head_dim in (64, 80, 128):
+            query, key, value = (torch.randn(42, heads, head_dim).to(dtype) for heads in (6, 2, 2))
+            keys, values = (torch.randn(67, 16, 2, head_dim).to(dtype) for _ in range(2))
+            result = plan.attend(query, key, value, keys, values, head_dim**-0.5)
+            layout = (qo_indptr, kv_indptr, last_page_len, kv_indices)
+            expected = paged_attention(query, keys, values, *layout, head_dim**-0.5)
+            yield Check(f"attention {dtype}, head_dim {head_dim}", result, expected, tolerance)
+
+
+def norms() -> Iterator[Check]:
+    for dtype, tolerance in ROUNDING.items():
+        hidden, weight = torch.randn(5, 123).to(dtype), torch.randn(123).to(dtype)
+        expected = reference_norm.rms_norm(hidden, weight, 1e-6)
+        yield Check(f"rms_norm {dtype}", norm.rms_norm(hidden, weight, 1e-6), expected, tolerance)
+        residual = torch.randn(5, 123).to(dtype)
+        expected = reference_norm.rms_norm(hidden + residual, weight, 1e-6, unit_offset=True)
+        norm.add_rms_norm_(hidden, residual, weight, 1e-6, unit_offset=True)
+        yield Check(f"add_rms_norm {dtype}, unit_offset", hidden, expected, tolerance)
+
+
+def rotation() -> Iterator[Check]:
+    angles = torch.randn(50, 20)
+    cos_sin, positions = torch.cat((angles.cos(), angles.sin()), dim=1), torch.randint(0, 50, (9,))
+    for dtype, tolerance in ROUNDING.items():
+        query, key = torch.randn(9, 6, 64).to(dtype), torch.randn(9, 2, 64).to(dtype)
+        expected = rotated(query, positions, cos_sin)
+        rotary.rotate_(positions, query, key, cos_sin)
+        yield Check(f"rotate {dtype}, 40 of 64 features", query, expected, tolerance)
+
+
+CHECKS: list[Callable[[], Iterator[Check]]] = [activations, norms, rotation, attention]
 """One function a kernel family."""

@@ -163,7 +163,8 @@ class FakeScheduler:
                 if sampling.prompt_logprobs is not None:
                     ids = unpack_ids(running.request.token_ids).tolist()
                     prompt_logprobs += [
-                        _row(seq_id, token_id, sampling.prompt_logprobs) for token_id in ids[1:]
+                        _row(seq_id, token_id, sampling.prompt_logprobs)
+                        for token_id in ids[max(1, sampling.prompt_logprobs_start) :]
                     ]
             if sampling.logprobs is not None:
                 logprobs.append(_row(seq_id, token, sampling.logprobs))

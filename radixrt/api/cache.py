@@ -11,7 +11,8 @@ from radixrt.api.body import read_json, to_struct
 from radixrt.api.chat import chat_prompt
 from radixrt.api.completions import token_prompt
 from radixrt.api.events import json_response, while_connected
-from radixrt.api.protocol import ChatCompletionRequest, ChatMessage, refuse_unsupported
+from radixrt.api.keeping import RememberedPrompt, continuation_of
+from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, priority
 from radixrt.api.state import ServerState, request_id
 from radixrt.cache_hint import (
@@ -32,20 +33,16 @@ MOST_SESSIONS = 1024
 """That one request may release."""
 
 
-class CachePrompt(msgspec.Struct, kw_only=True):
+class CachePrompt(RememberedPrompt, kw_only=True):
     """A prompt in one of three forms: messages, prompt or token_ids."""
 
-    model: str | None = None
-    messages: list[ChatMessage] | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     """Whether the template opens the assistant's turn after the messages; False unless given."""
-    prompt: str | None = None
     add_special_tokens: bool | None = None
     token_ids: list[Any] | None = None
-    cache_salt: str | None = None
     priority: int | None = None
     timeout: float | None = None
     rid: str | None = None
@@ -127,7 +124,7 @@ async def _warm(
 ) -> Warmed:
     warming = warm_request(
         request_id("warm", fields.rid),
-        _prompt(fields, state),
+        _prompt(fields, state, request),
         cache_salt=fields.cache_salt or "",
         hints=hints,
         priority=priority(fields.priority, state.config),
@@ -145,11 +142,11 @@ async def _pin(fields: PinRequest, state: ServerState, request: Request) -> dict
     ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
     check_pin_seconds(ttl_s, state.config.max_pin_seconds)  # before anything is computed in vain
     warmed = await _warm(fields, CacheHints(), state, request)
-    lease = await state.client.pin(_prompt(fields, state), fields.cache_salt or "", ttl_s)
+    lease = await state.client.pin(_prompt(fields, state, request), fields.cache_salt or "", ttl_s)
     return {**msgspec.to_builtins(lease), **msgspec.to_builtins(warmed)}
 
 
-def _prompt(fields: CachePrompt, state: ServerState) -> Prompt:
+def _prompt(fields: CachePrompt, state: ServerState, request: Request) -> Prompt:
     """Raises:
     RequestError: there is not exactly one prompt, or it is not well formed.
     """
@@ -162,20 +159,20 @@ def _prompt(fields: CachePrompt, state: ServerState) -> Prompt:
             param=given[-1] if given else "messages",
         )
     if fields.messages is not None:
-        return chat_prompt(
-            ChatCompletionRequest(
-                messages=fields.messages,
-                tools=fields.tools,
-                chat_template_kwargs=fields.chat_template_kwargs,
-                reasoning_effort=fields.reasoning_effort,
-                add_generation_prompt=bool(fields.add_generation_prompt),
-            )
+        chat = ChatCompletionRequest(
+            messages=fields.messages,
+            tools=fields.tools,
+            chat_template_kwargs=fields.chat_template_kwargs,
+            reasoning_effort=fields.reasoning_effort,
+            add_generation_prompt=bool(fields.add_generation_prompt),
         )
+        return chat_prompt(chat, continuation_of(fields, state, request).messages)
     if fields.tools is not None:
         raise RequestError("tools are for the chat template, so they need messages.", param="tools")
     if fields.token_ids is not None:
         return token_prompt(fields.token_ids, state.info.vocab_size, "token_ids")
-    return TextPrompt(fields.prompt or "", fields.add_special_tokens is not False)
+    text = continuation_of(fields, state, request).text + (fields.prompt or "")
+    return TextPrompt(text, fields.add_special_tokens is not False)
 
 
 def _check_release(fields: ReleaseRequest) -> None:

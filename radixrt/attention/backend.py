@@ -54,8 +54,8 @@ class AttentionBackend(Protocol):
 class CapturableBackend(AttentionBackend, Protocol):
     """A backend that can be part of a captured graph."""
 
-    def graph_kinds(self) -> Sequence[str]:
-        """Ways to compute a decode step, each of which needs a graph of its own; the first serves any step."""
+    def graph_kinds(self, rows: int) -> Sequence[str]:
+        """Ways to compute a decode step of so many rows, each of which needs a graph of its own; the first serves any step."""
 
     def graph_kind(self, metadata: AttentionMetadata) -> str:
         """The one that serves this step best."""

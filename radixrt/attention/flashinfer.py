@@ -9,15 +9,16 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from radixrt.attention.backend import AttentionBackend, AttentionSpec
 from radixrt.attention.flashinfer_append import Append
 from radixrt.attention.flashinfer_rules import (
+    CASCADE_GRAPH_FROM_ROWS,
     HEAD_DIMS,
     PrefillKernel,
     cascade_pays,
+    graph_groups,
     prefill_kernel,
 )
 from radixrt.attention.flashinfer_wrappers import Cascade, Decode, KVCache, Prefill, SharedBuffers
@@ -55,8 +56,8 @@ class FlashInferBackend:
         """
         self._setup = setup
         self._library = library
-        self._append = Append(library, setup)
         self._shared = SharedBuffers(setup)
+        self._append = Append(library, self._shared)
         self._layers = {
             spec: _Layers(library, spec, setup, self._shared) for spec in set(setup.specs)
         }
@@ -82,15 +83,18 @@ class FlashInferBackend:
 
     # ------------------------------------------------------------ graphs
 
-    def graph_kinds(self) -> Sequence[str]:
-        can_cascade = self._setup.cascade and any(_may_cascade(spec) for spec in self._layers)
-        return ("plain", "cascade") if can_cascade else ("plain",)
+    def graph_kinds(self, rows: int) -> Sequence[str]:
+        cascades = self._setup.cascade and rows >= CASCADE_GRAPH_FROM_ROWS
+        if cascades and any(_may_cascade(spec) for spec in self._layers):
+            return ("plain", "cascade")
+        return ("plain",)
 
     def graph_kind(self, metadata: AttentionMetadata) -> str:
-        if metadata.shared_prefixes is None or not self._setup.cascade:
+        rows = len(metadata.last_page_len_cpu)
+        if metadata.shared_prefixes is None or "cascade" not in self.graph_kinds(rows):
             return "plain"
-        groups = PrefixGroups.of(metadata.shared_prefixes, len(metadata.last_page_len_cpu))
-        pays = groups and any(_pays(groups, spec, self._setup) for spec in self._layers)
+        groups = PrefixGroups.of(metadata.shared_prefixes, rows).at_most(graph_groups(rows))
+        pays = any(_pays(groups, spec, self._setup) for spec in self._layers)
         return "cascade" if pays else "plain"
 
     def for_graph(self, rows: int, kind: str) -> AttentionBackend:
@@ -105,15 +109,15 @@ def _may_cascade(spec: AttentionSpec) -> bool:
 def _pays(groups: PrefixGroups, spec: AttentionSpec, setup: AttentionSetup) -> bool:
     tokens = groups.num_pages * setup.page_size
     kv_bytes = setup.kv_dtype.itemsize
-    return _may_cascade(spec) and cascade_pays(groups.sizes(), tokens, spec, kv_bytes)
+    return (
+        groups.share and _may_cascade(spec) and cascade_pays(groups.sizes(), tokens, spec, kv_bytes)
+    )
 
 
 class _Step:
     """A step's page tables; those of a cascade are made when a layer wants them first."""
 
-    def __init__(
-        self, tables: StepTables, groups: PrefixGroups | None, setup: AttentionSetup
-    ) -> None:
+    def __init__(self, tables: StepTables, groups: PrefixGroups, setup: AttentionSetup) -> None:
         self.decodes = tables.decodes
         self.prefills = tables.prefills
         self.groups = groups
@@ -122,14 +126,15 @@ class _Step:
 
     @staticmethod
     def of(metadata: AttentionMetadata, setup: AttentionSetup) -> "_Step":
-        tables, groups = StepTables.of(metadata, setup.device), None
+        tables = StepTables.of(metadata, setup.device)
+        groups = PrefixGroups.none(tables.num_decodes)
         if setup.cascade and metadata.shared_prefixes is not None:
             groups = PrefixGroups.of(metadata.shared_prefixes, tables.num_decodes)
         return _Step(tables, groups, setup)
 
     def cascade(self) -> CascadeTables:
         if self._cascade is None:
-            assert self.decodes is not None and self.groups is not None
+            assert self.decodes is not None
             self._cascade = CascadeTables.of(
                 self.decodes, self.groups, self._setup.page_size, self._setup.device
             )
@@ -146,6 +151,10 @@ class _Layers:
         self._spec = spec
         self._setup = setup
         self._shared = shared
+        # FA3 is for Hopper, and wants queries of the cache's type.
+        self._has_fa3 = setup.dtype == setup.kv_dtype and library.utils.is_sm90a_supported(
+            setup.device.torch_device
+        )
         self._decode = Decode(library, spec, setup, shared)
         self._cascade: Cascade | None = None
         self._prefills: dict[PrefillKernel, Prefill] = {}
@@ -164,7 +173,7 @@ class _Layers:
             self._prefills_by.plan(step.prefills)
 
     def _plan_decodes(self, step: _Step, decodes: PageTable) -> None:
-        if step.groups is not None and _pays(step.groups, self._spec, self._setup):
+        if _pays(step.groups, self._spec, self._setup):
             if self._cascade is None:
                 self._cascade = Cascade(self._library, self._spec, self._setup, self._shared)
             self._cascade.plan(step.cascade())
@@ -181,10 +190,7 @@ class _Layers:
         return self._prefills[kernel]
 
     def _prefill_kernel(self, table: PageTable) -> PrefillKernel:
-        """FA3 is for Hopper, and wants queries of the cache's type."""
-        if self._setup.dtype != self._setup.kv_dtype:
-            return "fa2"
-        if not self._library.utils.is_sm90a_supported(self._setup.device.torch_device):
+        if not self._has_fa3:
             return "fa2"
         return prefill_kernel(table.query_lengths(), self._spec.num_heads)
 
@@ -207,7 +213,7 @@ class _GraphBackend:
     ) -> None:
         self._setup = setup
         self._rows = rows
-        self._append = Append(library, setup, shared.slots(rows))
+        self._append = Append(library, shared, shared.slots(rows))
         self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
         for spec in set(setup.specs):
             cascades = kind == "cascade" and _may_cascade(spec)
@@ -218,10 +224,7 @@ class _GraphBackend:
         self._append.plan(metadata)
         step = _Step.of(metadata, self._setup)
         assert step.decodes is not None and step.prefills is None, "graphs hold decode steps"
-        groups = step.groups or PrefixGroups(
-            np.array([0, self._rows], np.int32), np.zeros(1, np.int32)
-        )
-        step.groups = groups.padded(self._rows)
+        step.groups = step.groups.at_most(graph_groups(self._rows))
         for decode in self._decodes.values():
             if isinstance(decode, Cascade):
                 decode.plan(step.cascade())

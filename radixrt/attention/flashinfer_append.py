@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from radixrt.attention.flashinfer_wrappers import SharedBuffers
 from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.setup import AttentionSetup
 
 
 class Append:
@@ -18,24 +18,26 @@ class Append:
     """
 
     def __init__(
-        self, library: Any, setup: AttentionSetup, slots: torch.Tensor | None = None
+        self, library: Any, shared: SharedBuffers, slots: torch.Tensor | None = None
     ) -> None:
         """
         Args:
-            slots: [rows] int32 on the device: where to keep the slots of a step; None: anew for each.
+            slots: [rows] int32 on the device: where a graph looks for the slots of a step; None: anew for each.
         """
         self._library = library
-        self._setup = setup
+        self._shared = shared
+        self._fixed_slots = slots
         self._slots = slots
-        self._fixed = slots is not None
-        self._table: _WholeCache | None = None
+        self._sequence: torch.Tensor | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        if self._fixed:
-            assert self._slots is not None
-            self._slots.copy_(metadata.kv_slots)
-        else:
+        if self._fixed_slots is None:
             self._slots = metadata.kv_slots.to(torch.int32)
+        else:
+            self._fixed_slots.copy_(metadata.kv_slots)
+        assert self._slots is not None
+        if self._sequence is None or len(self._sequence) != len(self._slots):
+            self._sequence = torch.zeros_like(self._slots)  # all tokens are of the only one
 
     def run(
         self,
@@ -46,13 +48,11 @@ class Append:
     ) -> None:
         """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]; for the caches see ``AttentionBackend``."""
         assert self._slots is not None, "plan() comes before attend()"
-        if self._table is None or len(self._table.kv_indices) < len(key_cache):
-            self._table = _WholeCache(len(key_cache), self._setup.page_size, key.device)
-        table = self._table
+        table = self._shared.whole_cache(len(key_cache))
         self._library.append_paged_kv_cache(
             to_kv_dtype(key, key_cache.dtype),
             to_kv_dtype(value, value_cache.dtype),
-            torch.zeros_like(self._slots),
+            self._sequence,
             self._slots,
             (key_cache, value_cache),
             table.kv_indices,
@@ -60,12 +60,3 @@ class Append:
             table.last_page_len,
             kv_layout="NHD",
         )
-
-
-class _WholeCache:
-    """The page table of one sequence that owns all pages, in their order."""
-
-    def __init__(self, num_pages: int, page_size: int, place: torch.device) -> None:
-        self.kv_indices = torch.arange(num_pages, dtype=torch.int32, device=place)
-        self.kv_indptr = torch.arange(2, dtype=torch.int32, device=place) * num_pages
-        self.last_page_len = torch.full((1,), page_size, dtype=torch.int32, device=place)

@@ -29,6 +29,9 @@ ATTENTION_FLOPS_PER_S = 4.0e14
 CASCADE_OVERHEAD_S = 20e-6
 """What a layer pays for a cascade whatever it saves: two more kernels, and what they write for one another."""
 
+CASCADE_GRAPH_FROM_ROWS = 4
+"""Smaller decode steps have no graph with a cascade."""
+
 PrefillKernel = Literal["fa2", "fa3"]
 
 
@@ -41,6 +44,15 @@ def prefill_kernel(query_lengths: NDArray[np.integer], num_heads: int) -> Prefil
     """The kernel for prefills of these lengths [rows], where both run."""
     tiles = -(-query_lengths // FA3_TILE_QUERIES)
     return "fa3" if int(tiles.sum()) * num_heads >= FA3_FROM_TILES else "fa2"
+
+
+def graph_groups(rows: int) -> int:
+    """How many groups of a shared prefix a captured cascade of so many rows has room for.
+
+    A graph's kernels have tiles for the largest group that there may be, ``rows - groups + 1``: with room for as many
+    groups as rows they would have the smallest tiles, and read shared pages once for each four or so queries.
+    """
+    return min(rows, max(3, rows // 8))
 
 
 def cascade_pays(

@@ -10,13 +10,20 @@ from typing import Any
 import torch
 
 from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.flashinfer_rules import PrefillKernel, decode_with_tensor_cores
+from radixrt.attention.flashinfer_rules import (
+    PrefillKernel,
+    decode_with_tensor_cores,
+    graph_groups,
+)
 from radixrt.attention.page_tables import CascadeTables, PageTable
 from radixrt.attention.setup import AttentionSetup
 from radixrt.device import Device, Mark
 
 WORKSPACE_BYTES = 128 << 20
 """For the partial results of rows whose keys are split; what FlashInfer advises."""
+PARTIAL_RESULTS = 6
+"""A captured decode step reserves so many float32 results for each row and head (``PrefillPlan`` in its
+``attention/scheduler.cuh``: with tiles of 16 rows and a group of 4, five)."""
 PLAN_BYTES = 8 << 20
 """For what a plan tells the kernels; FlashInfer's own size."""
 
@@ -45,11 +52,14 @@ class SharedBuffers:
     def __init__(self, setup: AttentionSetup) -> None:
         self._setup = setup
         self._place = setup.device.torch_device
-        self.workspace = self._bytes(WORKSPACE_BYTES)
-        self._plans: dict[str, torch.Tensor] = {}
+        sizes = [spec.num_heads * (spec.head_dim + 1) for spec in setup.specs]
+        partial = PARTIAL_RESULTS * setup.max_rows * max(sizes, default=0) * 4
+        self.workspace = self._bytes(max(WORKSPACE_BYTES, partial))
+        self._plans: dict[tuple[str, AttentionSpec], torch.Tensor] = {}
         self._tables: dict[str, TableBuffers] = {}
         self._slots: torch.Tensor | None = None
         self._sharing: torch.Tensor | None = None
+        self._whole_cache: WholeCache | None = None
 
     def _bytes(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self._place)
@@ -57,23 +67,23 @@ class SharedBuffers:
     def _ints(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self._place)
 
-    def plan(self, name: str) -> torch.Tensor:
-        """For the plans of those graphs' wrappers that have this place in a layer."""
-        if name not in self._plans:
-            self._plans[name] = self._bytes(PLAN_BYTES)
-        return self._plans[name]
+    def plan(self, place: str, spec: AttentionSpec) -> torch.Tensor:
+        """For the plans of those graphs' wrappers that have this place in a layer of this kind."""
+        if (place, spec) not in self._plans:
+            self._plans[place, spec] = self._bytes(PLAN_BYTES)
+        return self._plans[place, spec]
 
-    def tables(self, name: str, rows: int) -> TableBuffers:
-        """For the page tables of those graphs' wrappers that have this place in a layer."""
-        if name not in self._tables:
+    def tables(self, place: str, rows: int) -> TableBuffers:
+        """For the page tables of those graphs' wrappers that have this place in a layer, of whatever kind."""
+        if place not in self._tables:
             most = self._setup.max_rows
-            self._tables[name] = TableBuffers(
+            self._tables[place] = TableBuffers(
                 self._ints(most + 1),
                 self._ints(most + 1),
                 self._ints(most * self._setup.max_pages),
                 self._ints(most),
             )
-        all_rows = self._tables[name]
+        all_rows = self._tables[place]
         return TableBuffers(
             all_rows.qo_indptr[: rows + 1],
             all_rows.kv_indptr[: rows + 1],
@@ -87,11 +97,26 @@ class SharedBuffers:
             self._slots = self._ints(self._setup.max_rows)
         return self._slots[:rows]
 
+    def whole_cache(self, num_pages: int) -> "WholeCache":
+        """Of at least so many pages."""
+        if self._whole_cache is None or len(self._whole_cache.kv_indices) < num_pages:
+            self._whole_cache = WholeCache(num_pages, self._setup.page_size, self._place)
+        return self._whole_cache
+
     def sharing(self, rows: int) -> torch.Tensor:
         """[rows] bool: which of a graph's sequences share a prefix"""
         if self._sharing is None:
             self._sharing = self._ints(self._setup.max_rows).bool()
         return self._sharing[:rows]
+
+
+class WholeCache:
+    """The page table of one sequence that owns all pages, in their order."""
+
+    def __init__(self, num_pages: int, page_size: int, place: torch.device) -> None:
+        self.kv_indices = torch.arange(num_pages, dtype=torch.int32, device=place)
+        self.kv_indptr = torch.arange(2, dtype=torch.int32, device=place) * num_pages
+        self.last_page_len = torch.full((1,), page_size, dtype=torch.int32, device=place)
 
 
 class Staged:
@@ -143,7 +168,7 @@ class Decode:
         """
         Args:
             graph_rows: it is part of a graph of so many rows; None: of none, for steps of any number of rows.
-            place: in a layer; wrappers of one place are never planned for the same step.
+            place: in a layer. Wrappers of one place read the same page tables in a step.
         """
         buffers = None if graph_rows is None else shared.tables(place, graph_rows)
         wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
@@ -157,7 +182,7 @@ class Decode:
             backend="fa2",
         )
         if buffers is not None:
-            wrapper.reset_workspace_buffer(shared.workspace, shared.plan(place))
+            wrapper.reset_workspace_buffer(shared.workspace, shared.plan(place, spec))
         self._wrapper = Staged(wrapper, setup.device)
         self._spec = spec
         self._setup = setup
@@ -245,7 +270,7 @@ class Cascade:
     ) -> None:
         """
         Args:
-            graph_rows: as of :class:`Decode`. There are as many groups then, of which some are empty.
+            graph_rows: as of :class:`Decode`. There are :func:`graph_groups` groups then, of which some are empty.
         """
         self._library = library
         self._spec = spec
@@ -256,7 +281,9 @@ class Cascade:
         self._sharing: torch.Tensor | None = self._fixed_sharing
 
     def _shared_wrapper(self, shared: SharedBuffers, graph_rows: int | None) -> Any:
-        buffers = None if graph_rows is None else shared.tables("shared", graph_rows)
+        buffers = None
+        if graph_rows is not None:
+            buffers = shared.tables("shared", graph_groups(graph_rows))
         wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(
             shared.workspace,
             kv_layout="NHD",
@@ -268,7 +295,7 @@ class Cascade:
             backend="fa2",
         )
         if buffers is not None:
-            wrapper.reset_workspace_buffer(shared.workspace, shared.plan("shared"))
+            wrapper.reset_workspace_buffer(shared.workspace, shared.plan("shared", self._spec))
         return wrapper
 
     def plan(self, tables: CascadeTables) -> None:

@@ -68,38 +68,57 @@ class StepTables:
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroups:
-    """Groups of decoding rows that begin with the same pages, in order; the last one may share nothing."""
+    """Neighbouring rows that begin with the same pages, or that share nothing."""
 
     indptr: NDArray[np.int32]  # [groups + 1] into the rows
     num_pages: NDArray[np.int32]  # [groups]; 0: its rows share nothing
 
     @staticmethod
-    def of(prefixes: SharedPrefixes, num_rows: int) -> "PrefixGroups | None":
-        """The groups among the first ``num_rows`` rows; None: they share nothing. Those behind the last group
-        that does are taken together."""
+    def of(prefixes: SharedPrefixes, num_rows: int) -> "PrefixGroups":
+        """The groups that lie within the first ``num_rows`` rows; what is left of these shares nothing."""
         indptr, num_pages = prefixes.group_indptr_cpu.numpy(), prefixes.num_pages_cpu.numpy()
-        ends = indptr[1:]
-        sharing = np.flatnonzero((num_pages > 0) & (ends <= num_rows))
-        if not len(sharing):
-            return None
-        last = int(sharing[-1]) + 1
-        if indptr[last] == num_rows:
-            return PrefixGroups(indptr[: last + 1], num_pages[:last])
+        within = int(np.searchsorted(indptr, num_rows, side="right")) - 1
         return PrefixGroups(
-            np.append(indptr[: last + 1], np.int32(num_rows)),
-            np.append(num_pages[:last], np.int32(0)),
-        )
+            np.append(indptr[: within + 1], np.int32(num_rows)),
+            np.append(num_pages[:within], np.int32(0)),
+        ).merged()
+
+    @staticmethod
+    def none(num_rows: int) -> "PrefixGroups":
+        """Nobody shares anything."""
+        return PrefixGroups(np.array([0, num_rows], np.int32), np.zeros(1, np.int32))
+
+    @property
+    def share(self) -> bool:
+        """Some rows do."""
+        return bool(self.num_pages.any())
 
     def sizes(self) -> NDArray[np.int32]:
         """Rows of each group."""
         return np.diff(self.indptr)
 
-    def padded(self, count: int) -> "PrefixGroups":
-        """With empty groups added up to ``count``."""
-        more = count - len(self.num_pages)
+    def merged(self) -> "PrefixGroups":
+        """With neighbouring groups that share nothing as one, and without empty ones: kernels choose the size of their
+        tiles by the mean size of the groups."""
+        kept = self.sizes() > 0
+        starts, num_pages = self.indptr[:-1][kept], self.num_pages[kept]
+        alone = num_pages == 0
+        first = ~(alone & np.concatenate(([False], alone[:-1])))
+        return PrefixGroups(np.append(starts[first], self.indptr[-1]), num_pages[first])
+
+    def at_most(self, count: int) -> "PrefixGroups":
+        """Exactly ``count`` groups: those that save the most reads, and empty ones in place of what lacks."""
+        groups = self
+        if len(groups.num_pages) > count:
+            saved = (groups.sizes() - 1) * groups.num_pages
+            best = np.argsort(-saved, kind="stable")[: (count - 1) // 2]  # others may lie between
+            kept = np.zeros_like(groups.num_pages)
+            kept[best] = groups.num_pages[best]
+            groups = PrefixGroups(groups.indptr, kept).merged()
+        more = count - len(groups.num_pages)
         return PrefixGroups(
-            np.concatenate((self.indptr, np.full(more, self.indptr[-1]))),
-            np.concatenate((self.num_pages, np.zeros(more, np.int32))),
+            np.concatenate((groups.indptr, np.full(more, groups.indptr[-1]))),
+            np.concatenate((groups.num_pages, np.zeros(more, np.int32))),
         )
 
 

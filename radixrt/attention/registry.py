@@ -4,10 +4,12 @@ import logging
 from collections.abc import Callable
 
 from radixrt.attention.backend import AttentionBackend
+from radixrt.attention.cpu import CPU_CACHE_DTYPES, CpuBackend
 from radixrt.attention.flashinfer import make_flashinfer, why_not
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.errors import ConfigError
+from radixrt_kernels import available
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +19,7 @@ def _torch_reference(setup: AttentionSetup) -> AttentionBackend:
 
 
 _BACKENDS: dict[str, Callable[[AttentionSetup], AttentionBackend]] = {
+    "cpu": CpuBackend,
     "flashinfer": make_flashinfer,
     "torch_reference": _torch_reference,
 }
@@ -43,6 +46,8 @@ def _fastest(setup: AttentionSetup) -> str:
         if reason is None:
             return "flashinfer"
         log.warning("Attention is computed by plain torch, and slow: FlashInfer can't, %s.", reason)
+    elif available() and setup.kv_dtype in CPU_CACHE_DTYPES:
+        return "cpu"
     return "torch_reference"
 
 

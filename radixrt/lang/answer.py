@@ -11,12 +11,15 @@ class Answer:
     """One of a call's answers."""
 
     text: str = ""
+    reasoning: str = ""
+    """What the model thought before it."""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     """In OpenAI's form."""
     finish_reason: str | None = None
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
+        self.reasoning += piece.reasoning
         self.finish_reason = piece.finish_reason or self.finish_reason
         for call in piece.tool_calls:
             self._add_call(call)

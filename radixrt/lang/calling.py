@@ -87,6 +87,7 @@ def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
             value=values[0] if gen.n == 1 else values,
             tool_calls=tuple(answers[0].tool_calls),
             finish_reason=answers[0].finish_reason,
+            reasoning=answers[0].reasoning,
         )
 
     return _recorded(site, work)

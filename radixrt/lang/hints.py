@@ -3,6 +3,8 @@
 A fork's prefix is not warmed ahead of its branches: the server computes what requests of one step have in common once,
 so eight branches over 7,800 new tokens computed 7,920 tokens either way, and warming cost one more round trip. Nor is
 it retained above others: retention counts tokens, which only the server knows, and would keep the branches' answers too.
+What the runs of a batch share is kept by leases (:mod:`radixrt.lang.pins`), and given up run by run
+(:mod:`radixrt.lang.releases`).
 """
 
 from collections.abc import Iterator

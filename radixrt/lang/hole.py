@@ -20,6 +20,8 @@ class Filling:
     tool_calls: tuple[dict[str, Any], ...] = ()
     """In OpenAI's form."""
     finish_reason: str | None = None
+    reasoning: str = ""
+    """What the model thought before it; no part of the text."""
 
 
 class Hole:

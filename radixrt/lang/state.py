@@ -186,6 +186,11 @@ class State:
         variable = self._variable(name)
         return None if isinstance(variable, Given) else variable.wait().finish_reason
 
+    def reasoning(self, name: str) -> str:
+        """Wait for a variable; what the model thought before it, where the backend tells: "" if nothing."""
+        variable = self._variable(name)
+        return "" if isinstance(variable, Given) else variable.wait().reasoning
+
     def text_iter(self, name: str) -> Iterator[str]:
         """The pieces of a variable's text, as they come: in a streamed program, or of ``gen(..., stream=True)``; the
         text of others comes as a whole."""

@@ -26,14 +26,11 @@ class Turn:
     def as_message(self) -> dict[str, Any]:
         """In OpenAI's form. All its holes are filled."""
         message: dict[str, Any] = {"role": self.role, "content": text_of(self.parts)}
-        calls = [
-            call
-            for part in self.parts
-            if isinstance(part, Hole)
-            for call in part.filling.tool_calls
-        ]
-        if calls:
+        fillings = [part.filling for part in self.parts if isinstance(part, Hole)]
+        if calls := [call for filling in fillings for call in filling.tool_calls]:
             message["tool_calls"] = calls
+        if reasoning := "".join(filling.reasoning for filling in fillings):
+            message["reasoning_content"] = reasoning  # templates drop what they do not want
         return message | dict(self.fields)
 
 

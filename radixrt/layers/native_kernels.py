@@ -6,7 +6,7 @@ from torch import nn
 from radixrt.layers.matrix import DenseMatrix, Matrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, unpack_halves
 from radixrt.layers.torch_kernels import TorchKernels
-from radixrt_kernels import activation, groupwise, linear
+from radixrt_kernels import activation, groupwise, linear, norm, rotary
 
 _GATED = {
     "silu": activation.silu_and_mul,
@@ -17,6 +17,32 @@ _GATED = {
 
 class NativeKernels(TorchKernels):
     """See ``LayerKernels``. What has no native kernel is PyTorch's."""
+
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
+    ) -> torch.Tensor:
+        return norm.rms_norm(hidden, weight, eps, unit_offset)
+
+    def add_rms_norm(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        unit_offset: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        norm.add_rms_norm_(hidden, residual, weight, eps, unit_offset)
+        return hidden, residual
+
+    def rotate(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rotary.rotate_(positions, query, key, cos_sin)
+        return query, key
 
     def gated_activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
         return _GATED[name](gate_up)

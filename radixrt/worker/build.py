@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import radixrt_kernels
 from radixrt.attention.backend import AttentionBackend, CapturableBackend
+from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_dtype import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
@@ -21,7 +21,7 @@ from radixrt.errors import ConfigError
 from radixrt.layers.fastest_kernels import layer_kernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
-from radixrt.messages import EngineInfo, GrammarLoaded
+from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
@@ -31,11 +31,10 @@ from radixrt.worker.grammars import GrammarShop, GrammarState
 from radixrt.worker.kv_pool import KVPool, bytes_per_token, pool_pages
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.threads import use_fitting_threads
 from radixrt.worker.trial_run import largest_step, num_pages, too_large
 
 log = logging.getLogger(__name__)
-
-SMALL_MODEL_BYTES = 64 << 20
 
 
 def build_runner(
@@ -62,7 +61,7 @@ def build_runner(
     hf_config = read_config(model_dir)
     longest = served_context_length(hf_config, config.context_length)
     dtype, num_bytes = model.dtype, weight_bytes(model) * tp.size
-    use_fitting_threads(num_bytes)
+    use_fitting_threads(config.kernel_threads, num_bytes)
     defaults = generation_config(model_dir)
     eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
     setup = AttentionSetup(
@@ -78,7 +77,7 @@ def build_runner(
     backend_name = resolve_backend(config.attention_backend, setup)
     shop = GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
     parts = _Parts(config, model, setup, make_backend(backend_name, setup), eos_token_ids, shop)
-    if device.torch_device.type == "cuda":
+    if is_gpu(device):
         parts.try_largest_step(longest)
     pages = _pool_pages(config, setup, tp, longest)
     runner = parts.runner(_pool(setup, pages), with_graphs=True)
@@ -97,6 +96,11 @@ def build_runner(
         default_sampling=defaults,
         eos_token_ids=eos_token_ids,
     )
+
+
+def is_gpu(device: Device) -> bool:
+    """It has memory of its own, of which the KV pool gets what is left."""
+    return device.torch_device.type == "cuda"
 
 
 def _load(config: ServerConfig, device: Device, tp: TensorParallel) -> CausalLM:
@@ -176,8 +180,13 @@ class _Parts:
             spare_page=pool.spare_page,
             graph_rows=None if graphs is None else graphs.rows_for,
         )
+        device = self.setup.device
         sampling = SamplingState(
-            slots, vocab_size, eos_token_ids=self.eos_token_ids, device=self.setup.device
+            slots,
+            vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            device=device,
+            draws_natively=device.torch_device.type == "cpu" and radixrt_kernels.available(),
         )
         grammars = GrammarState(
             self.shop,
@@ -186,7 +195,15 @@ class _Parts:
             jump_forward=not self.config.disable_jump_forward,
         )
         return ModelRunner(
-            self.model, self.backend, pool, batch, sampling, grammars, self.setup.device, graphs
+            self.model,
+            self.backend,
+            pool,
+            batch,
+            sampling,
+            grammars,
+            self.setup.device,
+            graphs,
+            taped=isinstance(self.backend, CpuBackend) and self.config.tp == 1,
         )
 
     def _graphs(self, pool: KVPool) -> DecodeGraphs | None:
@@ -203,8 +220,8 @@ class _Parts:
         return graphs
 
     def try_largest_step(self, longest: int) -> None:
-        """Run it, so that torch has taken all the memory that steps need, and libraries have what they need too: what
-        the system then calls free is free for the KV pool.
+        """Run it, and a decode step, so that torch has taken all the memory that steps need, and libraries have what they
+        need too: what the system then calls free is free for the KV pool.
 
         Raises:
             ConfigError: it does not fit.
@@ -214,6 +231,9 @@ class _Parts:
             pool = _pool(self.setup, num_pages(plan), one_for_all=True)
             runner = self.runner(pool, with_graphs=False)
             runner.step(plan)
+            runner.step(
+                StepPlan(step_id=1)
+            )  # every slot decodes: other kernels, which are loaded now
             runner.collect()
         except torch.OutOfMemoryError as error:
             raise too_large(self.config, error) from error
@@ -225,18 +245,3 @@ def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
     if unknown:
         log.warning("Ignored end tokens %s: the vocabulary has %d tokens.", unknown, vocab_size)
     return tuple(token for token in token_ids if token not in unknown)
-
-
-def use_fitting_threads(num_bytes: int) -> None:
-    """Compute small models with one thread: waking others costs more than they save, and the other
-    processes need cores too. The built-in model on two quiet cores, against two threads: one stream 1.4
-    times as fast, 16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times."""
-    if num_bytes < SMALL_MODEL_BYTES:
-        use_threads(1)
-
-
-def use_threads(count: int) -> None:
-    """Let PyTorch and the native kernels compute with ``count`` threads."""
-    torch.set_num_threads(count)
-    if radixrt_kernels.native is not None:
-        radixrt_kernels.native.set_num_threads(count)

@@ -23,7 +23,7 @@ from radixrt.worker.ragged import RaggedStep
 def ladder(largest: int) -> list[int]:
     """Batch sizes to capture: powers of two up to 16, then every 8th up to 128, then every 16th; ``largest`` is the last.
 
-    Padding costs at most an eighth more rows, and those read no KV.
+    Padding adds fewer than 16 rows, fewer than 8 to steps of up to 128; each reads one token of KV.
     """
     rungs = [1, 2, 4, 8, *range(16, 128, 8), *range(128, largest + 1, 16)]
     return [*(rung for rung in rungs if rung < largest), largest] if largest else []
@@ -66,7 +66,7 @@ class DecodeGraphs:
     def capture(self) -> None:
         """Record all rungs, the largest first: the others find room in the memory that it took."""
         for rung in sorted(self._rungs, reverse=True):
-            for kind in self._backend.graph_kinds():
+            for kind in self._backend.graph_kinds(rung):
                 self._graphs[rung, kind] = self._capture(rung, self._backend.for_graph(rung, kind))
 
     def _capture(self, rung: int, attention: AttentionBackend) -> _Graph:

@@ -7,6 +7,7 @@ import torch
 
 from radixrt.attention.backend import AttentionSpec
 from radixrt.errors import ConfigError
+from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
 CPU_POOL_SHARE = 0.5
@@ -42,13 +43,20 @@ class KVPool:
 
         def tensors() -> list[torch.Tensor]:
             made = {
-                name: torch.empty(shape, dtype=dtype, device=device)
+                name: _empty(shape, dtype, device)
                 for name, shape in dict(zip(names, shapes, strict=True)).items()
             }
             return [made[name] for name in names]
 
         self.key_caches = tensors()
         self.value_caches = tensors()
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu" and dtype.is_floating_point and dtype.itemsize > 1:
+        advise_huge_pages(tensor)  # one core read pages at random at 13 instead of 8 GB/s
+    return tensor
 
 
 def bytes_per_token(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> int:

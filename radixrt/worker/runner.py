@@ -32,6 +32,7 @@ from radixrt.worker.logprobs import raw_logprobs
 from radixrt.worker.sampler import SampledTokens, sample
 from radixrt.worker.sampling_state import SamplingState
 from radixrt.worker.step_in_flight import SpanLogprobs, StepInFlight
+from radixrt.worker.step_tapes import StepTapes
 
 PROMPT_LOGITS_ROWS = 256
 """Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128 MiB."""
@@ -54,6 +55,8 @@ class ModelRunner:
         grammars: GrammarState,
         device: Device,
         graphs: DecodeGraphs | None = None,
+        *,
+        taped: bool = False,
     ) -> None:
         self._model = model
         self._backend = backend
@@ -63,6 +66,7 @@ class ModelRunner:
         self._device = device
         self._graphs = graphs
         self._context = ForwardContext(backend, pool.key_caches, pool.value_caches)
+        self._tapes = StepTapes(model, self._context) if taped else None
         self._in_flight: StepInFlight | None = None
         self._last_end: Mark | None = None
 
@@ -92,6 +96,9 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         tensors = [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
+        sampled_all = (
+            self._device.mark()
+        )  # before the download, so that it is past when that is there
         self._in_flight = StepInFlight(
             step_id=plan.step_id,
             slots=inputs.sampling_slots,
@@ -101,7 +108,7 @@ class ModelRunner:
             download=self._device.download(tensors),
             launched=launched,
             computed=computed,
-            sampled_all=self._device.mark(),
+            sampled_all=sampled_all,
             waited_s=waited_s,
             begun=begun,
             forced=forced,
@@ -168,7 +175,10 @@ class ModelRunner:
             hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
             return hidden, self._model.logits(hidden)
         self._backend.plan(inputs.attention)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
+        if self._tapes is not None:
+            hidden = self._tapes.forward(inputs.token_ids, inputs.positions)
+        else:
+            hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
         return hidden, self._model.logits(hidden[inputs.sampling_rows])
 
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> SampledTokens | None:
@@ -199,6 +209,8 @@ class ModelRunner:
     ) -> tuple[NDArray[np.int64], TokenIds]:
         """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their slots."""
         slots = step.slots
+        if not step.forced and not self.grammars.holds_any:
+            return slots, token_ids
         to_take = ~np.isin(slots, [*step.forced, *step.released])
         failed = self.grammars.advance(slots[to_take], token_ids[to_take])
         token_ids[np.isin(slots, failed) & to_take] = GRAMMAR_FAILED

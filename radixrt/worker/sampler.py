@@ -8,6 +8,7 @@ not pay for it, and a batch that is all greedy costs one argmax.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from radixrt.device import Device
 from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
+from radixrt.worker.cpu_sampler import draw_by_native_kernel
 from radixrt.worker.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.grammars import TokenMask
 from radixrt.worker.logprobs import logprob_rows, raw_logprobs
@@ -92,7 +94,7 @@ def sample(
     """
     batch = state.batch(slots)
     raw = None if batch.logprobs is None else logits[batch.logprobs.rows]
-    if batch.packed is not None:
+    if batch.packed is not None and not state.draws_natively:
         token_ids, peaks = draw_in_one_kernel(
             batch, state.counts, logits, positions, mask, state.device
         )
@@ -113,16 +115,21 @@ def _draw_in_groups(
     mask: TokenMask | None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids and the largest logit of each row, both [rows]."""
-    peaks = logits.amax(dim=-1)
+    peaks = logits.amax(dim=-1) if batch.packed is None else logits.new_empty(0)
     if batch.penalised is not None:
         _penalise(logits, batch.penalised, state)
     if batch.biases is not None:
         batch.biases.add_to(logits, positions)
+    if batch.packed is not None:
+        return draw_by_native_kernel(batch, logits, positions, mask)
     if mask is not None:
         _keep_allowed(logits, mask, state.device)
     # Sampled rows are overwritten below; where there are no others, the argmax is not worth its pass.
     token_ids = _argmax(logits) if batch.any_greedy else positions.new_empty(len(logits))
-    for group, draw in ((batch.truncated, _draw_truncated), (batch.untruncated, _draw_untruncated)):
+    # Asking whether some candidates were enough would wait for the device; it sorts whole rows at once.
+    widths = () if state.device.overlaps else CPU_CANDIDATES
+    truncated = partial(_draw_truncated, widths=widths)
+    for group, draw in ((batch.truncated, truncated), (batch.untruncated, _draw_untruncated)):
         if group is not None:
             scaled = logits[group.rows].div_(group.settings.temperature)
             token_ids[group.rows] = draw(scaled, group.settings, positions[group.rows])
@@ -186,15 +193,15 @@ def _draw_truncated(
     scaled: Tensor,
     settings: DrawSettings,
     positions: Tensor,
-    widths: tuple[int, ...] = CPU_CANDIDATES,
+    widths: tuple[int, ...],
 ) -> Tensor:
     """One token for each row of ``scaled`` [n, vocab] out of its top-k, top-p and min-p; int64 [n].
 
     Looks only at each row's ``widths[0]`` largest logits, and again at more of them for rows where those
-    were too few. On a GPU, asking whether they were would wait for the device, so it sorts at once.
+    were too few; at all of them, sorted, where there are no widths left.
     """
     vocab = scaled.shape[-1]
-    width = min(widths[0], vocab) if widths and scaled.device.type == "cpu" else vocab
+    width = min(widths[0], vocab) if widths else vocab
     values, token_ids = _largest(scaled, width)
     threshold = _threshold(values, scaled.logsumexp(dim=-1, keepdim=True), settings, vocab)
     noisy = values + gumbel_noise(settings.seed_keys, positions, token_ids)

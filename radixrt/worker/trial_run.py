@@ -17,8 +17,8 @@ DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
 def largest_step(config: ServerConfig, context_length: int) -> StepPlan:
     """A step as large as the scheduler ever plans one, in memory: every slot samples, and the prefill budget is spent."""
     slots = config.max_running_requests
-    length = min(context_length, math.ceil(config.max_prefill_tokens / slots) + 1)
-    pages = math.ceil(length / config.page_size)
+    length = min(max(1, context_length - 1), math.ceil(config.max_prefill_tokens / slots) + 1)
+    pages = math.ceil((length + 1) / config.page_size)  # a decode step may follow
     prompt = pack_ids(np.zeros(length, dtype=np.int32))
     admit, prefill = [], []
     for slot in range(slots):

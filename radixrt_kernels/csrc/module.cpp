@@ -30,4 +30,9 @@ NB_MODULE(_native, module) {
   bind_activation(module);
   bind_groupwise(module);
   bind_linear(module);
+  bind_sampler(module);
+  bind_attention(module);
+  bind_memory(module);
+  bind_norm(module);
+  bind_rotary(module);
 }

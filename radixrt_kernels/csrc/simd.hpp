@@ -39,7 +39,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t UInts __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Shorts __attribute__((vector_size(2 * kWidth)));
 
-#define RADIXRT_INLINE static inline __attribute__((always_inline, unused))
+#define RADIXRT_INLINE inline __attribute__((always_inline))
 
 RADIXRT_INLINE Floats splat(float x) { return Floats{} + x; }
 
@@ -133,36 +133,101 @@ RADIXRT_INLINE void store_first(T* to, Floats x, int count) {
 RADIXRT_INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 RADIXRT_INLINE Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
 
+// Elements of `a` and `b` by their indices; those of `b` count from kWidth on.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define RADIXRT_HAS_SHUFFLEVECTOR
+#endif
+#endif
+template <int... indices, class Vector>
+RADIXRT_INLINE Vector pick(Vector a, Vector b) {
+#if defined(RADIXRT_HAS_SHUFFLEVECTOR)
+  return __builtin_shufflevector(a, b, indices...);
+#else
+  return __builtin_shuffle(a, b, Ints{indices...});
+#endif
+}
+
+template <int... lanes>
+struct Lanes {};
+#if defined(__AVX512F__)
+using AllLanes = Lanes<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>;
+#elif defined(__AVX2__)
+using AllLanes = Lanes<0, 1, 2, 3, 4, 5, 6, 7>;
+#else
+using AllLanes = Lanes<0, 1, 2, 3>;
+#endif
+
+// Lanes that lie `distance` (a power of two) apart change places.
+template <int distance, int... lanes>
+RADIXRT_INLINE Floats swap_lanes(Floats x, Lanes<lanes...>) {
+  return pick<(lanes ^ distance)...>(x, x);
+}
+
+template <int distance = kWidth / 2>
 RADIXRT_INLINE float sum(Floats x) {
-  float total = 0;
-  for (int i = 0; i < kWidth; ++i) total += x[i];
-  return total;
+  x = x + swap_lanes<distance>(x, AllLanes{});
+  if constexpr (distance == 1)
+    return x[0];
+  else
+    return sum<distance / 2>(x);
 }
 
+template <int distance = kWidth / 2>
 RADIXRT_INLINE float largest(Floats x) {
-  float most = x[0];
-  for (int i = 1; i < kWidth; ++i) most = x[i] > most ? x[i] : most;
-  return most;
+  x = maximum(x, swap_lanes<distance>(x, AllLanes{}));
+  if constexpr (distance == 1)
+    return x[0];
+  else
+    return largest<distance / 2>(x);
 }
 
-// 2^x up to 2 units in the last place; 0 below -126, infinity from 128 on, NaN for NaN. Taylor's polynomial on [-1/2, 1/2].
+template <int distance, int... lanes>
+RADIXRT_INLINE void swap_blocks(UInts& upper, UInts& lower, Lanes<lanes...>) {
+  UInts left = pick<(lanes & distance ? kWidth + lanes - distance : lanes)...>(upper, lower);
+  lower = pick<(lanes & distance ? kWidth + lanes : lanes + distance)...>(upper, lower);
+  upper = left;
+}
+
+// kWidth rows become kWidth columns: blocks off the diagonal change places, ever smaller ones.
+template <int distance = kWidth / 2>
+RADIXRT_INLINE void transpose(UInts (&rows)[kWidth]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i)
+    if (!(i & distance)) swap_blocks<distance>(rows[i], rows[i | distance], AllLanes{});
+  if constexpr (distance > 1) transpose<distance / 2>(rows);
+}
+
+// 2^x for x in [-1/2, 1/2]: Taylor's polynomial, up to a unit in the last place.
+RADIXRT_INLINE Floats exp2_of_fraction(Floats x) {
+  Floats p = splat(1.5403530393381609954e-4f);
+  p = p * x + 1.3333558146428443423e-3f;
+  p = p * x + 9.6181291076284771619e-3f;
+  p = p * x + 5.5504108664821579953e-2f;
+  p = p * x + 2.4022650695910071233e-1f;
+  p = p * x + 6.9314718055994530942e-1f;
+  return p * x + 1.0f;
+}
+
+// 2^x; infinity from 128 on, 0 below -126 or a subnormal number, NaN for NaN.
+#if defined(__AVX512F__)
+RADIXRT_INLINE Floats exp2(Floats x) {
+  Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  whole = maximum(whole, splat(-200.0f));  // minus infinity has no fraction
+  Floats p = exp2_of_fraction(maximum(x, splat(-200.0f)) - whole);
+  return (Floats)_mm512_scalef_ps((__m512)p, (__m512)whole);
+}
+#else
 RADIXRT_INLINE Floats exp2(Floats x) {
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
   Floats shifted = maximum(minimum(x, splat(127.5f)), splat(-127.5f)) + shift;
-  Floats f = x - (shifted - shift);
-  Floats p = splat(1.5403530393381609954e-4f);
-  p = p * f + 1.3333558146428443423e-3f;
-  p = p * f + 9.6181291076284771619e-3f;
-  p = p * f + 5.5504108664821579953e-2f;
-  p = p * f + 2.4022650695910071233e-1f;
-  p = p * f + 6.9314718055994530942e-1f;
-  p = p * f + 1.0f;
   Ints power = (Ints)shifted << 23;  // the whole number, in the exponent's place
-  Floats result = (Floats)((Ints)p + power);
+  Floats result = (Floats)((Ints)exp2_of_fraction(x - (shifted - shift)) + power);
   result = x < -126.0f ? splat(0.0f) : result;
   result = x >= 128.0f ? splat(__builtin_inff()) : result;
   return x == x ? result : x;
 }
+#endif
 
 RADIXRT_INLINE Floats exp(Floats x) { return exp2(x * 1.44269504088896341f); }
 

@@ -330,9 +330,22 @@ def test_release_names_a_lease_or_a_session(server: RunningServer) -> None:
     assert post(server, "/v1/cache/release", {"lease": "gone"})[0] == 404
 
 
+def test_release_names_many_sessions(server: RunningServer) -> None:
+    server.scheduler.cache_calls.clear()
+    body = {"sessions": ["a", "b", "c"], "cache_salt": "t"}
+    assert post(server, "/v1/cache/release", body) == (200, {"released_tokens": 3 * 32})
+    calls = [call for call in server.scheduler.cache_calls if isinstance(call, ReleaseCacheCall)]
+    assert [(call.session, call.cache_salt) for call in calls] == [(name, "t") for name in "abc"]
+    assert post(server, "/v1/cache/release", {"sessions": []}) == (200, {"released_tokens": 0})
+
+
 @pytest.mark.parametrize(
-    "body", [{}, {"lease": "a", "session": "b"}, {"lease": ""}, {"session": ""}, {"session": 5}]
-)
+    "body",
+    [
+        {}, {"lease": "a", "session": "b"}, {"lease": ""}, {"session": ""}, {"session": 5},
+        {"session": "a", "sessions": ["b"]}, {"sessions": ["a", ""]}, {"sessions": ["a"] * 1025},
+    ],
+)  # fmt: skip
 def test_release_of_nothing_is_refused(server: RunningServer, body: dict[str, Any]) -> None:
     status, answer = post(server, "/v1/cache/release", body)
     assert status == 400 and answer["error"]["message"]

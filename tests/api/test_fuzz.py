@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from radixrt.api.cache import PinRequest, ReleaseRequest, WarmRequest
 from radixrt.api.grammar import CompileRequest
+from radixrt.api.keeping import KeepRequest
 from radixrt.api.native import NativeRequest, NativeSampling
 from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest
+from radixrt.api.scoring import ScoreRequest
 from radixrt.api.text import Detokenize, TokenizeText
 from tests.api.conftest import RunningServer
 
@@ -66,6 +68,7 @@ def bodies(struct: Any, always: dict[str, st.SearchStrategy[Any]]) -> st.SearchS
 
 
 native_sampling = bodies(NativeSampling, {"max_new_tokens": st.integers(1, 5)})
+texts = st.lists(st.sampled_from(["a", " b", "cat", ""]), max_size=3)
 token_ids = st.lists(st.integers(-1, 421), max_size=4)
 REQUESTS = {
     "/v1/completions": bodies(
@@ -86,6 +89,10 @@ REQUESTS = {
     | bodies(WarmRequest, {}),
     "/v1/cache/pin": bodies(PinRequest, {"token_ids": token_ids}),
     "/v1/cache/release": bodies(ReleaseRequest, {}),
+    "/v1/conversations": bodies(KeepRequest, {"prompt": values | st.just("hi")})
+    | bodies(KeepRequest, {"messages": messages}),
+    "/score_choices": bodies(ScoreRequest, {"prompt": st.just("hi"), "choices": values | texts})
+    | bodies(ScoreRequest, {"messages": messages, "choices": texts}),
     "/abort_request": st.fixed_dictionaries({"rid": values}),
 }
 

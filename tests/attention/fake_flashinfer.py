@@ -1,9 +1,10 @@
-"""FlashInfer without its kernels: the same calls, computed one row and one head at a time.
+"""FlashInfer without its kernels: the same calls, computed one row at a time.
 
 What the library demands of its arguments is checked, and every call is kept, so that a test can hold them against the
 real signatures. Numbers come from the definition of attention alone.
 """
 
+import math
 import types
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,11 +44,14 @@ class _Wrapper:
         assert workspace.dtype == torch.uint8 and workspace.data_ptr() % 16 == 0
         self.in_graph = options.get("use_cuda_graph", False)
         self.options = options
+        self.plan_buffer = torch.zeros(8, dtype=torch.uint8)
+        self.mark = 0
         self.planned: _Plan | None = None
         self.num_plans = 0
 
     def reset_workspace_buffer(self, *arguments: Any) -> None:
         self.library.note(f"{self.name}.reset_workspace_buffer", (None, *arguments), {})
+        self.plan_buffer = plain(arguments[1])
 
     def _keep(self, plan: _Plan) -> None:
         for host in (plan.qo_indptr, plan.kv_indptr, plan.last_page_len):
@@ -68,6 +72,13 @@ class _Wrapper:
             last_page_len=self._store(plan.last_page_len, "paged_kv_last_page_len_buf"),
         )
         self.num_plans += 1
+        self._leave_mark()
+
+    def _leave_mark(self) -> None:
+        """What a plan tells the kernels lies in a buffer that several wrappers may have."""
+        FakeFlashInfer.num_plans += 1
+        self.mark = FakeFlashInfer.num_plans
+        self.plan_buffer[:8].view(torch.int64)[0] = self.mark
 
     def _store(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Copied, since the caller may reuse its tensors; in a graph, to where its kernels look for them."""
@@ -76,13 +87,15 @@ class _Wrapper:
             return values.clone()
         assert buffer.dtype == torch.int32 and len(values) <= len(buffer)
         assert "indices" in name or len(values) == len(buffer), "a graph's batch size is fixed"
-        buffer[: len(values)] = values
-        return buffer[: len(values)]
+        plain(buffer)[: len(values)] = values
+        return plain(buffer[: len(values)])
 
     def run(self, query: torch.Tensor, kv_cache: Any, **options: Any) -> Any:
         self.library.note(f"{self.name}.run", (None, query, kv_cache), options)
+        query, kv_cache = plain(query), plain(kv_cache)
         plan = self.planned
         assert plan is not None, "plan() comes before run()"
+        assert self.plan_buffer[:8].view(torch.int64)[0] == self.mark, "the plan was overwritten"
         assert query.dtype == plan.options["q_data_type"]
         assert kv_cache[0].dtype == kv_cache[1].dtype == plan.options["kv_data_type"]
         assert kv_cache[0].stride() == kv_cache[1].stride(), "another module would be compiled"
@@ -105,21 +118,21 @@ def attend(query: torch.Tensor, kv_cache: Any, plan: _Plan) -> tuple[torch.Tenso
             continue
         length = (len(pages) - 1) * plan.page_size + int(plan.last_page_len[row])
         keys, values = (cache[pages].to(torch.float64).flatten(0, 1)[:length] for cache in kv_cache)
-        for token in range(first, end):
-            position = length - end + token
-            seen = torch.ones(length, dtype=torch.bool)
-            if plan.causal:
-                seen &= torch.arange(length) <= position
-            if window >= 0:
-                seen &= torch.arange(length) >= position - window
-            for head in range(plan.heads):
-                kv_head = head * plan.kv_heads // plan.heads
-                scores = keys[:, kv_head] @ query[token, head].double() * plan.options["sm_scale"]
-                if cap:
-                    scores = cap * torch.tanh(scores / cap)
-                scores = scores.masked_fill(~seen, -torch.inf)
-                out[token, head] = scores.softmax(0) @ values[:, kv_head]
-                lse[token, head] = scores.logsumexp(0) / torch.log(torch.tensor(2.0))
+        # Every query head sees the keys of its KV head: [heads, length, head_dim]
+        keys, values = (
+            part.repeat_interleave(plan.heads // plan.kv_heads, dim=1).transpose(0, 1)
+            for part in (keys, values)
+        )
+        scores = query[first:end].double().transpose(0, 1) @ keys.mT * plan.options["sm_scale"]
+        if cap:
+            scores = cap * torch.tanh(scores / cap)
+        distance = torch.arange(length - (end - first), length)[:, None] - torch.arange(length)
+        if plan.causal:
+            scores = scores.masked_fill(distance < 0, -torch.inf)
+        if window >= 0:
+            scores = scores.masked_fill(distance > window, -torch.inf)
+        out[first:end] = (scores.softmax(-1) @ values).transpose(0, 1)
+        lse[first:end] = (scores.logsumexp(-1) / math.log(2)).T
     return out.to(query.dtype), lse.float()
 
 
@@ -128,6 +141,7 @@ class BatchDecode(_Wrapper):
 
     def plan(self, *arguments: Any, **options: Any) -> None:
         self.library.note(f"{self.name}.plan", (None, *arguments), options)
+        arguments = plain(arguments)
         indptr, indices, last_page_len, heads, kv_heads, head_dim, page_size = arguments
         one_each = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
         self._keep(
@@ -141,6 +155,7 @@ class BatchPrefill(_Wrapper):
 
     def plan(self, *arguments: Any, **options: Any) -> None:
         self.library.note(f"{self.name}.plan", (None, *arguments), options)
+        arguments = plain(arguments)
         assert "causal" in options, "the default is to see everything"
         options = dict(options)
         self._keep(_Plan(*arguments, causal=options.pop("causal"), options=options))
@@ -153,6 +168,8 @@ class FakeFlashInfer:
         calls: all that were made.
         wrappers: all that were made, in order.
     """
+
+    num_plans = 0
 
     def __init__(self, *, hopper: bool = True) -> None:
         self.calls: list[Call] = []
@@ -175,26 +192,35 @@ class FakeFlashInfer:
 
     def append_paged_kv_cache(self, *arguments: Any, **options: Any) -> None:
         self.note("append_paged_kv_cache", arguments, options)
-        key, value, batch_indices, positions, caches, kv_indices, kv_indptr, _ = arguments
+        key, value, batch_indices, positions, caches, kv_indices, kv_indptr, _ = plain(arguments)
         assert key.dtype == caches[0].dtype and value.dtype == caches[1].dtype
         for ids in (batch_indices, positions, kv_indices, kv_indptr):
             assert ids.dtype == torch.int32
+        assert (batch_indices >= 0).all(), "the kernel does not check"
         page_size = caches[0].shape[1]
-        for token in range(len(positions)):
-            assert batch_indices[token] >= 0, "the kernel does not check"
-            place = int(kv_indptr[int(batch_indices[token])]) * page_size + int(positions[token])
-            page = int(kv_indices[place // page_size])
-            caches[0][page, place % page_size] = key[token]
-            caches[1][page, place % page_size] = value[token]
+        places = kv_indptr[batch_indices].long() * page_size + positions
+        pages, offsets = kv_indices[places // page_size].long(), places % page_size
+        for cache, states in zip(caches, (key, value), strict=True):
+            as_bytes(cache)[pages, offsets] = as_bytes(states)
 
     def merge_state_in_place(self, *arguments: Any, **options: Any) -> None:
         self.note("merge_state_in_place", arguments, options)
-        v, s, v_other, s_other = arguments
-        mask = options.get("mask")
-        for token in range(len(v)):
-            if mask is not None and not bool(mask[token]):
-                continue
-            sums = torch.stack((s[token].double().exp2(), s_other[token].double().exp2()))
-            weights = (sums / sums.sum(0)).unsqueeze(-1)
-            v[token] = (weights[0] * v[token].double() + weights[1] * v_other[token].double()).to(v.dtype)  # fmt: skip
-            s[token] = sums.sum(0).log2().float()
+        v, s, v_other, s_other = plain(arguments)
+        sums = torch.stack((s.double().exp2(), s_other.double().exp2()))  # [2, tokens, heads]
+        weights = (sums / sums.sum(0)).unsqueeze(-1)
+        merged = (weights[0] * v.double() + weights[1] * v_other.double()).to(v.dtype)
+        mask = plain(options["mask"])
+        v[mask] = merged[mask]
+        s[mask] = sums.sum(0).log2().float()[mask]
+
+
+def plain(value: Any) -> Any:
+    """Without what a fake device adds to its tensors: a kernel may read them."""
+    if isinstance(value, tuple):
+        return tuple(plain(part) for part in value)
+    return value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Torch moves no fp8 about, but bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

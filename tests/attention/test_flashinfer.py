@@ -15,10 +15,12 @@ from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, why_not
 from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import SharedPrefixes
+from radixrt.attention.page_tables import PrefixGroups
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from tests.attention.fake_flashinfer import FakeFlashInfer
-from tests.attention.test_torch_reference import Step, make_step, written_out
+from tests.attention.steps import Step, make_step, share, written_out
+from tests.fake_device import FakeDevice
 
 PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.3)
 
@@ -113,27 +115,6 @@ def test_the_cache_holds_what_the_reference_writes() -> None:
 # ---------------------------------------------------------------- shared prefixes
 
 
-def share(step: Step, groups: list[tuple[int, int]]) -> Step:
-    """Let the first rows begin with the pages of the first row of their group: (rows, pages) each."""
-    indptr, indices = step.metadata.kv_indptr_cpu, step.metadata.kv_indices.clone()
-    sequences, first, size = list(step.sequences), 0, step.metadata.page_size
-    for rows, pages in groups:
-        for row in range(first, first + rows):
-            start, leader = int(indptr[row]), int(indptr[first])
-            indices[start : start + pages] = step.metadata.kv_indices[leader : leader + pages]
-            sequences[row] = tuple(
-                torch.cat((of_leader[: pages * size], own[pages * size :]))
-                for of_leader, own in zip(step.sequences[first], step.sequences[row], strict=True)
-            )
-        first += rows
-    prefixes = SharedPrefixes(
-        torch.tensor([0, *(rows for rows, _ in groups)]).cumsum(0).int(),
-        torch.tensor([pages for _, pages in groups]).int(),
-    )
-    metadata = replace(step.metadata, kv_indices=indices, shared_prefixes=prefixes)
-    return replace(step, metadata=metadata, sequences=sequences)
-
-
 @settings(max_examples=25)
 @given(
     data=st.data(),
@@ -169,11 +150,12 @@ def test_reading_shared_pages_once_is_the_definition(
     shares = any(pages for _, pages in groups) and window is None
     if graph:
         kind = backend.graph_kind(step.metadata)
-        assert (kind == "cascade") == shares
+        shares = shares and sum(group_sizes) >= 4
+        assert shares or kind == "plain"
         backend = backend.for_graph(sum(group_sizes), kind)
     assert_attends(step, spec, backend)
     merges = [call for call in library.calls if call.name == "merge_state_in_place"]
-    assert len(merges) == shares
+    assert len(merges) == (kind == "cascade" if graph else shares)
 
 
 def test_no_cascade_if_it_is_switched_off() -> None:
@@ -182,7 +164,47 @@ def test_no_cascade_if_it_is_switched_off() -> None:
     backend = FlashInferBackend(setup_for(step, PLAIN, cascade=False), library)
     assert_attends(step, PLAIN, backend)
     assert not any(call.name == "merge_state_in_place" for call in library.calls)
-    assert backend.graph_kinds() == ("plain",) and backend.graph_kind(step.metadata) == "plain"
+    assert backend.graph_kinds(2) == ("plain",) and backend.graph_kind(step.metadata) == "plain"
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=12),
+    count=st.integers(3, 8),
+    cut=st.integers(0, 3),
+)
+def test_groups_that_save_the_most_find_room_first(
+    groups: list[tuple[int, int]], count: int, cut: int
+) -> None:
+    pages = [pages if size > 1 else 0 for size, pages in groups]
+    indptr = torch.tensor([0, *(size for size, _ in groups)]).cumsum(0).int()
+    num_rows = max(1, int(indptr[-1]) - cut)
+    all_groups = PrefixGroups.of(SharedPrefixes(indptr, torch.tensor(pages).int()), num_rows)
+    limited = all_groups.at_most(count)
+    assert len(limited.num_pages) == count and limited.indptr[-1] == num_rows
+
+    def by_row(these: PrefixGroups) -> list[tuple[int, int] | None]:
+        """(first row of its group, pages) of each row that shares something"""
+        return [
+            (int(first), int(shared)) if shared else None
+            for first, size, shared in zip(
+                these.indptr, these.sizes(), these.num_pages, strict=False
+            )
+            for _ in range(size)
+        ]
+
+    whole = [
+        (int(first), shared) if shared and end <= num_rows else None
+        for first, end, shared in zip(indptr[:-1], indptr[1:], pages, strict=True)
+        for _ in range(min(end, num_rows) - first)
+    ]
+    assert by_row(all_groups) == whole
+    assert all(kept in (None, before) for kept, before in zip(by_row(limited), whole, strict=True))
+    if len(all_groups.num_pages) <= count:
+        assert by_row(limited) == whole
+    else:
+        saved = sorted(((all_groups.sizes() - 1) * all_groups.num_pages).tolist())[::-1]
+        kept = ((limited.sizes() - 1) * limited.num_pages).clip(min=0).sum()
+        assert kept == sum(saved[: (count - 1) // 2])
 
 
 LLAMA_8B = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5)
@@ -211,6 +233,33 @@ def test_a_graph_reads_what_was_planned_last() -> None:
     backend: Any = parent.for_graph(2, "plain")
     for step in (first, second, first):
         assert_attends(step, PLAIN, backend)
+
+
+def test_a_graph_holds_every_kind_of_layer() -> None:
+    local, capped = replace(PLAIN, sliding_window=4), replace(PLAIN, soft_cap=3.0)
+    step = share(make_step([(1, 21), (1, 19)], 4, PLAIN, torch.float32), [(2, 4)])
+    parent = FlashInferBackend(setup_for(step, PLAIN, local, capped), FakeFlashInfer())
+    for kind in ("plain", "cascade"):
+        graph = parent.for_graph(2, kind)
+        graph.plan(step.metadata)
+        for spec in (PLAIN, local, capped):
+            caches = step.key_cache.clone(), step.value_cache.clone()
+            result = graph.attend(step.query, step.key, step.value, *caches, spec)
+            torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)  # fmt: skip
+
+
+def test_a_plan_waits_until_the_device_has_read_the_last() -> None:
+    device = FakeDevice()
+    step = make_step([(1, 9), (1, 20)], 4, PLAIN, torch.float32)
+    backend = FlashInferBackend(setup_for(step, PLAIN, device=device), FakeFlashInfer())
+    backend.plan(step.metadata)
+    backend.plan(step.metadata)
+    assert device.waits == []  # it had nothing else to do
+    device.compute()
+    backend.plan(step.metadata)
+    assert device.waits == []
+    backend.plan(step.metadata)
+    assert [what for what, _ in device.waits] == ["mark"]
 
 
 def test_graphs_of_all_sizes_share_their_memory() -> None:
@@ -265,7 +314,7 @@ def test_every_call_fits_the_real_signatures() -> None:
         backend = FlashInferBackend(setup_for(step, PLAIN), library)
         attend(backend, share(step, [(2, 4), (1, 0)]) if shared else step, PLAIN)
     decodes = share(make_step([(1, 21), (1, 19)], 4, PLAIN, torch.float32), [(2, 4)])
-    for kind in backend.graph_kinds():
+    for kind in ("plain", "cascade"):
         attend(backend.for_graph(2, kind), decodes, PLAIN)
     assert {call.name for call in library.calls} == {
         f"Batch{kind}WithPagedKVCacheWrapper{method}"

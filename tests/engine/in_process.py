@@ -65,6 +65,20 @@ class InProcessEngine:
         constraints: list[Constraint | None] | None = None,
     ) -> list[list[int]]:
         """Answer prompts that arrive together."""
+        return self._run(self._requests(prompts, sampling, salt, constraints))
+
+    def begin(self, prompts: list[list[int]], sampling: SamplingParams = GREEDY) -> None:
+        """Let prompts arrive together; :meth:`advance` works on them."""
+        for request in self._requests(prompts, sampling):
+            assert self.scheduler.add(request) is None
+
+    def _requests(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams | list[SamplingParams],
+        salt: str = "",
+        constraints: list[Constraint | None] | None = None,
+    ) -> list[SequenceRequest]:
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         requests = [
             SequenceRequest(
@@ -79,7 +93,7 @@ class InProcessEngine:
             )
         ]
         self._next_id += len(requests)
-        return self._run(requests)
+        return requests
 
     def generate_from(
         self, prompt: list[int], begun: list[int], sampling: SamplingParams, constraint: Constraint

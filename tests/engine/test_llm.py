@@ -50,6 +50,41 @@ def transformers_answer(model_dir: Path) -> Callable[[list[int]], list[int]]:
     return answer
 
 
+@pytest.mark.parametrize("unconditional", [False, True])
+def test_choices_are_as_likely_as_transformers_finds_them(
+    llm: LLM, model_dir: Path, unconditional: bool
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    prompt, choices = "one two three", [" four", " five six", " two one"]
+    whole = [tokenizer(prompt + choice)["input_ids"] for choice in choices]
+    found = llm.score(prompt, choices, unconditional=unconditional)
+    for ids, score in zip(whole, found.scores, strict=True):
+        start = len(ids) - len(score.logprobs)
+        assert 1 <= start <= len(tokenizer(prompt)["input_ids"])
+        assert score.logprobs == pytest.approx(logprobs(model, ids)[start:], abs=1e-3)
+        if unconditional:
+            bare = logprobs(model, ids[:1] + ids[start:])[1:]
+            assert score.unconditional_logprobs == pytest.approx(bare, abs=1e-3)
+        else:
+            assert score.unconditional_logprobs is None
+
+
+def logprobs(model: Any, ids: list[int]) -> list[float]:
+    """Of each token behind those before it; 0 for the first one."""
+    with torch.no_grad():
+        rows = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return [0.0] + [float(rows[at, token]) for at, token in enumerate(ids[1:])]
+
+
+def test_scoring_nothing_is_refused(llm: LLM) -> None:
+    for choices in ([], ["a", ""]):
+        with pytest.raises(RequestError, match="choices"):
+            llm.score("one two", choices)
+
+
 def test_answers_come_in_the_order_of_the_prompts(
     llm: LLM, transformers_answer: Callable[[list[int]], list[int]]
 ) -> None:

@@ -1,5 +1,6 @@
 """Tests that need an NVIDIA GPU: ``make gpu-check`` runs them, and elsewhere they skip."""
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(without)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip a test where FlashInfer lacks a kernel and may not compile it."""
+    try:
+        return (yield)
+    except Exception as error:
+        if type(error).__name__ == "MissingJITCacheError" and item.path.is_relative_to(HERE):
+            pytest.skip(f"a kernel was not compiled ahead: {error}")
+        raise

@@ -1,15 +1,11 @@
 """Steps of attention on the GPU, and how near a half-precision result has to come to the reference."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-import pytest
 import torch
 
 from radixrt.attention.backend import AttentionSpec
-from tests.attention.test_torch_reference import Step, make_step
+from tests.attention.steps import Step, make_step
 
 LLAMA = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=128, scale=128**-0.5)
 """Heads as Llama-3.1-8B groups them, four queries to a key."""
@@ -51,16 +47,3 @@ def assert_attends(output: torch.Tensor, expected: torch.Tensor) -> None:
     theirs = expected.double()
     error = (output.double().cpu() - theirs).abs().max() / theirs.abs().max()
     assert error < TOLERANCE  # and not NaN, which every unused slot of the cache holds
-
-
-@contextmanager
-def carried_kernels() -> Iterator[None]:
-    """Skip the test where FlashInfer lacks a kernel and may not compile it."""
-    flashinfer_core: Any = pytest.importorskip("flashinfer.jit.core")
-    missing: type[Exception] = getattr(flashinfer_core, "MissingJITCacheError", RuntimeError)
-    try:
-        yield
-    except missing as error:
-        if missing is RuntimeError and "JIT" not in str(error):
-            raise
-        pytest.skip(f"a kernel is not compiled on this machine: {error}")

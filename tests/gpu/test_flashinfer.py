@@ -1,188 +1,225 @@
-"""FlashInfer by itself: does it compute what its signatures promise, on the calls that radixrt makes?"""
+"""FlashInfer's kernels against attention written out in float32, through the backend that serves models."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from radixrt_kernels.triton.append import append_kv
-from tests.attention.test_torch_reference import Step
-from tests.gpu.on_device import LLAMA, assert_attends, carried_kernels, make_steps
+from radixrt.attention import flashinfer
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.flashinfer import FlashInferBackend, make_flashinfer
+from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.setup import AttentionSetup
+from radixrt.attention.torch_reference import TorchReferenceBackend
+from radixrt.device import CudaDevice
+from tests.attention.steps import Step, make_step, share
+from tests.gpu.needs import NEEDS_FLASHINFER
 
-flashinfer: Any = pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
+pytestmark = NEEDS_FLASHINFER
 
-BF16 = torch.bfloat16
-DECODES = [(1, 1), (1, 16), (1, 17), (1, 300), (1, 64)]
-MIXED = [(5, 5), (1, 40), (33, 120), (16, 16), (70, 71)]
-PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 16])
-
-
-def workspace() -> torch.Tensor:
-    return torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
-
-
-def table(step: Step) -> list[torch.Tensor]:
-    metadata = step.metadata
-    host = metadata.kv_indptr_cpu, metadata.last_page_len_cpu
-    return [host[0].pin_memory(), metadata.kv_indices, host[1].pin_memory()]
+LLAMA_8B = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5)
+NO_GROUPS = AttentionSpec(num_heads=8, num_kv_heads=8, head_dim=128, scale=128**-0.5)
+SMALL_HEADS = AttentionSpec(num_heads=16, num_kv_heads=8, head_dim=64, scale=0.125)
+LARGEST_ERROR = 1e-2
+"""Of the result's norm, in bfloat16."""
 
 
-def append(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write the step's keys and values; returns the caches."""
-    append_kv(step.key, step.value, step.key_cache, step.value_cache, step.metadata.kv_slots)
-    return step.key_cache, step.value_cache
+@pytest.fixture(scope="module")
+def device() -> CudaDevice:
+    return CudaDevice(torch.device("cuda", 0))
 
 
-def plan_prefill(wrapper: Any, step: Step) -> None:
-    wrapper.plan(
-        step.metadata.qo_indptr_cpu.pin_memory(),
-        *table(step),
-        LLAMA.num_heads,
-        LLAMA.num_kv_heads,
-        LLAMA.head_dim,
-        step.metadata.page_size,
-        causal=True,
-        sm_scale=LLAMA.scale,
-        q_data_type=BF16,
-        kv_data_type=BF16,
-    )
+def backend_for(
+    device: CudaDevice, step: Step, *specs: AttentionSpec, **changes: Any
+) -> FlashInferBackend:
+    dtype = torch.bfloat16
+    setup = AttentionSetup(specs, dtype, dtype, step.metadata.page_size, 64, 4096, device)
+    return make_flashinfer(replace(setup, **changes))
 
 
-def plan_decode(wrapper: Any, step: Step) -> None:
-    wrapper.plan(
-        *table(step),
-        LLAMA.num_heads,
-        LLAMA.num_kv_heads,
-        LLAMA.head_dim,
-        step.metadata.page_size,
-        sm_scale=LLAMA.scale,
-        q_data_type=BF16,
-        kv_data_type=BF16,
-    )
-
-
-@PAGE_SIZES
-def test_append(page_size: int) -> None:
-    step, _ = make_steps(MIXED, page_size)
-    metadata = step.metadata
-    lengths = metadata.kv_lengths().cuda()
-    batch_indices, positions = flashinfer.get_batch_indices_positions(
-        metadata.qo_indptr_cpu.cuda(), lengths, metadata.num_tokens
-    )
-    theirs = step.key_cache.clone(), step.value_cache.clone()
-    with carried_kernels():
-        flashinfer.append_paged_kv_cache(
-            step.key,
-            step.value,
-            batch_indices,
-            positions,
-            theirs,
-            metadata.kv_indices,
-            metadata.kv_indptr_cpu.cuda(),
-            metadata.last_page_len_cpu.cuda(),
-        )
-    for ours, expected in zip(append(step), theirs, strict=True):
-        assert torch.equal(ours.nan_to_num(9.0), expected.nan_to_num(9.0))
-
-
-@PAGE_SIZES
-@pytest.mark.parametrize("backend", ["fa2", "fa3"])
-def test_prefill(backend: str, page_size: int) -> None:
-    step, expected = make_steps(MIXED, page_size)
-    with carried_kernels():
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend=backend)
-        plan_prefill(wrapper, step)
-        assert_attends(wrapper.run(step.query, append(step)), expected)
-
-
-@PAGE_SIZES
-@pytest.mark.parametrize("tensor_cores", [False, True])
-def test_decode(tensor_cores: bool, page_size: int) -> None:
-    step, expected = make_steps(DECODES, page_size)
-    with carried_kernels():
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace(), use_tensor_cores=tensor_cores
-        )
-        plan_decode(wrapper, step)
-        assert_attends(wrapper.run(step.query, append(step)), expected)
-
-
-@PAGE_SIZES
-def test_merging_two_halves_of_the_keys_is_attending_to_all(page_size: int) -> None:
-    """What a cascade does with a shared prefix: here each sequence's first 64 tokens."""
-    step, expected = make_steps([(1, 64 + own) for own in (1, 16, 33)], page_size)
-    caches, pages = append(step), 64 // page_size
-    indptr = step.metadata.kv_indptr_cpu
-    first = torch.cat(
-        [step.metadata.kv_indices[start : start + pages] for start in indptr[:-1].tolist()]
-    )
-    rest = torch.cat(
-        [step.metadata.kv_indices[a + pages : b] for a, b in zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)]
+def to_gpu(step: Step, device: CudaDevice, kv_dtype: torch.dtype = torch.bfloat16) -> Step:
+    """The step in the device's memory, and what it plans with in pinned memory."""
+    metadata, place = step.metadata, device.torch_device
+    pinned = device.pin(
+        metadata.qo_indptr_cpu.numpy(), metadata.kv_indptr_cpu.numpy(), metadata.last_page_len_cpu.numpy()
     )  # fmt: skip
-    halves = (
-        (torch.arange(4, dtype=torch.int32) * pages, first, torch.full((3,), page_size).int(), False),
-        (indptr - torch.arange(4, dtype=torch.int32) * pages, rest, step.metadata.last_page_len_cpu, True),
-    )  # fmt: skip
-    states = []
-    with carried_kernels():
-        for page_indptr, page_ids, last, causal in halves:
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend="fa2")
-            wrapper.plan(
-                step.metadata.qo_indptr_cpu, page_indptr, page_ids, last,
-                LLAMA.num_heads, LLAMA.num_kv_heads, LLAMA.head_dim, page_size,
-                causal=causal, sm_scale=LLAMA.scale, q_data_type=BF16, kv_data_type=BF16,
-            )  # fmt: skip
-            states += wrapper.run(step.query, caches, return_lse=True)
-        output, _ = flashinfer.merge_state(*states)
-        flashinfer.merge_state_in_place(*states)
-    assert_attends(output, expected)
-    assert_attends(states[0], expected)
-
-
-def test_a_captured_decode_reads_the_table_that_is_planned_before_its_replay() -> None:
-    page_size, batch = 16, len(DECODES)
-    first, _ = make_steps(DECODES, page_size)
-    second, expected = make_steps([(1, 90), (1, 2), (1, 33), (1, 250), (1, 128)], page_size)
-    buffers = [
-        torch.zeros(size, dtype=torch.int32, device="cuda") for size in (batch + 1, 256, batch)
+    moved = AttentionMetadata(
+        *pinned,
+        kv_indices=metadata.kv_indices.to(place),
+        kv_slots=metadata.kv_slots.to(place),
+        page_size=metadata.page_size,
+        shared_prefixes=metadata.shared_prefixes,
+    )
+    query, key, value = (t.to(place) for t in (step.query, step.key, step.value))
+    caches = [
+        to_kv_dtype(cache.nan_to_num(0), kv_dtype).to(place)
+        for cache in (step.key_cache, step.value_cache)
     ]
-    with carried_kernels():
-        wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(
-            workspace(), *buffers, use_tensor_cores=True
-        )
-        cache_shape = (64, *second.key_cache.shape[1:])
-        caches = tuple(torch.zeros(cache_shape, dtype=BF16, device="cuda") for _ in range(2))
-        query = first.query.clone()
-        plan_decode(wrapper, first)
-        wrapper.run(query, caches)  # compiles and allocates
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            output = wrapper.run(query, caches)
-        for ours, theirs in zip(caches, append(second), strict=True):
-            ours[: len(theirs)] = theirs
-        query.copy_(second.query)
-        plan_decode(wrapper, second)
-        graph.replay()
-    assert_attends(output, expected)
+    return Step(moved, *caches, query, key, value, step.sequences)
 
 
-def test_plans_that_do_not_wait_for_one_another_need_buffers_of_their_own() -> None:
-    """The staging race: two wrappers planned while the device is busy, each right in the end."""
-    steps = [make_steps(DECODES, 16), make_steps([(1, 200 + i) for i in range(5)], 16)]
-    busy = torch.randn(4096, 4096, device="cuda", dtype=BF16)
-    with carried_kernels():
-        wrappers = [
-            flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), use_tensor_cores=True)
-            for _ in steps
-        ]
-        caches = [append(step) for step, _ in steps]
-        for _ in range(10):
-            for _ in range(20):
-                busy = (busy @ busy).clamp_(-1, 1)
-            outputs = []
-            for wrapper, (step, _), cache in zip(wrappers, steps, caches, strict=True):
-                plan_decode(wrapper, step)
-                outputs.append(wrapper.run(step.query, cache))
-            for output, (_, expected) in zip(outputs, steps, strict=True):
-                assert_attends(output, expected)
+def attend(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
+    backend.plan(step.metadata)
+    caches = step.key_cache.clone(), step.value_cache.clone()
+    return backend.attend(step.query, step.key, step.value, *caches, spec)
+
+
+def expected(step: Step, spec: AttentionSpec) -> torch.Tensor:
+    """By the reference, in float32 from the same rounded numbers. ``step`` is on the host."""
+    backend = TorchReferenceBackend()
+    backend.plan(step.metadata)
+    numbers = [t.float() for t in (step.query, step.key, step.value)]
+    caches = [cache.nan_to_num(0).float() for cache in (step.key_cache, step.value_cache)]
+    return backend.attend(*numbers, *caches, spec)
+
+
+def assert_close(
+    result: torch.Tensor, wanted: torch.Tensor, largest: float = LARGEST_ERROR
+) -> None:
+    error = (result.float().cpu() - wanted).norm() / wanted.norm()
+    assert error < largest, f"relative error {error:.4f}"
+
+
+MIXED = [(1, 900), (1, 17), (1, 1), (1, 4000), (300, 300), (256, 2000), (7, 1024), (1, 33)]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LLAMA_8B,
+        NO_GROUPS,
+        SMALL_HEADS,
+        replace(LLAMA_8B, sliding_window=512),
+        replace(LLAMA_8B, soft_cap=30.0),
+    ],
+    ids=["llama-8b", "no-groups", "small-heads", "window", "soft-cap"],
+)
+@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+def test_decodes_prefills_and_extensions(
+    device: CudaDevice,
+    page_size: int,
+    spec: AttentionSpec,
+    kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flashinfer, "prefill_kernel", lambda *arguments: kernel)
+    step = make_step(MIXED, page_size, spec, torch.bfloat16)
+    result = attend(backend_for(device, step, spec), to_gpu(step, device), spec)
+    assert_close(result, expected(step, spec))
+
+
+def test_what_is_appended_lies_where_the_reference_puts_it(device: CudaDevice) -> None:
+    step = make_step(MIXED, 16, LLAMA_8B, torch.bfloat16)
+    on_gpu = to_gpu(step, device)
+    backend = backend_for(device, step, LLAMA_8B)
+    backend.plan(on_gpu.metadata)
+    backend.attend(
+        on_gpu.query, on_gpu.key, on_gpu.value, on_gpu.key_cache, on_gpu.value_cache, LLAMA_8B
+    )
+    reference = TorchReferenceBackend()
+    reference.plan(step.metadata)
+    caches = step.key_cache.nan_to_num(0), step.value_cache.nan_to_num(0)
+    reference.attend(step.query, step.key, step.value, *caches, LLAMA_8B)
+    for mine, theirs in zip((on_gpu.key_cache, on_gpu.value_cache), caches, strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+
+
+def test_an_fp8_cache(device: CudaDevice) -> None:
+    step = make_step(MIXED, 16, LLAMA_8B, torch.bfloat16)
+    fp8 = torch.float8_e4m3fn
+    backend = backend_for(device, step, LLAMA_8B, kv_dtype=fp8)
+    result = attend(backend, to_gpu(step, device, fp8), LLAMA_8B)
+
+    def rounded(t: torch.Tensor) -> torch.Tensor:
+        return to_kv_dtype(t.nan_to_num(0), fp8).to(torch.bfloat16)
+
+    coarse = replace(
+        step,
+        key_cache=rounded(step.key_cache),
+        value_cache=rounded(step.value_cache),
+        key=rounded(step.key),
+        value=rounded(step.value),
+    )
+    assert_close(result, expected(coarse, LLAMA_8B), 2 * LARGEST_ERROR)
+
+
+# ---------------------------------------------------------------- cascades and graphs
+
+
+def shared_step(page_size: int, tails: list[int]) -> Step:
+    """Three sequences share 640 tokens, two share 64, and one is alone."""
+    shared = [640, 640, 640, 64, 64, 0]
+    lengths = [(1, prefix + tail) for prefix, tail in zip(shared, tails, strict=True)]
+    step = make_step(lengths, page_size, LLAMA_8B, torch.bfloat16)
+    return share(step, [(3, 640 // page_size), (2, 64 // page_size), (1, 0)])
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("soft_cap", [None, 30.0])
+def test_a_cascade(
+    device: CudaDevice, page_size: int, soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flashinfer, "cascade_pays", lambda *arguments: True)
+    spec = replace(LLAMA_8B, soft_cap=soft_cap)
+    step = shared_step(page_size, [1, 40, 300, 7, 90, 1000])
+    result = attend(backend_for(device, step, spec), to_gpu(step, device), spec)
+    assert_close(result, expected(step, spec))
+
+
+@pytest.mark.parametrize("kind", ["plain", "cascade"])
+def test_a_captured_graph_with_changing_page_tables(
+    device: CudaDevice, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flashinfer, "cascade_pays", lambda *arguments: True)
+    steps = [
+        shared_step(16, tails) for tails in ([1, 40, 300, 7, 90, 1000], [500, 2, 3, 400, 1, 20])
+    ]
+    parent = backend_for(device, steps[0], LLAMA_8B)
+    backend = parent.for_graph(6, kind)
+    places = [to_gpu(step, device) for step in steps]
+    pages = max(len(step.key_cache) for step in places)
+    inputs = [torch.zeros_like(t) for t in (places[0].query, places[0].key, places[0].value)]
+    caches = [torch.zeros(pages, *c.shape[1:], dtype=c.dtype, device=c.device)
+              for c in (places[0].key_cache, places[0].value_cache)]  # fmt: skip
+    backend.plan(places[0].metadata)
+    replay, out = device.capture(lambda: backend.attend(*inputs, *caches, LLAMA_8B))
+    for step, place in [*zip(steps, places, strict=True)] * 2:
+        for buffer, values in zip(inputs, (place.query, place.key, place.value), strict=True):
+            buffer.copy_(values)
+        for cache, values in zip(caches, (place.key_cache, place.value_cache), strict=True):
+            cache[: len(values)].copy_(values)
+        backend.plan(place.metadata)
+        replay()
+        assert_close(out, expected(step, LLAMA_8B))
+
+
+def test_plans_in_a_row_do_not_overwrite_one_another(device: CudaDevice) -> None:
+    """The host is far ahead: each plan's copy waits behind slow kernels while the next is made."""
+    steps = [
+        make_step([(1, length)] * 8, 16, LLAMA_8B, torch.bfloat16) for length in (3000, 5, 700, 64)
+    ]
+    backend = backend_for(device, steps[0], LLAMA_8B)
+    places = [to_gpu(step, device) for step in steps]
+    matrix = torch.randn(8192, 8192, device=device.torch_device, dtype=torch.bfloat16)
+    results = []
+    for place in places * 4:
+        for _ in range(5):
+            matrix @ matrix
+        results.append(attend(backend, place, LLAMA_8B))
+    for result, step in zip(results, steps * 4, strict=True):
+        assert_close(result, expected(step, LLAMA_8B))
+
+
+def test_no_operation_of_a_step_waits_for_the_device(device: CudaDevice) -> None:
+    step = shared_step(16, [1, 40, 300, 7, 90, 1000])
+    place = to_gpu(step, device)
+    backend = backend_for(device, step, LLAMA_8B)
+    attend(backend, place, LLAMA_8B)  # kernels are loaded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        attend(backend, place, LLAMA_8B)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -15,7 +15,6 @@ from radixrt.device import make_device
 from radixrt.sampling_params import SamplingParams
 from tests.checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from tests.engine.in_process import InProcessEngine
-from tests.gpu.on_device import carried_kernels
 
 LIKE_SERVED = {
     "head_dim": 128,
@@ -62,14 +61,13 @@ def test_logprobs_and_greedy_tokens(architecture: str, graphs: bool, tmp_path: P
     if "moe" in architecture and not graphs:
         overrides = {}  # one of the two with the reference's attention
     folder = make_checkpoint(architecture, tmp_path, **overrides)
-    with carried_kernels():
-        engine = InProcessEngine(
-            folder,
-            device=make_device(torch.device("cuda")),
-            dtype="bfloat16",
-            disable_cuda_graph=not graphs,
-        )
-        answers = engine.generate(PROMPTS, SCORED)
+    engine = InProcessEngine(
+        folder,
+        device=make_device(torch.device("cuda")),
+        dtype="bfloat16",
+        disable_cuda_graph=not graphs,
+    )
+    answers = engine.generate(PROMPTS, SCORED)
     whole = [prompt + answer for prompt, answer in zip(PROMPTS, answers, strict=True)]
     exact = reference_logprobs(folder, whole, torch.float32)
     halves = reference_logprobs(folder, whole, torch.bfloat16)

@@ -8,6 +8,7 @@ import pytest
 
 import radixrt.lang as rl
 from radixrt.lang.backends.kept_prompts import BLOCK_CHARS, SHORTEST_CHARS, KeptPrompts
+from radixrt.lang.backends.sent_once import SENT_AHEAD_CHARS
 from tests.server.conftest import Server
 
 FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. "
@@ -27,17 +28,34 @@ class Counted(rl.Server):
         """
         super().__init__(url)
         self.bodies: list[dict[str, Any]] = []
+        """Of calls of the model."""
+        self.posted: list[tuple[str, dict[str, Any]]] = []
+        """All requests that do not stream, and their paths."""
         answer = self._http.answer
+
+        def use_new_key() -> None:
+            if change_keys and self._http._client is not None:
+                number = len(self.bodies) + len(self.posted)
+                self._http._client.headers["authorization"] = f"Bearer {number}"
 
         def counted(path: str, body: dict[str, Any]) -> Any:
             self.bodies.append(body)
             if forget:
                 body = {name: value for name, value in body.items() if name != "keep"}
-            if change_keys and self._http._client is not None:
-                self._http._client.headers["authorization"] = f"Bearer {len(self.bodies)}"
+            use_new_key()
             return answer(path, body)
 
+        post = self._http.post
+
+        def counted_post(path: str, body: dict[str, Any], is_patient: bool = True) -> Any:
+            if path != "/v1/cache/release":
+                self.posted.append((path, body))
+            if path == "/score_choices":
+                use_new_key()
+            return post(path, body, is_patient)
+
         self._http.answer = counted  # type: ignore[method-assign]
+        self._http.post = counted_post  # type: ignore[method-assign]
 
     @property
     def sizes(self) -> list[int]:
@@ -132,6 +150,79 @@ def test_what_has_gone_is_sent_again_and_nobody_notices(server: Server) -> None:
     assert state.text() == chat.run(turns=3, backend=Counted(server.url, forget=True)).text()
     continued = ["continue_from" in body for body in backend.bodies]
     assert continued == [False, True, False, True, False]  # tried, refused, sent whole
+
+
+LIBRARY = BOOK * 4
+"""So long that it is sent ahead of the calls."""
+assert len(LIBRARY) > SENT_AHEAD_CHARS
+
+
+def test_forks_that_start_at_once_send_their_prefix_once(server: Server) -> None:
+    @rl.function(temperature=0, max_tokens=12)
+    def program(s: rl.State, plain: bool) -> list[str]:
+        s += LIBRARY if plain else rl.system(LIBRARY)
+        forks = s.fork(6)
+        for number, fork in enumerate(forks):
+            question = f"{number}: what is the port of Vidur?"
+            fork += question if plain else rl.user(question)
+            fork += rl.gen("x") if plain else rl.assistant(rl.gen("x"))
+        return forks.gather("x")
+
+    for plain in (False, True):
+        backend = Counted(server.url)
+        results = program.run(plain=plain, backend=backend).result
+        sent = [path for path, body in backend.posted if LIBRARY[:SENT_AHEAD_CHARS] in str(body)]
+        assert sent == ["/v1/conversations"]
+        assert all("continue_from" in body for body in backend.bodies)
+        assert results == program.run(plain=plain, backend=Counted(server.url, forget=True)).result
+
+
+def test_runs_of_a_batch_send_what_they_share_once(server: Server) -> None:
+    @rl.function(temperature=0, max_tokens=8)
+    def program(s: rl.State, number: int) -> None:
+        s += rl.system(LIBRARY) + rl.user(f"{number}: what is the fee of Vidur?")
+        s += rl.assistant(rl.gen("x"))
+
+    backend = Counted(server.url)
+    inputs = [{"number": number} for number in range(8)]
+    states = program.run_batch(inputs, backend=backend, progress=False)
+    assert all(isinstance(state["x"], str) for state in states)
+    sent = [path for path, body in backend.posted if LIBRARY in str(body)]
+    assert sent == ["/v1/conversations"]
+
+
+@pytest.mark.parametrize("text", [BOOK, LIBRARY])
+def test_select_sends_its_prompt_once_for_all_choices(server: Server, text: str) -> None:
+    @rl.function(temperature=0, max_tokens=8)
+    def program(s: rl.State) -> None:
+        s += rl.system(text) + rl.user("What is the owner of Vidur?")
+        s += rl.assistant(rl.gen("said"))
+        with s.fork(2) as forks:
+            for number, fork in enumerate(forks):
+                fork += rl.user(f"Only the name, {number}.")
+                fork += rl.assistant(rl.select("x", ["Noval", "Teska", "Bramol"]))
+
+    backend = Counted(server.url)
+    state = program.run(backend=backend)
+    sent = [body for _, body in backend.posted if text in str(body)]
+    assert len(sent) == 1
+    scored = [body for path, body in backend.posted if path == "/score_choices"]
+    assert len(scored) == 2
+    assert all(len(body["messages"]) == 1 and "continue_from" in body for body in scored)
+    assert state["x"] == program.run(backend=Counted(server.url, forget=True))["x"]
+
+
+def test_a_select_whose_conversation_has_gone_sends_all_again(server: Server) -> None:
+    @rl.function(temperature=0, max_tokens=8)
+    def program(s: rl.State) -> None:
+        s += rl.system(BOOK) + rl.user("What is the owner of Vidur?") + rl.assistant(rl.gen())
+        s += rl.user("Only the name.") + rl.assistant(rl.select("x", ["Noval", "Teska"]))
+
+    backend = Counted(server.url, change_keys=True)
+    state = program.run(backend=backend)
+    scored = [body for path, body in backend.posted if path == "/score_choices"]
+    assert ["continue_from" in body for body in scored] == [True, False]
+    assert state["x"] == program.run(backend=Counted(server.url, forget=True))["x"]
 
 
 def test_short_prompts_are_not_kept(server: Server) -> None:

@@ -10,9 +10,15 @@ import pytest
 
 import radixrt.lang as rl
 from radixrt import LLM
+from radixrt.lang.backends.protocol import ChoiceCall
 from radixrt.lang.background import BACKGROUND
 from tests.server.conftest import Server, free_port
 
+SCORING_METHODS = (
+    "token_length_normalized",
+    "greedy_token_selection",
+    "unconditional_likelihood_normalized",
+)
 FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska."
 
 
@@ -111,10 +117,7 @@ def test_several_answers(full: Any) -> None:
     assert len(state["x"]) == 3 and state.text().startswith("one two " + state["x"][0])
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized", "constrained"],
-)  # fmt: skip
+@pytest.mark.parametrize("method", [*SCORING_METHODS, "constrained"])
 def test_select_finds_what_the_prompt_says(full: Any, method: Any) -> None:
     def program(s: rl.State) -> None:
         s += rl.user(f"{FACTS} What is the owner of Vidur?")
@@ -126,36 +129,47 @@ def test_select_finds_what_the_prompt_says(full: Any, method: Any) -> None:
     assert state.messages()[1]["content"] == "The owner of Vidur is Noval."
 
 
+@pytest.mark.parametrize(
+    "prompt", ["The owner of Vidur is", f"{FACTS} " * 60 + "The owner of Vidur is"]
+)
 def test_select_scores_what_echo_tells(
-    server: Server, backend: rl.Server, openai: rl.OpenAI
+    backend: rl.Server, engine: rl.Engine, openai: rl.OpenAI, prompt: str
 ) -> None:
-    prompt, choices = "The owner of Vidur is", [" Noval", " a", " the owner of it"]
     for unconditional in (False, True):
-        native, echoed = (
-            BACKGROUND.submit(one.score(prompt, False, choices, unconditional)).result()
-            for one in (backend, openai)
+        call = ChoiceCall(
+            prompt=prompt, choices=(" Noval", " a", " the owner of it"), unconditional=unconditional
         )
-        for one, other in zip(native, echoed, strict=True):
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+        native, local, echoed = (
+            BACKGROUND.submit(one.score(call)).result() for one in (backend, engine, openai)
+        )
+        assert native.usage.prompt_tokens == local.usage.prompt_tokens > len(prompt) // 8
+        for one, two, three in zip(native.scores, local.scores, echoed.scores, strict=True):
+            assert one.logprobs == pytest.approx(three.logprobs, abs=1e-3)
+            assert two.logprobs == pytest.approx(three.logprobs, abs=1e-3)
             assert len(one.unconditional) == (len(one.logprobs) if unconditional else 0)
 
 
-def test_a_choice_is_scored_without_its_prefix_being_computed_again(
-    server: Server, backend: rl.Server
+@pytest.mark.parametrize("method", SCORING_METHODS)
+def test_a_select_computes_its_prefix_once_whatever_the_method(
+    server: Server, backend: rl.Server, method: Any
 ) -> None:
     httpx.post(f"{server.url}/flush_cache")
     before = server.info()["stats"]
     text = " ".join(f"The owner of Place{number} is Noval{number}." for number in range(30))
+    choices = [" Noval", " Teska", " Bramol", " Vidur"]
 
     def program(s: rl.State) -> None:
-        s += text + rl.select("x", [" Noval", " Teska", " Bramol", " Vidur"])
+        s += text + rl.select("x", choices, method)
 
-    body_of(program, backend)
+    (call,) = body_of(program, backend).calls()
     after = server.info()["stats"]
     new = {name: after[name] - before[name] for name in ("prompt_tokens", "cached_tokens")}
     computed = new["prompt_tokens"] - new["cached_tokens"]
+    assert call.usage.prompt_tokens > 300 and call.usage.cached_tokens == 0
     assert new["prompt_tokens"] > 4 * 300
-    assert computed < new["prompt_tokens"] / 4 + 4 * (16 + 8)
+    rest_of_page, of_a_choice = 16, 8
+    sequences = len(choices) * (2 if method == "unconditional_likelihood_normalized" else 1)
+    assert computed < call.usage.prompt_tokens + sequences * (rest_of_page + of_a_choice)
 
 
 def test_forks_compute_their_prefix_once(server: Server, backend: rl.Server) -> None:
@@ -198,7 +212,7 @@ def test_tools_are_called_and_their_results_are_heard(
     state = body_of(program, request.getfixturevalue(name))
     call = state["asked"].calls[0]
     assert call.name == "owner_of" and isinstance(call.arguments["place"], str)
-    assert state.finish_reason("asked") == "tool_calls" or name == "engine"
+    assert state.finish_reason("asked") == "tool_calls"
     messages = state.messages()
     assert [message["role"] for message in messages][:3] == ["user", "assistant", "tool"]
     assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]

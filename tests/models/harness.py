@@ -7,7 +7,8 @@ import torch
 
 from radixrt.attention.backend import AttentionBackend, ForwardContext
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.torch_reference import TorchReferenceBackend
+from radixrt.attention.registry import make_backend
+from radixrt.attention.setup import AttentionSetup
 from radixrt.models.decoder import CausalLM
 
 
@@ -37,7 +38,7 @@ class Harness:
             (num_pages, page_size, s.num_kv_heads, s.head_dim) for s in model.attention_specs()
         ]
         self.context = ForwardContext(
-            backend or TorchReferenceBackend(),
+            backend or make_backend("auto", AttentionSetup()),
             [torch.full(shape, torch.nan, dtype=dtype) for shape in shapes],
             [torch.full(shape, torch.nan, dtype=dtype) for shape in shapes],
         )

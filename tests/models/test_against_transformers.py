@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 
+from radixrt.attention.registry import make_backend
+from radixrt.attention.setup import AttentionSetup
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from tests.checkpoints import CONFIGS, VOCAB_SIZE
@@ -71,11 +73,12 @@ def test_prompt_logits_equal_transformers_whatever_the_chunks_and_pages(
     )
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch_reference"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_step_that_mixes_prefill_chunks_and_decodes_equals_transformers(
-    pair: Pair, page_size: int
+    pair: Pair, page_size: int, backend: str
 ) -> None:
-    harness = Harness(pair.ours, page_size)
+    harness = Harness(pair.ours, page_size, backend=make_backend(backend, AttentionSetup()))
     decoding, extending, starting, single = (Sequence() for _ in PROMPTS)
     a, b, c, d = PROMPTS
     harness.step([(decoding, a[:-2]), (extending, b[:13]), (single, d[:-1])])

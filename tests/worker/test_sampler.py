@@ -142,7 +142,7 @@ def test_looking_at_few_candidates_first_changes_no_token(monkeypatch, flatness,
     """Vocabulary larger than every tier, so that rows end in each of them."""
     logits = random_logits(1, vocab=5000, seed=3)[0] * flatness
     fast = draws(logits, SamplingParams(**params), NO_TOKENS, 40)
-    monkeypatch.setattr(sampler._draw_truncated, "__defaults__", ((),))
+    monkeypatch.setattr(sampler, "CPU_CANDIDATES", ())
     assert draws(logits, SamplingParams(**params), NO_TOKENS, 40).tolist() == fast.tolist()
 
 

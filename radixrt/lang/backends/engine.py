@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -17,12 +17,12 @@ from radixrt.lang.backends.protocol import (
     ChoiceCall,
     Piece,
     Prompt,
+    Score,
     Scored,
     ServerTimes,
     ToolCallPiece,
     Usage,
 )
-from radixrt.lang.backends.token_scoring import score_choices
 from radixrt.lang.background import outcome
 from radixrt.lang.constraints import Choices, Constraint, Grammar, JsonSchema, Regex
 from radixrt.lang.errors import BackendError, BadRequest, ConnectionLost, UnsupportedFeature
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from radixrt.constrained.spec import Spec
     from radixrt.engine import LLM
     from radixrt.messages import AnswerChunk, GenerateRequest
+
+Result = TypeVar("Result")
 
 
 class Engine:
@@ -44,8 +46,12 @@ class Engine:
         request = self._request(call)
         completion_tokens: dict[int, int] = {}
         usage = Usage()
+        have_called: set[int] = set()
+        """Answers that call tools."""
         async with aclosing(self._chunks(request)) as chunks:
             async for chunk in chunks:
+                if chunk.tool_calls:
+                    have_called.add(chunk.index)
                 completion_tokens[chunk.index] = chunk.num_output_tokens
                 if chunk.prompt is not None:
                     usage = Usage(prompt_tokens=chunk.prompt.num_tokens)
@@ -54,68 +60,63 @@ class Engine:
                     cached_tokens=chunk.cached_tokens if chunk.index == 0 else usage.cached_tokens,
                     completion_tokens=sum(completion_tokens.values()),
                 )
-                yield _piece(chunk, usage)
+                yield _piece(chunk, usage, chunk.index in have_called)
 
     async def score(self, call: ChoiceCall) -> Scored:
+        from radixrt.choice_scoring import ChoiceQuestion, score_in_process
+
+        prompt = _wire_prompt(call.prompt, call.continues, ())
+        question = ChoiceQuestion(prompt, call.choices, call.unconditional)
+        hints = _cache_hints(call.hints)
+        client = self._llm.background.client
+        found = await self._in_engine(score_in_process(client, question, _new_id(), hints=hints))
         return Scored(
-            await score_choices(
-                call.prompt,
-                call.continues,
-                call.choices,
-                call.unconditional,
-                self._encode,
-                self._logprobs,
-            )
+            [
+                Score(tuple(score.logprobs), tuple(score.unconditional_logprobs or ()))
+                for score in found.scores
+            ],
+            Usage(
+                prompt_tokens=found.prompt_tokens,
+                cached_tokens=found.cached_tokens,
+                completion_tokens=found.choice_tokens,
+            ),
         )
 
     async def cache_tokens(self) -> int | None:
         return self._llm.info.kv_pool_tokens
 
     async def programs_ended(self, sessions: Sequence[str]) -> None:
-        engine = self._llm.background
-        with contextlib.suppress(RequestError, EngineDiedError):
+        client = self._llm.background.client
+        with contextlib.suppress(BackendError):
             for session in sessions:
-                await outcome(engine.submit(engine.client.release_cache(session=session)))
+                await self._in_engine(client.release_cache(session=session))
 
     async def pin(self, prefix: Prompt, seconds: float) -> str | None:
+        with contextlib.suppress(RequestError, EngineDiedError):
+            return (await asyncio.to_thread(self._llm.pin, prefix, ttl_s=seconds)).lease
         return None
 
     async def unpin(self, lease: str) -> None:
-        engine = self._llm.background
-        with contextlib.suppress(RequestError, EngineDiedError):
-            await outcome(engine.submit(engine.client.release_cache(lease=lease)))
+        with contextlib.suppress(BackendError):
+            await self._in_engine(self._llm.background.client.release_cache(lease=lease))
 
     async def close(self) -> None:
         """Nothing of its own is open."""
 
-    async def _encode(self, prompt: Prompt, continues: bool) -> list[int]:
-        engine = self._llm.background
-        wire_prompt = _wire_prompt(prompt, continues, ())
+    async def _in_engine(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do something in the engine's event loop. Cancelling this cancels it.
+
+        Raises:
+            BackendError: it failed.
+        """
         try:
-            ids, _ = await outcome(engine.submit(engine.client.tokenize(wire_prompt)))
+            under_way = self._llm.background.submit(work)
+            try:
+                return await outcome(under_way)
+            finally:
+                under_way.cancel()
         except (RequestError, EngineDiedError) as error:
             raise _translated(error) from error
-        return ids
-
-    async def _logprobs(
-        self, sequences: list[list[int]], starts: list[int]
-    ) -> list[tuple[float, ...]]:
-        from radixrt.messages import TokenPrompt, pack_ids
-        from radixrt.sampling_params import SamplingParams
-
-        async def score(ids: list[int], start: int) -> tuple[float, ...]:
-            sampling = SamplingParams(
-                max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
-            )
-            request = self._wire_request(TokenPrompt(pack_ids(ids)), sampling)
-            async with aclosing(self._chunks(request)) as chunks:
-                (chunk,) = [chunk async for chunk in chunks]
-            assert chunk.prompt is not None and chunk.prompt.logprobs is not None
-            return tuple(
-                token.logprob for token in chunk.prompt.logprobs if token.logprob is not None
-            )
-
-        return await asyncio.gather(*map(score, sequences, starts))
 
     def _request(self, call: Call) -> "GenerateRequest":
         """Raises:
@@ -157,34 +158,36 @@ class Engine:
 
         Raises:
             RequestError: it is not well formed.
-            UnsupportedFeature: calls of tools and a constraint together.
+            UnsupportedFeature: the model decides between calls of tools and text of a constraint that could look like one.
         """
-        from radixrt.constrained.requests import ConstraintKeywords, from_keywords
-        from radixrt.constrained.tool_calls import FORMATS, Tool, calls
+        from radixrt.constrained.requests import ConstraintKeywords, from_keywords, json_schema
+        from radixrt.constrained.tool_calls import FORMATS, Tool, calls, one_call_or_json
 
         if not call.tools or call.tool_choice == "none":
             keywords: ConstraintKeywords = _constraint_keywords(call.constraint)  # type: ignore[assignment]
             return from_keywords(keywords)
-        if call.constraint is not None:
-            raise UnsupportedFeature(
-                "tools together with a constraint", self.name, "Leave one of them out."
-            )
         functions = [tool["function"] for tool in call.tools]
         if call.tool_choice not in (None, "auto", "required"):
             functions = [one for one in functions if one["name"] == call.tool_choice]
         tools = [Tool.of(one["name"], one["parameters"], False, one["name"]) for one in functions]
+        written = FORMATS[self._llm.config.tool_call_parser]
         required = call.tool_choice not in (None, "auto")
+        if call.constraint is not None and not required:
+            if not isinstance(call.constraint, JsonSchema) or not written.opening:
+                raise UnsupportedFeature(
+                    "tools together with this constraint",
+                    self.name,
+                    "Use schema=, or leave one of them out.",
+                )
+            held = json_schema(call.constraint.schema, "schema")
+            return one_call_or_json(tools, written, held)
         most = None if call.tool_choice in (None, "auto", "required") else 1
-        return calls(
-            tools, FORMATS[self._llm.config.tool_call_parser], required=required, most=most
-        )
+        return calls(tools, written, required=required, most=most)
 
     def _wire_request(self, prompt: Any, sampling: Any, **fields: Any) -> "GenerateRequest":
         from radixrt.messages import GenerateRequest
 
-        return GenerateRequest(
-            request_id=f"lang-{uuid.uuid4().hex}", prompt=prompt, sampling=sampling, **fields
-        )
+        return GenerateRequest(request_id=_new_id(), prompt=prompt, sampling=sampling, **fields)
 
     async def _chunks(self, request: "GenerateRequest") -> "AsyncGenerator[AnswerChunk, None]":
         """The chunks of an answer, brought over from the engine's event loop. Closing it aborts the request."""
@@ -215,6 +218,10 @@ class Engine:
             work.cancel()
 
 
+def _new_id() -> str:
+    return f"lang-{uuid.uuid4().hex}"
+
+
 def _wire_prompt(prompt: Prompt, continues: bool, tools: Sequence[dict[str, Any]]) -> Any:
     from radixrt.messages import ChatPrompt, TextPrompt
 
@@ -239,7 +246,7 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def _piece(chunk: "AnswerChunk", usage: Usage) -> Piece:
+def _piece(chunk: "AnswerChunk", usage: Usage, has_called: bool) -> Piece:
     calls = tuple(
         ToolCallPiece(
             index=call.index,
@@ -249,11 +256,15 @@ def _piece(chunk: "AnswerChunk", usage: Usage) -> Piece:
         )
         for call in chunk.tool_calls or ()
     )
+    finish_reason: str | None = chunk.finish_reason
+    if has_called and finish_reason == "stop":
+        finish_reason = "tool_calls"
     return Piece(
         index=chunk.index,
         text=chunk.text,
+        reasoning=chunk.reasoning,
         tool_calls=calls,
-        finish_reason=chunk.finish_reason,
+        finish_reason=finish_reason,
         usage=usage,
         times=_times(chunk),
     )

@@ -63,9 +63,14 @@ class KeptPrompts:
 
 def is_long(prompt: Prompt) -> bool:
     """Whether it pays to refer to what was sent before."""
+    return num_chars(prompt) >= SHORTEST_CHARS
+
+
+def num_chars(prompt: Prompt) -> int:
+    """Of the text, or of the contents of all messages."""
     if isinstance(prompt, str):
-        return len(prompt) >= SHORTEST_CHARS
-    return sum(len(message["content"]) for message in prompt) >= SHORTEST_CHARS
+        return len(prompt)
+    return sum(len(message["content"]) for message in prompt)
 
 
 def _prefixes(prompt: Prompt) -> Iterator[tuple[bytes, int]]:

@@ -36,6 +36,8 @@ class OpenAI:
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
         self._refuse_unsupported(call)
         body = standard_body(call, self.model)
+        if "messages" in body:
+            body["messages"] = without_old_thoughts(call.prompt)
         async with aclosing(self._http.answer(path_of(call), body)) as events:
             async for event in events:
                 for piece in pieces_of(event):
@@ -119,6 +121,19 @@ class OpenAI:
 
     def _unsupported(self, feature: str, instead: str) -> UnsupportedFeature:
         return UnsupportedFeature(feature, self.name, instead)
+
+
+def without_old_thoughts(messages: Prompt) -> list[dict[str, Any]]:
+    """Thoughts go back only within a loop of tools: there models go on thinking from them, and servers that tell thoughts
+    ask for them. Behind the next message of the user they refuse them, or leave them out."""
+    assert not isinstance(messages, str)
+    asked_at = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
+    return [
+        message
+        if number > asked_at and "tool_calls" in message
+        else {name: value for name, value in message.items() if name != "reasoning_content"}
+        for number, message in enumerate(messages)
+    ]
 
 
 def _beyond(start: int, logprobs: dict[str, Any]) -> tuple[float, ...]:

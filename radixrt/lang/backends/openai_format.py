@@ -71,7 +71,7 @@ def pieces_of(event: dict[str, Any]) -> list[Piece]:
     """What an answer of either endpoint holds, or a streamed event of one."""
     pieces = [_piece(choice) for choice in event.get("choices") or ()]
     if (usage := event.get("usage")) is not None:
-        pieces.append(Piece(usage=_usage(usage)))
+        pieces.append(Piece(usage=usage_of(usage)))
     if (times := event.get("times")) is not None:
         pieces.append(Piece(times=ServerTimes(**times)))
     return pieces
@@ -83,6 +83,7 @@ def _piece(choice: dict[str, Any]) -> Piece:
     return Piece(
         index=choice.get("index", 0),
         text=text or "",
+        reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
         tool_calls=tuple(_tool_call(call, place) for place, call in enumerate(calls)),
         finish_reason=choice.get("finish_reason"),
     )
@@ -102,7 +103,7 @@ def _tool_call(call: dict[str, Any], place: int) -> ToolCallPiece:
     )
 
 
-def _usage(usage: dict[str, Any]) -> Usage:
+def usage_of(usage: dict[str, Any]) -> Usage:
     details = usage.get("prompt_tokens_details") or {}
     return Usage(
         prompt_tokens=usage.get("prompt_tokens") or 0,

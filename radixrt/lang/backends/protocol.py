@@ -82,6 +82,8 @@ class Piece:
     index: int = 0
     """Of which of the n answers."""
     text: str = ""
+    reasoning: str = ""
+    """What the model thinks before it answers, where the backend tells it apart."""
     tool_calls: tuple[ToolCallPiece, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None

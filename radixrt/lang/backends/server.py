@@ -8,10 +8,18 @@ from typing import Any
 
 from radixrt.lang.answer import Answer
 from radixrt.lang.backends.http import HttpClient
-from radixrt.lang.backends.kept_prompts import KeptPrefix, KeptPrompts, is_long
-from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body
-from radixrt.lang.backends.protocol import CacheHints, Call, ChoiceCall, Piece, Prompt, Scored
-from radixrt.lang.backends.token_scoring import score_choices
+from radixrt.lang.backends.kept_prompts import KeptPrefix, is_long
+from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body, usage_of
+from radixrt.lang.backends.protocol import (
+    CacheHints,
+    Call,
+    ChoiceCall,
+    Piece,
+    Prompt,
+    Score,
+    Scored,
+)
+from radixrt.lang.backends.sent_once import SentOnce, prompt_fields
 from radixrt.lang.constraints import Choices, Constraint, Grammar, Regex
 from radixrt.lang.errors import BackendError, BadRequest
 
@@ -37,23 +45,21 @@ class Server:
             "Start one with `radixrt serve` (the built-in model) or `radixrt serve --model-path DIR`, or give the "
             "address of one: rl.set_default_backend(rl.Server(url)), or RADIXRT_URL in the environment.",
         )
-        self._kept = KeptPrompts()
+        self._sent = SentOnce(self._http, self._offers)
         self._endpoints: asyncio.Future[frozenset[str]] | None = None
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
         body = await self._body(call)
-        kept = self._kept.longest(call.prompt) if is_long(call.prompt) else None
+        kept = await self._sent.kept(call.prompt)
         if kept is not None:
             try:
-                going_on = body | going_on_fields(call.prompt, kept)
+                going_on = body | prompt_fields(call.prompt, kept)
                 async with aclosing(self._pieces(call, going_on)) as pieces:
                     async for piece in pieces:
                         yield piece
                 return
             except BadRequest as error:
-                if error.code != CONVERSATION_GONE:
-                    raise
-                self._kept.gone(kept.conversation)
+                self._forget(error, kept)
         async with aclosing(self._pieces(call, body)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -64,11 +70,24 @@ class Server:
         body |= call.sampling.given() | _constraint_fields(call.constraint)
         body |= _continuation_fields(call.continues)
         body["return_times"] = True
-        if await self._offers("/v1/cache/release"):
-            body["cache"] = cache_fields(call.hints)
+        body |= await self._cache_field(call.hints)
         if is_long(call.prompt):
             body["keep"] = True
         return body
+
+    async def _cache_field(self, hints: CacheHints) -> dict[str, Any]:
+        offered = await self._offers("/v1/cache/release")
+        return {"cache": cache_fields(hints)} if offered else {}
+
+    def _forget(self, error: BadRequest, kept: KeptPrefix) -> None:
+        """A call that referred to what is kept was refused.
+
+        Raises:
+            BadRequest: for another reason than that it is kept no more.
+        """
+        if error.code != CONVERSATION_GONE:
+            raise error
+        self._sent.is_gone(kept)
 
     async def _pieces(self, call: Call, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         first_answer = Answer()
@@ -79,19 +98,29 @@ class Server:
                         first_answer.add(piece)
                     yield piece
                 if event.get("kept"):
-                    self._kept.kept(event["id"], with_answer(call, first_answer))
+                    self._sent.is_kept(event["id"], with_answer(call, first_answer))
 
     async def score(self, call: ChoiceCall) -> Scored:
-        return Scored(
-            await score_choices(
-                call.prompt,
-                call.continues,
-                call.choices,
-                call.unconditional,
-                self._encode,
-                self._logprobs,
-            )
-        )
+        body: dict[str, Any] = {"choices": call.choices, "unconditional": call.unconditional}
+        if call.continues:
+            body["continue_final_message"] = True
+        body |= await self._cache_field(call.hints)
+        kept = await self._sent.kept(call.prompt)
+        try:
+            return await self._scored(body | prompt_fields(call.prompt, kept))
+        except BadRequest as error:
+            if kept is None:
+                raise
+            self._forget(error, kept)
+        return await self._scored(body | prompt_fields(call.prompt, None))
+
+    async def _scored(self, body: dict[str, Any]) -> Scored:
+        answer = await self._http.post("/score_choices", body)
+        scores = [
+            Score(tuple(score["logprobs"]), tuple(score["unconditional_logprobs"] or ()))
+            for score in answer["scores"]
+        ]
+        return Scored(scores, usage_of(answer["usage"]))
 
     async def cache_tokens(self) -> int | None:
         with contextlib.suppress(BackendError, KeyError, TypeError):
@@ -108,7 +137,7 @@ class Server:
     async def pin(self, prefix: Prompt, seconds: float) -> str | None:
         with contextlib.suppress(BackendError, KeyError):
             if await self._offers("/v1/cache/pin"):
-                body = {"ttl_s": seconds} | _prompt_field(prefix)
+                body = {"ttl_s": seconds} | prompt_fields(prefix, self._sent.known(prefix))
                 lease = await self._http.post("/v1/cache/pin", body, is_patient=False)
                 return str(lease["lease"])
         return None
@@ -119,27 +148,6 @@ class Server:
 
     async def close(self) -> None:
         await self._http.close()
-
-    async def _encode(self, prompt: Prompt, continues: bool) -> list[int]:
-        body = _prompt_field(prompt)
-        answer = await self._http.post("/tokenize", body | _continuation_fields(continues))
-        ids: list[int] = answer["tokens"]
-        return ids
-
-    async def _logprobs(
-        self, sequences: list[list[int]], starts: list[int]
-    ) -> list[tuple[float, ...]]:
-        body = {
-            "input_ids": sequences,
-            "return_logprob": True,
-            "logprob_start_len": starts,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
-        }
-        results = await self._http.post("/generate", body)
-        return [
-            tuple(entry[0] for entry in result["meta_info"]["input_token_logprobs"])
-            for result in results
-        ]
 
     async def _offers(self, endpoint: str) -> bool:
         """Whether the server has an endpoint; it is asked once."""
@@ -157,20 +165,10 @@ class Server:
 
 def cache_fields(hints: CacheHints) -> dict[str, Any]:
     """The ``cache`` object of a request."""
-    fields: dict[str, Any] = {"session": hints.session}
+    fields: dict[str, Any] = {"session": hints.session} if hints.session else {}
     if hints.next_use_s is not None:
         fields["next_use_s"] = hints.next_use_s
     return fields
-
-
-def going_on_fields(prompt: Prompt, kept: KeptPrefix) -> dict[str, Any]:
-    """What a request says instead of a prompt whose beginning the server keeps."""
-    name = "prompt" if isinstance(prompt, str) else "messages"
-    return {
-        name: prompt[kept.length :],
-        "continue_from": kept.conversation,
-        "continue_after": kept.length,
-    }
 
 
 def with_answer(call: Call, answer: Answer) -> Prompt:
@@ -184,11 +182,9 @@ def with_answer(call: Call, answer: Answer) -> Prompt:
         before += [last, {"role": "assistant", "content": answer.text}]
     if answer.tool_calls:
         before[-1]["tool_calls"] = answer.tool_calls
+    if answer.reasoning:
+        before[-1]["reasoning_content"] = answer.reasoning
     return before
-
-
-def _prompt_field(prompt: Prompt) -> dict[str, Any]:
-    return {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
 
 
 def _continuation_fields(continues: bool) -> dict[str, Any]:

@@ -39,26 +39,26 @@ struct OneByOne {  // float32 and float16: one column a step, in float32
   static constexpr int kColumns = 1;
   static constexpr int kStepBytes = kPanel * sizeof(T);
 
-  RADIXRT_INLINE bool used_as_is(int64_t) { return sizeof(T) == sizeof(Input); }
-  RADIXRT_INLINE void prepare(const T* hidden, int64_t columns, Input* to) {
+  static RADIXRT_INLINE bool used_as_is(int64_t) { return sizeof(T) == sizeof(Input); }
+  static RADIXRT_INLINE void prepare(const T* hidden, int64_t columns, Input* to) {
     int64_t i = 0;
     for (; i + kWidth <= columns; i += kWidth) store(to + i, load(hidden + i));
     if (int rest = static_cast<int>(columns - i)) store(to + i, load_first(hidden + i, rest));
   }
 
-  RADIXRT_INLINE void look_up(const T* panel, int64_t columns, int lane, T* output) {
+  static RADIXRT_INLINE void look_up(const T* panel, int64_t columns, int lane, T* output) {
     for (int64_t i = 0; i < columns; ++i) output[i] = panel[kPanel * i + lane];
   }
 
   struct Weights {
     Floats of[kVectors];
   };
-  RADIXRT_INLINE Weights weights(const char* from) {
+  static RADIXRT_INLINE Weights weights(const char* from) {
     Weights w;
     for (int v = 0; v < kVectors; ++v) w.of[v] = load(reinterpret_cast<const T*>(from) + v * kWidth);
     return w;
   }
-  RADIXRT_INLINE void add(Sums& sums, const Weights& w, const Input* x) {
+  static RADIXRT_INLINE void add(Sums& sums, const Weights& w, const Input* x) {
     for (int v = 0; v < kVectors; ++v) sums.of[v] += w.of[v] * *x;
   }
 };
@@ -68,15 +68,15 @@ struct Pairs {  // bfloat16: two columns a step
   static constexpr int kColumns = 2;
   static constexpr int kStepBytes = 2 * kPanel * sizeof(BFloat16);
 
-  RADIXRT_INLINE void look_up(const BFloat16* panel, int64_t columns, int lane, BFloat16* output) {
+  static RADIXRT_INLINE void look_up(const BFloat16* panel, int64_t columns, int lane, BFloat16* output) {
     for (int64_t i = 0; i < columns; ++i) output[i] = panel[2 * kPanel * (i / 2) + 2 * lane + i % 2];
   }
 
 #if defined(__AVX512BF16__)
   using Input = uint32_t;  // a pair, as the instruction wants it
 
-  RADIXRT_INLINE bool used_as_is(int64_t columns) { return columns % 2 == 0; }
-  RADIXRT_INLINE void prepare(const BFloat16* hidden, int64_t columns, Input* to) {
+  static RADIXRT_INLINE bool used_as_is(int64_t columns) { return columns % 2 == 0; }
+  static RADIXRT_INLINE void prepare(const BFloat16* hidden, int64_t columns, Input* to) {
     to[(columns + 1) / 2 - 1] = 0;
     memcpy(to, hidden, columns * sizeof *hidden);
   }
@@ -84,15 +84,15 @@ struct Pairs {  // bfloat16: two columns a step
   struct Weights {
     __m512bh of;
   };
-  RADIXRT_INLINE Weights weights(const char* from) { return {(__m512bh)_mm512_loadu_si512(from)}; }
-  RADIXRT_INLINE void add(Sums& sums, const Weights& w, const Input* x) {
+  static RADIXRT_INLINE Weights weights(const char* from) { return {(__m512bh)_mm512_loadu_si512(from)}; }
+  static RADIXRT_INLINE void add(Sums& sums, const Weights& w, const Input* x) {
     sums.of[0] = (Floats)_mm512_dpbf16_ps((__m512)sums.of[0], w.of, (__m512bh)_mm512_set1_epi32(static_cast<int>(*x)));
   }
 #else
   using Input = float[2];
 
-  RADIXRT_INLINE bool used_as_is(int64_t) { return false; }
-  RADIXRT_INLINE void prepare(const BFloat16* hidden, int64_t columns, Input* to) {
+  static RADIXRT_INLINE bool used_as_is(int64_t) { return false; }
+  static RADIXRT_INLINE void prepare(const BFloat16* hidden, int64_t columns, Input* to) {
     to[(columns + 1) / 2 - 1][1] = 0;
     OneByOne<BFloat16>::prepare(hidden, columns, to[0]);
   }
@@ -100,7 +100,7 @@ struct Pairs {  // bfloat16: two columns a step
   struct Weights {
     Floats even[kVectors], odd[kVectors];
   };
-  RADIXRT_INLINE Weights weights(const char* from) {
+  static RADIXRT_INLINE Weights weights(const char* from) {
     Weights w;
     for (int v = 0; v < kVectors; ++v) {
       UInts pair;
@@ -110,7 +110,7 @@ struct Pairs {  // bfloat16: two columns a step
     }
     return w;
   }
-  RADIXRT_INLINE void add(Sums& sums, const Weights& w, const Input* x) {
+  static RADIXRT_INLINE void add(Sums& sums, const Weights& w, const Input* x) {
     for (int v = 0; v < kVectors; ++v) sums.of[v] = sums.of[v] + w.even[v] * (*x)[0] + w.odd[v] * (*x)[1];
   }
 #endif

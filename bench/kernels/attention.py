@@ -1,0 +1,139 @@
+"""Steps of attention: decode, prefill, and decode over prefixes that sequences share."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from bench.kernels.case import Case
+from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.registry import make_backend
+from radixrt.attention.setup import AttentionSetup
+from radixrt_kernels.memory import advise_huge_pages
+
+PAGE_SIZE = 16
+QWEN_HALF_B = AttentionSpec(14, 2, 64, 64**-0.5)
+LLAMA_8B = AttentionSpec(32, 8, 128, 128**-0.5)
+MANY_HEADS = AttentionSpec(16, 16, 128, 128**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sequences of equal lengths; ``members`` neighbours share ``shared_pages``."""
+
+    name: str
+    spec: AttentionSpec
+    sequences: int
+    new_tokens: int
+    tokens: int
+    members: int = 1
+    shared_pages: int = 0
+    dtype: torch.dtype = torch.bfloat16
+
+
+SHAPES = [
+    Shape("decode 16 x 1024, 14/2 x 64", QWEN_HALF_B, 16, 1, 1024),
+    Shape("decode 1 x 8192, 14/2 x 64", QWEN_HALF_B, 1, 1, 8192),
+    Shape("decode 16 x 1056, 1024 shared by 4", QWEN_HALF_B, 16, 1, 1056, 4, 64),
+    Shape("decode 32 x 1056, 1024 shared by 8", QWEN_HALF_B, 32, 1, 1056, 8, 64),
+    Shape("decode 8 x 1024, 32/8 x 128", LLAMA_8B, 8, 1, 1024),
+    Shape("decode 4 x 1024, 16/16 x 128", MANY_HEADS, 4, 1, 1024),
+    Shape("prefill 2048, 14/2 x 64", QWEN_HALF_B, 1, 2048, 2048),
+    Shape("prefill 4 x 32 after 1024, 14/2 x 64", QWEN_HALF_B, 4, 32, 1056),
+    Shape("prefill 1024, 32/8 x 128", LLAMA_8B, 1, 1024, 1024),
+    Shape("float32 decode 16 x 1024, 14/2 x 64", QWEN_HALF_B, 16, 1, 1024, dtype=torch.float32),
+    Shape("float32 prefill 1024, 14/2 x 64", QWEN_HALF_B, 1, 1024, 1024, dtype=torch.float32),
+]
+
+
+def cases() -> Iterator[Case]:
+    for shape in SHAPES:
+        metadata = _metadata(shape)
+        layers = [_caches(shape, int(metadata.kv_indices.max()) + 1) for _ in range(4)]
+        states = [
+            torch.randn(metadata.num_tokens, heads, shape.spec.head_dim).to(shape.dtype)
+            for heads in (shape.spec.num_heads, shape.spec.num_kv_heads, shape.spec.num_kv_heads)
+        ]
+        yield Case(
+            f"attention: {shape.name}",
+            _run(make_backend("cpu", AttentionSetup()), metadata, states, layers, shape.spec),
+            _run(
+                make_backend("torch_reference", AttentionSetup()),
+                metadata,
+                states,
+                layers,
+                shape.spec,
+            ),
+            num_bytes=len(layers) * _bytes_read(shape),
+            operations=len(layers) * _operations(shape),
+            dtype=shape.dtype,
+        )
+
+
+def _run(
+    backend: AttentionBackend,
+    metadata: AttentionMetadata,
+    states: list[torch.Tensor],
+    layers: list[list[torch.Tensor]],
+    spec: AttentionSpec,
+) -> Callable[[], None]:
+    """A step of several layers, each with a cache of its own, so that the processor's caches hold none of them."""
+
+    def run() -> None:
+        backend.plan(metadata)
+        for caches in layers:
+            backend.attend(*states, *caches, spec)
+
+    return run
+
+
+def _metadata(shape: Shape) -> AttentionMetadata:
+    pages = -(-shape.tokens // PAGE_SIZE)
+    tables = torch.randperm(shape.sequences * pages).int().view(shape.sequences, pages)
+    for first in range(0, shape.sequences, shape.members):
+        tables[first : first + shape.members, : shape.shared_pages] = tables[
+            first, : shape.shared_pages
+        ]
+    positions = torch.arange(shape.tokens - shape.new_tokens, shape.tokens)
+    slots = tables[:, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
+    groups = shape.sequences // shape.members
+    shared = SharedPrefixes(
+        torch.arange(0, shape.sequences + 1, shape.members).int(),
+        torch.full((groups,), shape.shared_pages).int(),
+    )
+    count = shape.sequences
+    return AttentionMetadata(
+        qo_indptr_cpu=(torch.arange(count + 1) * shape.new_tokens).int(),
+        kv_indptr_cpu=(torch.arange(count + 1) * pages).int(),
+        last_page_len_cpu=torch.full((count,), (shape.tokens - 1) % PAGE_SIZE + 1).int(),
+        kv_indices=tables.flatten(),
+        kv_slots=slots.flatten(),
+        page_size=PAGE_SIZE,
+        shared_prefixes=shared if shape.shared_pages else None,
+    )
+
+
+def _caches(shape: Shape, pages: int) -> list[torch.Tensor]:
+    size = (pages, PAGE_SIZE, shape.spec.num_kv_heads, shape.spec.head_dim)
+    caches = [torch.empty(size, dtype=shape.dtype) for _ in range(2)]
+    for cache in caches:
+        advise_huge_pages(cache)
+        cache.normal_()
+    return caches
+
+
+def _bytes_read(shape: Shape) -> int:
+    """Keys and values, what is shared only once."""
+    again = (
+        (shape.members - 1) * (shape.sequences // shape.members) * shape.shared_pages * PAGE_SIZE
+    )
+    keys = shape.sequences * shape.tokens - again
+    return 2 * keys * shape.spec.num_kv_heads * shape.spec.head_dim * shape.dtype.itemsize
+
+
+def _operations(shape: Shape) -> float:
+    """Two products of a multiplication and an addition, for each query and each key that it sees."""
+    before = shape.tokens - shape.new_tokens
+    seen = shape.new_tokens * (before + (shape.new_tokens + 1) / 2)
+    return 4 * shape.spec.num_heads * shape.spec.head_dim * shape.sequences * seen

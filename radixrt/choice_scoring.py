@@ -1,0 +1,236 @@
+"""How likely is each of several texts behind one prompt? By token ids, in one batch, so that the prompt is computed once.
+
+``/score_choices`` and ``LLM.score`` both ask here; the language's ``select`` is made of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from radixrt.engine_client import EngineClient
+from radixrt.errors import EngineDiedError, RequestError
+from radixrt.messages import (
+    AnswerChunk,
+    CacheHints,
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    pack_ids,
+)
+from radixrt.sampling_params import SamplingParams
+
+TAIL_CHARS = 1024
+"""Of a text's end: so much of it is encoded anew with each choice behind it."""
+
+Encode = Callable[[Prompt], Awaitable[list[int]]]
+"""The token ids of a prompt."""
+Answer = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
+"""The one chunk that answers each request; all are computed side by side."""
+
+
+class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True):
+    """How likely one choice is, token by token."""
+
+    logprobs: list[float]
+    """Of its tokens behind the prompt. All choices begin at the same token: the first that one of them changes."""
+    unconditional_logprobs: list[float] | None = None
+    """Of the same tokens without the prompt, behind its first token alone; where it was asked for."""
+
+
+class ChoiceScores(msgspec.Struct, frozen=True, kw_only=True):
+    scores: list[ChoiceScore]
+    """One for each choice, in their order."""
+    prompt_tokens: int
+    """Of the prompt alone."""
+    cached_tokens: int
+    """Of these, found in the radix tree and not computed for any of the choices."""
+    choice_tokens: int
+    """Of all choices together."""
+
+
+@dataclass(frozen=True)
+class ChoiceQuestion:
+    """A prompt, and the texts that may come behind it."""
+
+    prompt: TextPrompt | ChatPrompt
+    """Of a conversation, each choice is (or with ``continue_final_message`` continues) the assistant's message."""
+    choices: Sequence[str]
+    unconditional: bool = False
+
+    def check(self) -> None:
+        """Raises:
+        RequestError: there is nothing to score.
+        """
+        if not self.choices:
+            raise RequestError("choices is empty; give at least one text.", param="choices")
+        for index, choice in enumerate(self.choices):
+            if not choice:
+                raise RequestError(
+                    f"choices[{index}] is empty, and nothing can't be scored; leave it out.",
+                    param=f"choices[{index}]",
+                )
+
+
+def scoring_request(
+    request_id: str,
+    ids: list[int],
+    start: int,
+    *,
+    owner: str = "",
+    cache_salt: str = "",
+    hints: CacheHints | None = None,
+    priority: int = 0,
+    deadline: float | None = None,
+) -> GenerateRequest:
+    """One that tells the log-probabilities of a sequence's tokens from ``start`` on; its answer is thrown away."""
+    return GenerateRequest(
+        request_id=request_id,
+        owner=owner,
+        prompt=TokenPrompt(pack_ids(ids)),
+        sampling=SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
+        ),
+        cache_salt=cache_salt,
+        cache_hints=CacheHints() if hints is None else hints,
+        priority=priority,
+        deadline=deadline,
+    )
+
+
+async def score_choices(
+    question: ChoiceQuestion,
+    encode: Encode,
+    request: Callable[[int, list[int], int], GenerateRequest],
+    answer: Answer,
+) -> ChoiceScores:
+    """Encode the prompt with each choice behind it, as it will be when it is part of a longer prompt, and score what
+    differs.
+
+    A choice's first characters may join the prompt's last token, so the scores begin where the first of the encoded
+    texts parts from the prompt alone: at the same token for all.
+
+    Args:
+        request: makes a :func:`scoring_request` of a number, token ids and the start of what is to be scored.
+
+    Raises:
+        RequestError: there is nothing to score, or the engine refuses the prompt.
+    """
+    question.check()
+    alone, whole = await _encoded(question, encode)
+    start = min(shared_tokens(alone, ids) for ids in whole)
+    start = max(start, 1)  # nothing comes before the first token that could make it likely
+    sequences, starts = list(whole), [start] * len(whole)
+    if question.unconditional:  # behind the text's first token alone: something has to stand there
+        sequences += [ids[:1] + ids[start:] for ids in whole]
+        starts += [1] * len(whole)
+    chunks = await answer(list(map(request, range(len(sequences)), sequences, starts)))
+    found = [_logprobs(chunk) for chunk in chunks]
+    without = found[len(whole) :] if question.unconditional else [None] * len(whole)
+    num_choice_tokens = sum(len(ids) - start for ids in whole)
+    num_computed = sum(
+        len(ids) - chunk.cached_tokens for ids, chunk in zip(whole, chunks, strict=False)
+    )
+    return ChoiceScores(
+        scores=[
+            ChoiceScore(logprobs=given, unconditional_logprobs=bare)
+            for given, bare in zip(found[: len(whole)], without, strict=True)
+        ],
+        prompt_tokens=len(alone),
+        cached_tokens=min(max(len(alone) + num_choice_tokens - num_computed, 0), len(alone)),
+        choice_tokens=num_choice_tokens,
+    )
+
+
+async def score_in_process(
+    client: EngineClient,
+    question: ChoiceQuestion,
+    request_id: str,
+    cache_salt: str = "",
+    hints: CacheHints | None = None,
+) -> ChoiceScores:
+    """The same by an engine's own client, in its event loop.
+
+    Raises:
+        RequestError: there is nothing to score, or the engine refuses the prompt.
+        EngineDiedError: the engine ended.
+    """
+
+    async def encode(prompt: Prompt) -> list[int]:
+        ids, _ = await client.tokenize(prompt)
+        return ids
+
+    def request(number: int, ids: list[int], start: int) -> GenerateRequest:
+        name = f"{request_id}-{number}"
+        return scoring_request(name, ids, start, cache_salt=cache_salt, hints=hints)
+
+    async def only_chunk(request: GenerateRequest) -> AnswerChunk:
+        (chunk,) = [chunk async for chunk in client.generate(request)]
+        return chunk
+
+    async def answer(requests: list[GenerateRequest]) -> list[AnswerChunk]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(only_chunk(request)) for request in requests]
+        except* (RequestError, EngineDiedError) as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    return await score_choices(question, encode, request, answer)
+
+
+async def _encoded(question: ChoiceQuestion, encode: Encode) -> tuple[list[int], list[list[int]]]:
+    """The prompt alone, and with each choice behind it."""
+    prompt = question.prompt
+    if isinstance(prompt, TextPrompt) and len(prompt.text) > 2 * TAIL_CHARS:
+        tail = TextPrompt(prompt.text[-TAIL_CHARS:], add_special_tokens=False)
+        alone, ends, *tails = await asyncio.gather(
+            encode(prompt), encode(tail), *(encode(followed_by(tail, c)) for c in question.choices)
+        )
+        skipped = _joint(alone, ends)
+        if skipped is not None and all(ids[: skipped + 1] == ends[: skipped + 1] for ids in tails):
+            head = alone[: len(alone) - (len(ends) - skipped)]
+            return alone, [head + ids[skipped:] for ids in tails]
+    alone, *whole = await asyncio.gather(
+        encode(prompt), *(encode(followed_by(prompt, c)) for c in question.choices)
+    )
+    return alone, whole
+
+
+def _joint(whole: list[int], tail: list[int]) -> int | None:
+    """From which of a tail's tokens on they are the whole's last ones: the first may be cut out of another. None: not even
+    the last quarter is the same."""
+    num_same = 0
+    while num_same < min(len(whole), len(tail)) and whole[-1 - num_same] == tail[-1 - num_same]:
+        num_same += 1
+    return len(tail) - num_same if num_same > len(tail) // 4 else None
+
+
+def _logprobs(chunk: AnswerChunk) -> list[float]:
+    assert chunk.prompt is not None and chunk.prompt.logprobs is not None
+    return [token.logprob for token in chunk.prompt.logprobs if token.logprob is not None]
+
+
+def followed_by(prompt: TextPrompt | ChatPrompt, text: str) -> TextPrompt | ChatPrompt:
+    """A prompt with a text behind it: in a conversation, as (a part of) the assistant's message."""
+    if isinstance(prompt, TextPrompt):
+        return TextPrompt(prompt.text + text, prompt.add_special_tokens)
+    if prompt.continue_final_message:
+        *before, last = prompt.messages
+        messages = [*before, {**last, "content": last["content"] + text}]
+    else:
+        messages = [*prompt.messages, {"role": "assistant", "content": text}]
+    return msgspec.structs.replace(
+        prompt, messages=messages, add_generation_prompt=False, continue_final_message=True
+    )
+
+
+def shared_tokens(one: list[int], other: list[int]) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return min(len(one), len(other))

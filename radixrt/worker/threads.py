@@ -1,0 +1,33 @@
+"""With how many threads does a worker compute on a CPU?"""
+
+import torch
+
+import radixrt_kernels
+
+SMALL_MODEL_BYTES = 64 << 20
+
+
+def use_fitting_threads(wanted: int | None, weight_bytes: int) -> None:
+    """Set the number of threads of PyTorch and of the native kernels, which take turns on the same cores.
+
+    Small models get one: waking others costs more than they save, and the other processes need cores too. The built-in
+    model on two quiet cores, against two threads: one stream 1.4 times as fast, 16 short streams 1.07, 16 streams of 550
+    tokens 0.83; on busy cores up to 3.6 times. (Measured with PyTorch's kernels.)
+
+    Args:
+        wanted: what the user asked for.
+        weight_bytes: of the model.
+    """
+    if wanted is not None:
+        use_threads(wanted)
+    elif weight_bytes < SMALL_MODEL_BYTES:
+        use_threads(1)
+    else:
+        use_threads(torch.get_num_threads())
+
+
+def use_threads(count: int) -> None:
+    """Let PyTorch and the native kernels compute with ``count`` threads."""
+    torch.set_num_threads(count)
+    if radixrt_kernels.native is not None:
+        radixrt_kernels.native.set_num_threads(count)

@@ -1,0 +1,261 @@
+// Attention of one step, from Python: a plan that is made once a step, and a call a layer.
+#include "kernels/attention.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <algorithm>
+#include <cstring>
+#include <list>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention_schedule.hpp"
+#include "bind/bind.hpp"
+#include "isa.hpp"
+#include "tensor.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+
+namespace radixrt {
+
+namespace {
+
+constexpr int64_t kTokensPerThread = 512;  // of keys and values that one thread copies
+constexpr int64_t kMergesPerThread = 32;
+
+// Memory that a thread keeps between calls.
+class Buffer {
+ public:
+  ~Buffer() { std::free(memory_); }
+
+  void* of(int64_t bytes) {
+    if (bytes > bytes_) {
+      std::free(memory_);
+      bytes_ = (bytes + 4095) / 4096 * 4096;
+      memory_ = std::aligned_alloc(64, bytes_);
+      if (memory_ == nullptr) throw std::bad_alloc();
+    }
+    return memory_;
+  }
+
+ private:
+  void* memory_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+template <class T>
+std::vector<T> copied(const Tensor& tensor, DType dtype, const char* what) {
+  require(tensor.dimensions == 1 && tensor.dtype == dtype && tensor.dense(), what, tensor);
+  return {tensor.as<T>(), tensor.as<T>() + tensor.shape[0]};
+}
+
+bool ascends_from_zero(const std::vector<int32_t>& indptr) {
+  return !indptr.empty() && indptr[0] == 0 && std::is_sorted(indptr.begin(), indptr.end());
+}
+
+StepLayout read_layout(const Tensor& query_indptr, const Tensor& page_indptr, const Tensor& last_page_lengths, const Tensor& pages,
+                       int page_size) {
+  StepLayout step;
+  require(page_size >= 1, "page_size must be at least 1");
+  step.page_size = page_size;
+  step.query_indptr = copied<int32_t>(query_indptr, DType::int32, "qo_indptr must be int32[batch + 1]");
+  step.page_indptr = copied<int32_t>(page_indptr, DType::int32, "kv_indptr must be int32[batch + 1]");
+  step.pages = copied<int32_t>(pages, DType::int32, "kv_indices must be int32[total_pages]");
+  auto last = copied<int32_t>(last_page_lengths, DType::int32, "last_page_len must be int32[batch]");
+  require(ascends_from_zero(step.query_indptr) && step.query_indptr.size() == last.size() + 1,
+          "qo_indptr must ascend from 0 and have one entry more than last_page_len");
+  require(ascends_from_zero(step.page_indptr) && step.page_indptr.size() == last.size() + 1 &&
+              step.page_indptr.back() <= static_cast<int64_t>(step.pages.size()),
+          "kv_indptr must ascend from 0 up to at most the length of kv_indices, and have one entry more than last_page_len");
+  for (size_t i = 0; i < last.size(); ++i) {
+    int64_t num_pages = step.page_indptr[i + 1] - step.page_indptr[i], queries = step.query_indptr[i + 1] - step.query_indptr[i];
+    require(last[i] >= 1 && last[i] <= page_size, "last_page_len must be in 1..page_size");
+    int64_t length = (num_pages - 1) * page_size + last[i];
+    require(num_pages >= 1 && queries <= length, "a sequence must have a page, and no more queries than keys");
+    step.kv_lengths.push_back(length);
+    for (int64_t query = 0; query < queries; ++query) step.positions.push_back(length - queries + query);
+  }
+  return step;
+}
+
+void read_groups(StepLayout& step, const std::optional<std::pair<Tensor, Tensor>>& groups) {
+  int sequences = static_cast<int>(step.kv_lengths.size());
+  if (!groups) {
+    step.group_indptr = {0, sequences};
+    step.shared_pages = {0};
+    return;
+  }
+  step.group_indptr = copied<int32_t>(groups->first, DType::int32, "group_indptr must be int32[groups + 1]");
+  step.shared_pages = copied<int32_t>(groups->second, DType::int32, "num_pages must be int32[groups]");
+  require(ascends_from_zero(step.group_indptr) && step.group_indptr.back() == sequences &&
+              step.group_indptr.size() == step.shared_pages.size() + 1,
+          "group_indptr must ascend from 0 to the number of sequences and have one entry more than num_pages");
+  for (size_t group = 0; group < step.shared_pages.size(); ++group) {
+    int begin = step.group_indptr[group], end = step.group_indptr[group + 1];
+    int64_t shared = step.shared_pages[group];
+    require(shared >= 0, "num_pages of a group must not be negative");
+    if (shared == 0) continue;
+    for (int i = begin; i < end; ++i) {
+      require(step.page_indptr[i + 1] - step.page_indptr[i] >= shared &&
+                  std::equal(&step.pages[step.page_indptr[i]], &step.pages[step.page_indptr[i]] + shared,
+                             &step.pages[step.page_indptr[begin]]),
+              "the members of a group must begin with the same num_pages pages");
+      int64_t queries = step.query_indptr[i + 1] - step.query_indptr[i];
+      require(shared * step.page_size <= step.kv_lengths[i] - queries, "shared pages must lie before every query of a group");
+    }
+  }
+}
+
+class AttentionPlan {
+ public:
+  AttentionPlan(const Tensor& query_indptr, const Tensor& page_indptr, const Tensor& last_page_lengths, const Tensor& pages,
+                const Tensor& slots, int page_size, const std::optional<std::pair<Tensor, Tensor>>& groups)
+      : step_(read_layout(query_indptr, page_indptr, last_page_lengths, pages, page_size)),
+        slots_(copied<int64_t>(slots, DType::int64, "kv_slots must be int64[num_tokens]")) {
+    require(static_cast<int>(slots_.size()) == step_.num_tokens(), "kv_slots must have as many entries as there are queries");
+    read_groups(step_, groups);
+    for (int32_t page : step_.pages) {
+      require(page >= 0, "kv_indices must not be negative");
+      end_page_ = std::max(end_page_, int64_t{page} + 1);
+    }
+    for (int64_t slot : slots_) {
+      require(slot >= 0, "kv_slots must not be negative");
+      end_page_ = std::max(end_page_, slot / page_size + 1);
+    }
+  }
+
+  void attend(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
+              const Tensor& output, float scale, int64_t window, float soft_cap) {
+    check(query, key, value, key_cache, value_cache, output);
+    require(window >= 0 && soft_cap >= 0, "sliding_window and soft_cap must not be negative; 0 is none");
+    AttentionLayer layer{static_cast<int>(key.shape[1]), static_cast<int>(query.shape[1] / key.shape[1]),
+                         static_cast<int>(query.shape[2]), scale, soft_cap, window ? window : int64_t{1} << 40};
+    const auto& kernels_of = kernels_for(query);
+    nb::gil_scoped_release release;
+    append(key, key_cache);
+    append(value, value_cache);
+    compute(layer, describe(query, key_cache, value_cache, output), kernels_of);
+  }
+
+ private:
+  static const AttentionKernels::Of& kernels_for(const Tensor& query) {
+    const auto& table = kernels<AttentionKernels>();
+    switch (query.dtype) {
+      case DType::float32: return table.float32;
+      case DType::bfloat16: return table.bfloat16;
+      case DType::float16: return table.float16;
+      default: throw nb::type_error("query, key and value must be float32, bfloat16 or float16");
+    }
+  }
+
+  void check(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
+             const Tensor& output) const {
+    require(query.dimensions == 3 && query.shape[0] == step_.num_tokens() && query.dense_after(1),
+            "query must be [num_tokens, num_heads, head_dim] of the planned step, heads without gaps in them", query);
+    int64_t head_dim = query.shape[2];
+    for (const Tensor* states : {&key, &value})
+      require(states->dimensions == 3 && states->shape[0] == query.shape[0] && states->shape[1] == key.shape[1] &&
+                  states->shape[2] == head_dim && states->dtype == query.dtype && states->dense_after(1),
+              "key and value must be [num_tokens, num_kv_heads, head_dim] of query's dtype, heads without gaps in them", *states);
+    require(key.shape[1] >= 1 && query.shape[1] % key.shape[1] == 0, "query must have a multiple of key's heads", query);
+    require(head_dim >= 2 && head_dim % 2 == 0, "head_dim must be even", query);
+    for (const Tensor* cache : {&key_cache, &value_cache})
+      require(cache->dimensions == 4 && cache->shape[0] >= end_page_ && cache->shape[1] == step_.page_size &&
+                  cache->shape[2] == key.shape[1] && cache->shape[3] == head_dim && cache->dtype == query.dtype &&
+                  cache->dense_after(3),
+              "the caches must be [num_pages, page_size, num_kv_heads, head_dim] of query's dtype, with every planned page", *cache);
+    require(output.dimensions == 3 && output.shape[0] == query.shape[0] && output.shape[1] == query.shape[1] &&
+                output.shape[2] == head_dim && output.dtype == query.dtype && output.dense(),
+            "output must be like query, without gaps", output);
+  }
+
+  static AttentionTensors describe(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache, const Tensor& output) {
+    return {query.data,
+            query.strides[0],
+            query.strides[1],
+            key_cache.data,
+            value_cache.data,
+            key_cache.strides[0],
+            key_cache.strides[1],
+            key_cache.strides[2],
+            value_cache.strides[0],
+            value_cache.strides[1],
+            value_cache.strides[2],
+            output.data,
+            static_cast<int>(key_cache.shape[1])};
+  }
+
+  // All of a step's keys and values are in the cache before anything attends: sequences may read one another's.
+  void append(const Tensor& states, const Tensor& cache) const {
+    const int64_t element = size_of(states.dtype), heads = states.shape[1], bytes = states.shape[2] * element;
+    parallel_ranges(states.shape[0], kTokensPerThread, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        int64_t page = slots_[token] / step_.page_size, offset = slots_[token] % step_.page_size;
+        const char* from = states.as<char>() + token * states.strides[0] * element;
+        char* to = cache.as<char>() + (page * cache.strides[0] + offset * cache.strides[1]) * element;
+        for (int64_t head = 0; head < heads; ++head)
+          std::memcpy(to + head * cache.strides[2] * element, from + head * states.strides[1] * element, bytes);
+      }
+    });
+  }
+
+  void compute(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionKernels::Of& kernels_of) {
+    const auto& schedule = schedule_for(layer);
+    const int64_t scratch_bytes = kernels<AttentionKernels>().scratch_bytes(layer);
+    PartialRows partials = room_for(schedule.num_partial_rows, layer.head_dim);
+    parallel_for(static_cast<int64_t>(schedule.tasks.size()), [&](int64_t index, int) {
+      thread_local Buffer scratch;
+      kernels_of.attend(layer, tensors, schedule.tasks[index], step_.positions.data(), partials, scratch.of(scratch_bytes));
+    });
+    parallel_ranges(static_cast<int64_t>(schedule.merges.size()), kMergesPerThread, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) kernels_of.merge(layer, tensors, schedule.merges[i], partials);
+    });
+  }
+
+  // Layers that agree on heads and window share a schedule; a model has one or two.
+  const AttentionSchedule& schedule_for(const AttentionLayer& layer) {
+    int threads = num_threads();
+    for (const auto& known : schedules_)
+      if (known.layer.num_kv_heads == layer.num_kv_heads && known.layer.heads_per_kv_head == layer.heads_per_kv_head &&
+          known.layer.window == layer.window && known.threads == threads)
+        return known.schedule;
+    schedules_.push_back({layer, threads, make_schedule(step_, layer, threads)});
+    return schedules_.back().schedule;
+  }
+
+  static PartialRows room_for(int64_t rows, int head_dim) {
+    thread_local Buffer buffer;
+    if (rows == 0) return {nullptr, nullptr, nullptr};
+    auto memory = static_cast<float*>(buffer.of(rows * (head_dim + 2) * static_cast<int64_t>(sizeof(float))));
+    return {memory, memory + rows * head_dim, memory + rows * (head_dim + 1)};
+  }
+
+  struct KnownSchedule {
+    AttentionLayer layer;
+    int threads;
+    AttentionSchedule schedule;
+  };
+
+  StepLayout step_;
+  std::vector<int64_t> slots_;  // [num_tokens]
+  int64_t end_page_ = 0;        // the caches must have this many pages
+  std::list<KnownSchedule> schedules_;
+};
+
+}  // namespace
+
+void bind_attention(nb::module_& module) {
+  nb::class_<AttentionPlan>(module, "AttentionPlan")
+      .def(nb::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int,
+                    const std::optional<std::pair<Tensor, Tensor>>&>(),
+           nb::arg("qo_indptr"), nb::arg("kv_indptr"), nb::arg("last_page_len"), nb::arg("kv_indices"), nb::arg("kv_slots"),
+           nb::arg("page_size"), nb::arg("groups").none())
+      .def("attend", &AttentionPlan::attend, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("key_cache"),
+           nb::arg("value_cache"), nb::arg("output"), nb::arg("scale"), nb::arg("sliding_window"), nb::arg("soft_cap"));
+}
+
+}  // namespace radixrt

@@ -1,0 +1,14 @@
+// Rotary position embedding of the heads of one token, as every instruction set offers it.
+#pragma once
+
+#include <cstdint>
+
+namespace radixrt {
+
+struct RotaryKernels {
+  // Rotates features i and i + half of each head by the i-th angle, in place. cos_sin: `half` cosines, then as many sines.
+  using Heads = void (*)(void* heads, int64_t num_heads, int64_t head_stride, int64_t half, const float* cos_sin);
+  Heads float32, bfloat16, float16;
+};
+
+}  // namespace radixrt

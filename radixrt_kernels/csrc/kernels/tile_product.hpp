@@ -1,0 +1,208 @@
+// Products of small matrices whose operands were packed for it: the inner loop of attention.
+//
+// An operand's elements are *units*: float32, or two bfloat16 that one instruction multiplies and adds (VDPBF16PS). The left
+// operand has its units in rows as they lie in memory; the right one has one vector of units after the other, so that each is
+// multiplied by a unit of the left operand that is repeated in all lanes.
+#pragma once
+
+#include "simd.hpp"
+
+namespace radixrt::RADIXRT_ISA {
+
+// Keys of a block: four of the widest vectors.
+inline constexpr int kBlockKeys = 64;
+
+// Brings the rows of the next block into the cache, one line at a time between other work. Pages lie anywhere in memory, so the
+// processor cannot guess what comes next; and told of all rows at once it waits, for it keeps only some twenty misses in flight.
+struct Prefetcher {
+  const char* const* row;
+  const char* const* end;
+  int row_bytes;
+  int byte = 0;
+
+  RADIXRT_INLINE void step() {
+    if (row == end) return;
+    __builtin_prefetch(*row + byte);
+    byte += 64;
+    if (byte >= row_bytes) {
+      byte = 0;
+      ++row;
+    }
+  }
+
+  RADIXRT_INLINE void steps(int count) {
+    for (int i = 0; i < count; ++i) step();
+  }
+};
+
+// As many accumulators as registers allow, beside the right operand's vectors.
+inline constexpr int kRowsAtOnce = 6;
+#if defined(__AVX512F__)
+inline constexpr int kVectorsAtOnce = 4;
+#else
+inline constexpr int kVectorsAtOnce = 2;
+#endif
+
+RADIXRT_INLINE int rounded_up(int count, int multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+// Units of float32, for every storage type.
+template <class T>
+struct FloatUnits {
+  using Unit = float;
+  static constexpr int kElements = 1;
+
+  static RADIXRT_INLINE Floats multiply_add(Floats sum, const float* left, const float* right) { return sum + *left * load(right); }
+
+  // `count` elements become units; what pads them is zero.
+  static RADIXRT_INLINE void pack_row(const T* from, int count, float* to) {
+    int i = 0;
+    for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
+    if (i < count) store(to + i, load_first(from + i, count - i));
+  }
+
+  static RADIXRT_INLINE void pack_weights(Floats weights, int first, float* to) { store(to + first, weights); }
+
+  static RADIXRT_INLINE UInts load_units(const T* from, int count) {
+    return (UInts)(count >= kWidth ? load(from) : load_first(from, count));
+  }
+
+  // Rows of values become the right operand [keys][padded head_dim].
+  static RADIXRT_INLINE void pack_values(const T* const* rows, int count, int head_dim, int padded, float* to, Prefetcher& next) {
+    for (int key = 0; key < count; ++key) {
+      next.step();
+      pack_row(rows[key], head_dim, to + key * padded);
+    }
+  }
+};
+
+#if defined(__AVX512BF16__)
+// Pairs of bfloat16: neighbouring features of queries and keys, neighbouring keys of weights and values.
+struct PairUnits {
+  using Unit = uint32_t;
+  static constexpr int kElements = 2;
+
+  static RADIXRT_INLINE Floats multiply_add(Floats sum, const uint32_t* left, const uint32_t* right) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(*left), (__m512bh)_mm512_loadu_si512(right));
+  }
+
+  static RADIXRT_INLINE void pack_row(const BFloat16* from, int count, uint32_t* to) { memcpy(to, from, count * sizeof *from); }
+
+  static RADIXRT_INLINE void pack_weights(Floats weights, int first, uint32_t* to) {
+    auto rounded = _mm512_cvtneps_pbh((__m512)weights);
+    memcpy(reinterpret_cast<BFloat16*>(to) + first, &rounded, sizeof rounded);
+  }
+
+  static RADIXRT_INLINE UInts load_units(const BFloat16* from, int count) {  // counts elements
+    if (count >= 2 * kWidth) return (UInts)_mm512_loadu_si512(from);
+    return (UInts)_mm512_maskz_loadu_epi16((__mmask32)((uint64_t{1} << count) - 1), from);
+  }
+
+  static RADIXRT_INLINE void pack_values(const BFloat16* const* rows, int count, int head_dim, int padded, uint32_t* to,
+                                         Prefetcher& next) {
+    for (int key = 0; key < count; key += 2) {
+      next.steps(2);
+      const BFloat16* first = rows[key];
+      const BFloat16* second = key + 1 < count ? rows[key + 1] : nullptr;
+      for (int i = 0; i < head_dim; i += kWidth) {
+        UInts low = widened(first + i, head_dim - i);
+        UInts high = second ? widened(second + i, head_dim - i) : UInts{};
+        UInts pairs = low | high << 16;
+        memcpy(to + key / 2 * padded + i, &pairs, sizeof pairs);
+      }
+    }
+  }
+
+ private:
+  static RADIXRT_INLINE UInts widened(const BFloat16* from, int count) {
+    if (count >= kWidth) return __builtin_convertvector(load_bits(from), UInts);
+    return (UInts)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1), from));
+  }
+};
+#endif
+
+// Rows of keys become the right operand [units of head_dim][kBlockKeys]; keys that are not there are zero.
+template <class Units, class T>
+RADIXRT_INLINE void pack_keys(const T* const* rows, int count, int head_dim, typename Units::Unit* to, Prefetcher& next) {
+  constexpr int kStep = kWidth * Units::kElements;  // elements in a vector of units
+  for (int key = 0; key < kBlockKeys && key < count; key += kWidth) {
+    for (int i = 0; i < head_dim; i += kStep) {
+      next.steps(kWidth / 4);
+      UInts tile[kWidth];
+#pragma GCC unroll 16
+      for (int row = 0; row < kWidth; ++row)
+        tile[row] = key + row < count ? Units::load_units(rows[key + row] + i, head_dim - i) : UInts{};
+      transpose(tile);
+      int units = head_dim - i < kStep ? (head_dim - i + Units::kElements - 1) / Units::kElements : kWidth;
+      for (int unit = 0; unit < units; ++unit)
+        memcpy(to + (i / Units::kElements + unit) * kBlockKeys + key, &tile[unit], sizeof tile[unit]);
+    }
+  }
+}
+
+// result[rows][vectors] = factors[rows] * result + left[rows][depth] * right[depth][vectors]; without factors, result is not read.
+template <class Units, int rows, int vectors>
+RADIXRT_INLINE void multiply_block(const typename Units::Unit* left, int left_stride, const typename Units::Unit* right,
+                                   int right_stride, int depth, const float* factors, float* result, int result_stride,
+                                   Prefetcher& next) {
+  Floats sums[rows][vectors] = {};
+  for (int k = 0; k < depth; ++k) {
+    next.step();
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; ++row)
+#pragma GCC unroll 4
+      for (int vector = 0; vector < vectors; ++vector)
+        sums[row][vector] =
+            Units::multiply_add(sums[row][vector], left + row * left_stride + k, right + k * right_stride + vector * kWidth);
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < rows; ++row)
+#pragma GCC unroll 4
+    for (int vector = 0; vector < vectors; ++vector) {
+      float* place = result + row * result_stride + vector * kWidth;
+      store(place, factors ? factors[row] * load(place) + sums[row][vector] : sums[row][vector]);
+    }
+}
+
+template <class Units, int vectors>
+static void multiply_columns(const typename Units::Unit* left, int left_stride, int rows,
+                                     const typename Units::Unit* right, int right_stride, int depth, const float* factors,
+                                     float* result, int result_stride, Prefetcher& next) {
+  // Seven rows are four and three, not six and one: a block of one row leaves the multipliers waiting for its few sums.
+  int blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  for (int block = 0, row = 0; block < blocks; ++block) {
+    int count = (rows - row) / (blocks - block);
+    auto from = left + row * left_stride;
+    auto factor = factors ? factors + row : nullptr;
+    float* to = result + row * result_stride;
+    switch (count) {
+#define RADIXRT_CASE(n) \
+  case n:               \
+    multiply_block<Units, n, vectors>(from, left_stride, right, right_stride, depth, factor, to, result_stride, next); \
+    break;
+      RADIXRT_CASE(1)
+      RADIXRT_CASE(2)
+      RADIXRT_CASE(3)
+      RADIXRT_CASE(4)
+      RADIXRT_CASE(5)
+      RADIXRT_CASE(6)
+#undef RADIXRT_CASE
+    }
+    row += count;
+  }
+}
+
+// result[rows][columns] = factors * result + left * right, where columns are a multiple of kWidth; strides are those of rows.
+template <class Units>
+RADIXRT_INLINE void multiply(const typename Units::Unit* left, int left_stride, int rows, const typename Units::Unit* right,
+                             int right_stride, int columns, int depth, const float* factors, float* result, int result_stride,
+                                   Prefetcher& next) {
+  int column = 0;
+  for (; column + kVectorsAtOnce * kWidth <= columns; column += kVectorsAtOnce * kWidth)
+    multiply_columns<Units, kVectorsAtOnce>(left, left_stride, rows, right + column, right_stride, depth, factors,
+                                            result + column, result_stride, next);
+  for (; column < columns; column += kWidth)
+    multiply_columns<Units, 1>(left, left_stride, rows, right + column, right_stride, depth, factors, result + column,
+                               result_stride, next);
+}
+
+}  // namespace radixrt::RADIXRT_ISA

@@ -1,0 +1,54 @@
+"""Causal attention over a paged KV cache, one sequence and one softmax at a time."""
+
+import torch
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    last_page_len: torch.Tensor,
+    kv_indices: torch.Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Arguments as in :class:`radixrt_kernels.attention.AttentionPlan`; the new keys and values are in the cache.
+
+    Returns:
+        [num_tokens, num_heads, head_dim] in float64, whatever the inputs are.
+    """
+    outputs = []
+    for i, last in enumerate(last_page_len.tolist()):
+        pages = kv_indices[int(kv_indptr[i]) : int(kv_indptr[i + 1])].long()
+        length = (len(pages) - 1) * key_cache.shape[1] + last
+        keys = key_cache[pages].flatten(0, 1)[:length].double()  # [keys, num_kv_heads, head_dim]
+        values = value_cache[pages].flatten(0, 1)[:length].double()
+        queries = query[int(qo_indptr[i]) : int(qo_indptr[i + 1])].double()
+        outputs.append(_attention(queries, keys, values, scale, sliding_window, soft_cap))
+    return torch.cat(outputs)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Queries are the last positions of the keys."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    positions = torch.arange(len(key) - len(query), len(key))
+    distance = positions[:, None] - torch.arange(len(key))
+    visible = distance >= 0
+    if sliding_window is not None:
+        visible &= distance < sliding_window
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)

@@ -1,0 +1,212 @@
+"""A model's forward pass as a list of kernel calls, which is replayed without the Python that led to them.
+
+A decode step of 24 layers is some two hundred kernels of a few microseconds to some hundred. The modules, views and
+allocations between them cost as much again at small batches. As a CUDA graph does on a GPU, a tape remembers the calls of
+one run with their arguments: in the next step of the same shape the inputs are copied into place and the calls repeated.
+
+Kernels are called through :func:`call`, which is how a recording hears of them; of torch's own operations it hears
+by ``__torch_dispatch__``. What a step computes for itself lives in one block of memory, in which tensors that are never
+needed at the same time share a place, so the working set stays as small as an allocator would keep it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+ALIGNMENT = 64
+"""Bytes."""
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+_LOOKS_AT_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+_recording: "_Recording | None" = None
+
+
+class NotRecordable(Exception):
+    """The computation depends on values that it computes, so repeating its calls would not repeat it."""
+
+
+def call(kernel: Callable[..., None], *arguments: Any) -> None:
+    """Call a kernel that writes into some of its arguments."""
+    kernel(*arguments)
+    if _recording is not None:
+        _recording.calls.append((kernel, arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """The calls of one computation."""
+
+    inputs: list[torch.Tensor]
+    """Where :meth:`replay` puts its arguments."""
+    output: torch.Tensor
+    calls: list[Call]
+    num_bytes: int
+    """Memory of everything in between."""
+
+    def replay(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Compute on inputs of the shapes that were recorded. The result is overwritten by the next replay."""
+        for place, tensor in zip(self.inputs, inputs, strict=True):
+            place.copy_(tensor)
+        for kernel, arguments in self.calls:
+            kernel(*arguments)
+        return self.output
+
+
+def record(compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Tape:
+    """Run ``compute(*inputs)`` once and remember how.
+
+    Args:
+        compute: Reads of what may differ next time only its inputs, and what kernels find by themselves; changes nothing
+            but what it allocates, and what its kernels are for (a KV cache).
+
+    Raises:
+        NotRecordable: ``compute`` looked at values of tensors.
+    """
+    global _recording
+    recording = _Recording([tensor.clone() for tensor in inputs])
+    _recording = recording
+    try:
+        with recording:
+            output = compute(*recording.inputs)
+    finally:
+        _recording = None
+    return recording.tape(output)
+
+
+@dataclass(slots=True)
+class _Life:
+    """When a piece of memory is in use, in calls: from its allocation to the last call that has it."""
+
+    num_bytes: int
+    first: int
+    last: int
+    place: int = -1
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self, inputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.calls: list[Call] = []
+        self._own: dict[int, _Life] = {}
+        """By the address of a storage that was allocated while recording."""
+        self._kept: list[torch.Tensor] = []
+        """So that no address is used twice."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nobody compiles a recording, and torch would import its compiler, which takes seconds, to make sure."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if _depends_on_values(func, args):
+            raise NotRecordable(f"{func} depends on values")
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if result is not None and not _tensors(result):
+            raise NotRecordable(f"{func} depends on values, or may")
+        if func._schema.is_mutable:
+            self.calls.append(
+                (func, (*args,)) if not kwargs else (_with_names(func, kwargs), (*args,))
+            )
+            return result
+        known = {_address(t) for t in _tensors((args, kwargs))}
+        fresh = [t for t in _tensors(result) if _address(t) not in known]
+        for tensor in fresh:
+            self._kept.append(tensor)
+            num_bytes = tensor.untyped_storage().nbytes()
+            self._own[_address(tensor)] = _Life(num_bytes, len(self.calls), len(self.calls))
+        if fresh and not func.__name__.startswith(("empty", "new_empty")):
+            self.calls.append((_again(func, kwargs), (result, *args)))
+        return result
+
+    def tape(self, output: torch.Tensor) -> Tape:
+        self._see_uses(output)
+        memory = torch.empty(_assign_places(list(self._own.values())), dtype=torch.uint8)
+
+        def moved(value: Any) -> Any:
+            return self._moved(value, memory) if isinstance(value, torch.Tensor) else value
+
+        calls = [
+            (kernel, tuple(tree_map(moved, argument) for argument in arguments))
+            for kernel, arguments in self.calls
+        ]
+        return Tape(self.inputs, moved(output), calls, memory.numel())
+
+    def _see_uses(self, output: torch.Tensor) -> None:
+        for index, (_, arguments) in enumerate(self.calls):
+            for tensor in _tensors(arguments):
+                if life := self._own.get(_address(tensor)):
+                    life.last = index
+        if life := self._own.get(_address(output)):
+            life.last = len(self.calls)
+
+    def _moved(self, tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        life = self._own.get(_address(tensor))
+        if life is None:
+            return tensor
+        size = life.num_bytes // tensor.itemsize * tensor.itemsize
+        storage = memory[life.place : life.place + size].view(tensor.dtype)
+        return storage.as_strided(
+            tensor.shape, tensor.stride(), storage.storage_offset() + tensor.storage_offset()
+        )
+
+
+def _assign_places(lives: list[_Life]) -> int:
+    """Give each piece the lowest place that is free throughout its life. Returns how many bytes there must be."""
+    end = 0
+    placed: list[_Life] = []
+    for life in lives:  # in the order of their first use
+        place = 0
+        for other in sorted(placed, key=lambda other: other.place):
+            if other.last < life.first:
+                continue
+            if place + life.num_bytes <= other.place:
+                break
+            place = max(place, _rounded_up(other.place + other.num_bytes))
+        life.place = place
+        placed = [other for other in placed if other.last >= life.first]
+        placed.append(life)
+        end = max(end, _rounded_up(place + life.num_bytes))
+    return end
+
+
+def _rounded_up(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_flatten(values)[0] if isinstance(value, torch.Tensor)]
+
+
+def _depends_on_values(func: Any, args: Sequence[Any]) -> bool:
+    if func is torch.ops.aten.index.Tensor:
+        return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))
+    return not _LOOKS_AT_VALUES.isdisjoint(func.tags)
+
+
+def _with_names(func: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    return lambda *args: func(*args, **kwargs)
+
+
+def _again(func: Any, kwargs: dict[str, Any]) -> Callable[..., None]:
+    """An operation of torch that puts its results where they were when it was recorded."""
+
+    def compute(places: Any, *args: Any) -> None:
+        results = _tensors(func(*args, **kwargs))
+        for place, result in zip(_tensors(places), results, strict=True):
+            place.copy_(result)
+
+    return compute

@@ -1,0 +1,266 @@
+"""Paged attention is its definition: for every layout of a step, head dimension, dtype and instruction set."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import radixrt_kernels
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.metadata import SharedPrefixes
+from radixrt_kernels.attention import AttentionPlan
+from radixrt_kernels.reference.attention import paged_attention
+from tests.attention.steps import Step, indptr, make_step, step_lengths, written_out
+
+ONE_FIXTURE_FOR_ALL_EXAMPLES = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None
+)
+ATOL = {torch.float32: 2e-6, torch.bfloat16: 3e-2, torch.float16: 2e-3}
+"""Values are about 1, so these are some units of the last place of each dtype."""
+
+
+def reference(step: Step, spec: AttentionSpec) -> torch.Tensor:
+    """After ``step.attend`` has written the new keys and values."""
+    m = step.metadata
+    return paged_attention(
+        step.query,
+        step.key_cache,
+        step.value_cache,
+        m.qo_indptr_cpu,
+        m.kv_indptr_cpu,
+        m.last_page_len_cpu,
+        m.kv_indices,
+        spec.scale,
+        spec.sliding_window,
+        spec.soft_cap,
+    )
+
+
+def assert_is_the_definition(step: Step, spec: AttentionSpec) -> None:
+    result = step.attend(spec, "cpu")
+    atol = ATOL[step.query.dtype]
+    torch.testing.assert_close(result.double(), reference(step, spec), atol=atol, rtol=0)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    native = radixrt_kernels.native
+    if native is None:
+        pytest.skip(f"no native kernels: {radixrt_kernels.missing_because}")
+    before = native.num_threads()
+    native.set_num_threads(request.param)
+    yield request.param
+    native.set_num_threads(before)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lengths=st.lists(step_lengths(), min_size=1, max_size=4),
+    window=st.sampled_from([None, 1, 4]),
+    soft_cap=st.sampled_from([None, 2.0]),
+)
+def test_the_reference_is_the_definition_written_out(
+    lengths: list[tuple[int, int]], window: int | None, soft_cap: float | None
+) -> None:
+    spec = AttentionSpec(6, 2, 4, 0.3, window, soft_cap)
+    step = make_step(lengths, 3, spec, torch.float32)
+    step.attend(spec)  # writes the new keys and values
+    expected = written_out(step, spec)
+    torch.testing.assert_close(reference(step, spec), expected, atol=1e-12, rtol=0)
+
+
+@ONE_FIXTURE_FOR_ALL_EXAMPLES
+@given(
+    lengths=st.lists(step_lengths(), min_size=1, max_size=5),
+    page_size=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (7, 1), (9, 3)]),
+    head_dim=st.sampled_from([2, 8, 18, 64]),
+    window=st.sampled_from([None, 1, 4, 100]),
+    soft_cap=st.sampled_from([None, 2.0]),
+    dtype=st.sampled_from(list(ATOL)),
+)
+def test_any_mix_of_prefill_and_decode_is_the_definition(
+    isa: str,
+    lengths: list[tuple[int, int]],
+    page_size: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    window: int | None,
+    soft_cap: float | None,
+    dtype: torch.dtype,
+) -> None:
+    spec = AttentionSpec(*heads, head_dim, 0.3, window, soft_cap)
+    assert_is_the_definition(make_step(lengths, page_size, spec, dtype), spec)
+
+
+@pytest.mark.parametrize("dtype", list(ATOL), ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_long_sequences_of_every_head_dim_are_the_definition(
+    isa: str, head_dim: int, dtype: torch.dtype
+) -> None:
+    spec = AttentionSpec(6, 2, head_dim, head_dim**-0.5)
+    step = make_step([(1, 700), (150, 300), (1, 64), (1, 1), (65, 65)], 16, spec, dtype)
+    assert_is_the_definition(step, spec)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 513])
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+@pytest.mark.parametrize("page_size", [1, 5, 16])
+def test_keys_divided_among_threads_give_the_same(
+    threads: int, page_size: int, window: int | None, soft_cap: float | None
+) -> None:
+    spec = AttentionSpec(4, 2, 32, 0.2, window, soft_cap)
+    step = make_step([(1, 1500), (3, 1100), (20, 900)], page_size, spec, torch.float32)
+    assert_is_the_definition(step, spec)
+
+
+def test_more_heads_than_a_tile_has_rows_may_share_a_kv_head(isa: str) -> None:
+    spec = AttentionSpec(130, 1, 16, 0.25)
+    assert_is_the_definition(make_step([(1, 40), (3, 9)], 4, spec, torch.float32), spec)
+
+
+# ------------------------------------------------------------ shared prefixes
+
+
+def sharing(step: Step, members: int, num_pages: int) -> Step:
+    """The first ``members`` sequences get the first sequence's first pages, and what lies in them."""
+    m = step.metadata
+    pages = m.kv_indices.clone()
+    starts = m.kv_indptr_cpu.tolist()
+    for start in starts[:members]:
+        pages[start : start + num_pages] = m.kv_indices[:num_pages]
+    count = len(starts) - 1
+    groups = SharedPrefixes(
+        torch.tensor([0, *range(members, count + 1)]).int(),
+        torch.tensor([num_pages] + [0] * (count - members)).int(),
+    )
+    metadata = dataclasses.replace(m, kv_indices=pages, shared_prefixes=groups)
+    return dataclasses.replace(step, metadata=metadata)
+
+
+@pytest.mark.parametrize("dtype", list(ATOL), ids=str)
+@pytest.mark.parametrize("window", [None, 30, 130])
+def test_pages_that_sequences_share_are_the_same_as_pages_of_their_own(
+    isa: str, dtype: torch.dtype, window: int | None
+) -> None:
+    spec = AttentionSpec(6, 2, 64, 0.125, window)
+    lengths = [(1, 200), (1, 130), (5, 160), (1, 129), (1, 50), (4, 4)]
+    assert_is_the_definition(sharing(make_step(lengths, 16, spec, dtype), 4, 8), spec)
+
+
+def test_many_members_of_a_group_are_the_definition(threads: int) -> None:
+    spec = AttentionSpec(14, 2, 16, 0.25)
+    step = make_step([(1, 300 + i) for i in range(25)], 4, spec, torch.float32)
+    assert_is_the_definition(sharing(step, 25, 70), spec)
+
+
+def test_a_page_that_is_said_to_be_shared_is_read_once() -> None:
+    """Members whose own copies differ from the first one's would show it; the plan refuses to be lied to."""
+    spec = AttentionSpec(2, 1, 8, 0.3)
+    step = make_step([(1, 64), (1, 64)], 16, spec, torch.float32)
+    groups = SharedPrefixes(torch.tensor([0, 2]).int(), torch.tensor([3]).int())
+    lie = dataclasses.replace(
+        step, metadata=dataclasses.replace(step.metadata, shared_prefixes=groups)
+    )
+    with pytest.raises(ValueError, match="begin with the same"):
+        lie.attend(spec, "cpu")
+    too_far = sharing(step, 2, 3)
+    groups = SharedPrefixes(torch.tensor([0, 2]).int(), torch.tensor([4]).int())
+    metadata = dataclasses.replace(
+        too_far.metadata,
+        kv_indices=too_far.metadata.kv_indices[[0, 1, 2, 3, 0, 1, 2, 3]],
+        shared_prefixes=groups,
+    )
+    with pytest.raises(ValueError, match="before every query"):
+        dataclasses.replace(too_far, metadata=metadata).attend(spec, "cpu")
+
+
+# ------------------------------------------------------------ layouts and refusals
+
+
+def test_views_of_one_projection_are_taken_as_they_lie(isa: str) -> None:
+    spec = AttentionSpec(6, 2, 16, 0.25)
+    step = make_step([(1, 30), (9, 40)], 16, spec, torch.bfloat16)
+    merged = torch.cat([t.flatten(1) for t in (step.query, step.key, step.value)], dim=1)
+    query, key, value = (
+        part.unflatten(1, (-1, 16)) for part in merged.split([6 * 16, 2 * 16, 2 * 16], dim=1)
+    )
+    assert not query.is_contiguous()
+    view = dataclasses.replace(step, query=query, key=key, value=value)
+    assert_is_the_definition(view, spec)
+
+
+def plan(**changes: object) -> AttentionPlan:
+    """Two sequences, of one and of two queries, on pages of four."""
+    arguments: dict[str, object] = {
+        "qo_indptr": indptr([1, 2]),
+        "kv_indptr": indptr([2, 1]),
+        "last_page_len": torch.tensor([1, 3]).int(),
+        "kv_indices": torch.tensor([0, 1, 2]).int(),
+        "kv_slots": torch.tensor([4, 9, 10]),
+        "page_size": 4,
+        **changes,
+    }
+    return AttentionPlan(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qo_indptr": indptr([1, 2]).long()}, "qo_indptr must be int32"),
+        ({"qo_indptr": torch.tensor([0, 2, 1]).int()}, "qo_indptr must ascend"),
+        ({"qo_indptr": indptr([1, 4]), "kv_slots": torch.arange(5)}, "no more queries than keys"),
+        ({"kv_indptr": indptr([2, 2])}, "kv_indptr must ascend"),
+        ({"kv_indptr": indptr([3, 0])}, "must have a page"),
+        ({"last_page_len": torch.tensor([1, 5]).int()}, "last_page_len must be in"),
+        ({"kv_indices": torch.tensor([0, -1, 2]).int()}, "kv_indices must not be negative"),
+        ({"kv_slots": torch.tensor([4, 9])}, "kv_slots must have as many"),
+        ({"kv_slots": torch.tensor([4, -9, 10])}, "kv_slots must not be negative"),
+        ({"page_size": 0}, "page_size"),
+        ({"shared_prefixes": (indptr([1]), torch.tensor([0]).int())}, "group_indptr must ascend"),
+    ],
+)
+def test_a_step_that_contradicts_itself_is_refused(
+    isa: str, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("query", torch.zeros(4, 4, 8), "query must be .num_tokens"),
+        ("query", torch.zeros(3, 3, 8), "multiple of key's heads"),
+        ("query", torch.zeros(3, 8, 4).transpose(1, 2), "without gaps"),
+        ("key", torch.zeros(3, 2, 6), "key and value must be"),
+        ("value", torch.zeros(3, 1, 8), "key and value must be"),
+        ("value", torch.zeros(3, 2, 8).half(), "key and value must be"),
+        ("key_cache", torch.zeros(2, 4, 2, 8), "with every planned page"),
+        ("value_cache", torch.zeros(3, 5, 2, 8), "the caches must be"),
+        ("key_cache", torch.zeros(3, 4, 2, 8).bfloat16(), "the caches must be"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_before_anything_is_written(
+    isa: str, name: str, tensor: torch.Tensor, message: str
+) -> None:
+    tensors = {
+        "query": torch.zeros(3, 4, 8),
+        "key": torch.ones(3, 2, 8),
+        "value": torch.ones(3, 2, 8),
+        "key_cache": torch.zeros(3, 4, 2, 8),
+        "value_cache": torch.zeros(3, 4, 2, 8),
+    }
+    plan().attend(**{key: value.clone() for key, value in tensors.items()}, scale=1.0)
+    with pytest.raises(ValueError, match=message):
+        plan().attend(**{**tensors, name: tensor}, scale=1.0)
+    assert not tensors["key_cache"].any() and not tensors["value_cache"].any()
+
+
+def test_dtypes_without_a_kernel_are_refused(isa: str) -> None:
+    states, cache = torch.zeros(3, 2, 8, dtype=torch.int8), torch.zeros(3, 4, 2, 8).char()
+    with pytest.raises(TypeError, match="float32, bfloat16 or float16"):
+        plan().attend(states, states, states, cache, cache, scale=1.0)

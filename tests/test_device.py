@@ -1,0 +1,74 @@
+"""Does what goes up in one piece come out as it was? And does a fake device notice what it should?"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from radixrt.device import ALIGNMENT, CpuDevice, pack, unpack
+from tests.fake_device import FakeDevice
+
+any_array = st.sampled_from([np.int32, np.int64, np.float32, np.bool_, np.uint8]).flatmap(
+    lambda dtype: arrays(dtype, st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple))
+)
+
+
+@given(st.lists(any_array, max_size=5))
+def test_packed_arrays_come_out_as_they_were_and_aligned(given_arrays: list[np.ndarray]) -> None:
+    def buffer(size: int) -> torch.Tensor:
+        return torch.full((size,), 0xAB, dtype=torch.uint8)
+
+    packed = pack(given_arrays, buffer)
+    for array, tensor in zip(given_arrays, unpack(packed, given_arrays), strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+        assert tensor.numpy().dtype == array.dtype
+        if array.size:
+            assert (tensor.data_ptr() - packed.data_ptr()) % ALIGNMENT == 0
+
+
+def test_a_download_is_not_changed_by_what_comes_after() -> None:
+    device = CpuDevice()
+    (tensor,) = device.upload(np.arange(3))
+    download = device.download([tensor])
+    tensor.zero_()
+    assert download.is_ready() and download.wait()[0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t.tolist(),
+        lambda t: bool((t > 0).any()),
+        lambda t: t[t > 0],
+        lambda t: t.nonzero(),
+        lambda t: t.cpu(),
+        lambda t: (t * 2).to("cpu"),
+        lambda t: t.numpy(),
+    ],
+)
+def test_the_fake_device_notices_when_the_host_looks(look) -> None:
+    device = FakeDevice()
+    (tensor,) = device.upload(np.arange(3))
+    FakeDevice.reads.clear()
+    tensor.add(1)[1:].index_select(0, device.upload(np.array([0]))[0])
+    assert FakeDevice.reads == []
+    look(tensor)
+    assert FakeDevice.reads
+
+
+def test_the_fake_device_is_done_with_what_was_waited_for() -> None:
+    device = FakeDevice()
+    first = device.mark()
+    assert first.is_past()
+    device.compute()
+    download = device.download([])
+    behind = device.mark()
+    device.compute()
+    last = device.mark()
+    assert not download.is_ready()
+    download.wait()
+    assert download.is_ready() and behind.is_past() and not last.is_past()
+    assert device.waits == [("download", 1)]

@@ -1,0 +1,81 @@
+"""Which decode steps are captured, and does padding touch nobody's pages?"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.setup import AttentionSetup
+from radixrt.attention.torch_reference import TorchReferenceBackend
+from radixrt.errors import ConfigError
+from radixrt.worker.decode_graphs import DecodeGraphs, ladder
+from radixrt.worker.kv_pool import KVPool
+from radixrt.worker.ragged import RaggedStep
+from tests.fake_device import FakeDevice
+
+
+@pytest.mark.parametrize("largest", [1, 3, 16, 100, 256, 300])
+def test_the_ladder_reaches_its_end_and_wastes_little(largest: int) -> None:
+    rungs = ladder(largest)
+    assert rungs == sorted(set(rungs)) and rungs[-1] == largest
+    for rows in range(1, largest + 1):
+        rung = next(rung for rung in rungs if rung >= rows)
+        assert rung < 2 * rows and rung - rows < (8 if rung <= 128 else 16)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    page_size=st.sampled_from([1, 4, 16]),
+    more=st.integers(0, 5),
+)
+def test_padding_is_one_token_on_the_spare_page_and_changes_no_other_row(
+    lengths: list[int], page_size: int, more: int
+) -> None:
+    pages, spare = -(-max(lengths) // page_size), 1000
+    tables = np.arange(len(lengths) * pages, dtype=np.int32).reshape(len(lengths), pages)
+    slots, starts = np.arange(len(lengths)), np.array(lengths) - 1
+    step = RaggedStep.of(tables, page_size, slots, np.ones_like(slots), starts)
+    padded = step.padded(len(lengths) + more, spare, page_size)
+    rows = len(lengths)
+    for row, length in enumerate(lengths):
+        used = -(-length // page_size)
+        first, end = padded.kv_indptr[row], padded.kv_indptr[row + 1]
+        np.testing.assert_array_equal(padded.kv_indices[first:end], tables[row, :used])
+        assert padded.last_page_len[row] == (length - 1) % page_size + 1
+        assert padded.positions[row] == length - 1
+        page = tables[row, (length - 1) // page_size]
+        assert padded.kv_slots[row] == page * page_size + (length - 1) % page_size
+    np.testing.assert_array_equal(padded.qo_indptr, np.arange(rows + more + 1))
+    assert (padded.kv_indices[padded.kv_indptr[rows] :] == spare).all()
+    assert (np.diff(padded.kv_indptr)[rows:] == 1).all()
+    assert (padded.last_page_len[rows:] == 1).all()
+    assert (padded.kv_slots[rows:] == spare * page_size).all()
+
+
+def test_the_spare_page_is_none_that_is_handed_out() -> None:
+    spec = AttentionSpec(1, 1, 8, 1.0)
+    pool = KVPool([spec] * 2, 5, 16, torch.float32, torch.device("cpu"))
+    assert pool.num_pages == 5 and pool.spare_page == 5
+    assert [len(cache) for cache in pool.key_caches] == [6, 6]
+
+
+def test_what_cannot_be_captured_says_how_to_start_without() -> None:
+    class Backend(TorchReferenceBackend):
+        def graph_kinds(self, rows: int) -> tuple[str, ...]:
+            return ("plain",)
+
+        def for_graph(self, rows: int, kind: str) -> TorchReferenceBackend:
+            return self
+
+    class Model:
+        def forward(self, *arguments: object) -> None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    spec = AttentionSpec(1, 1, 8, 1.0)
+    setup = AttentionSetup([spec], device=FakeDevice())
+    pool = KVPool([spec], 5, 16, torch.float32, torch.device("cpu"))
+    graphs = DecodeGraphs(Model(), Backend(), pool, [1, 2], setup.device)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"--disable-cuda-graph.*not permitted"):
+        graphs.capture()

@@ -1,0 +1,104 @@
+"""A replayed step computes, bit for bit, what the model's forward pass computes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import radixrt_kernels
+from radixrt.attention.backend import ForwardContext
+from radixrt.attention.cpu import CpuBackend
+from radixrt.attention.setup import AttentionSetup
+from radixrt.layers.native_kernels import NativeKernels
+from radixrt.models.decoder import CausalLM
+from radixrt.models.loader import load_model
+from radixrt.worker.step_tapes import StepTapes
+from radixrt_kernels import tape
+from tests.checkpoints import CONFIGS
+from tests.models.harness import Harness, Sequence
+
+torch.set_num_threads(1)
+
+pytestmark = pytest.mark.skipif(
+    not radixrt_kernels.available(), reason=f"no native kernels: {radixrt_kernels.missing_because}"
+)
+
+PROMPTS = [list(range(3, 30)), list(range(40, 45)), list(range(100, 133))]
+MIXTURES_OF_EXPERTS = {"qwen3_moe", "qwen3_moe_unnormed", "mixtral"}
+"""Which experts a step needs is a value that it computes."""
+
+
+class TapedModel:
+    """A model whose forward pass goes by tapes."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._model = model
+        self._tapes: StepTapes | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        if self._tapes is None:
+            self._tapes = StepTapes(self._model, context)
+        with torch.inference_mode():
+            return self._tapes.forward(token_ids, positions)
+
+
+def answers(model: CausalLM | TapedModel) -> list[torch.Tensor]:
+    """Logits of steps of two prompts, of all, of one, and of one with a piece of another's prompt."""
+    setup = AttentionSetup(specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype)
+    harness = Harness(model, page_size=4, backend=CpuBackend(setup))  # type: ignore[arg-type]
+    sequences = [Sequence() for _ in PROMPTS]
+    found = harness.step(list(zip(sequences, PROMPTS, strict=True)))
+    for step in range(5):
+        for members in (sequences[:2], sequences, sequences[2:]):
+            found += harness.step([(sequence, [7 + step]) for sequence in members])
+        found += harness.step([(sequences[0], [11]), (sequences[1], [12, 13 + step])])
+    return found
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_every_architecture_computes_the_same(
+    checkpoint: Callable[[str], Path], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(checkpoint(architecture), kernels=NativeKernels())
+    replays: list[int] = []
+    replay = tape.Tape.replay
+
+    def counted(self: tape.Tape, *inputs: torch.Tensor) -> torch.Tensor:
+        replays.append(len(inputs[0]))
+        return replay(self, *inputs)
+
+    monkeypatch.setattr(tape.Tape, "replay", counted)
+    expected, taped = answers(model), answers(TapedModel(model))
+    for ours, theirs in zip(taped, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    if architecture in MIXTURES_OF_EXPERTS:
+        assert not replays
+    else:
+        # the second step of each size is recorded and replayed, and so are those after it
+        assert {count: replays.count(count) for count in (1, 2, 3)} == {1: 4, 2: 4, 3: 9}
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantized_models_compute_the_same(
+    checkpoint: Callable[[str], Path], quantization: str, dtype: str
+) -> None:
+    folder = checkpoint("llama_biased_tied")
+    model = load_model(folder, quantization=quantization, dtype=dtype, kernels=NativeKernels())
+    for ours, theirs in zip(answers(TapedModel(model)), answers(model), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_only_the_most_recent_tapes_are_kept(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixrt.worker.step_tapes.MOST_TAPES", 1)
+    model = load_model(checkpoint("llama"), kernels=NativeKernels())
+    for ours, theirs in zip(answers(TapedModel(model)), answers(model), strict=True):
+        assert torch.equal(ours, theirs)

@@ -1,0 +1,89 @@
+"""Is the trial step the largest that there will be, and what is said when it does not fit?"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from radixrt.config import ServerConfig
+from radixrt.device import CPU
+from radixrt.errors import ConfigError
+from radixrt.layers.parallel import TensorParallel
+from radixrt.messages import num_ids
+from radixrt.worker import build
+from radixrt.worker.runner import ModelRunner
+from radixrt.worker.trial_run import largest_step, num_pages
+
+
+@pytest.mark.parametrize(
+    ("slots", "budget", "page_size"), [(4, 100, 16), (256, 8192, 16), (7, 7, 1), (3, 50, 5)]
+)
+def test_the_trial_step_spends_every_limit(slots: int, budget: int, page_size: int) -> None:
+    config = ServerConfig(
+        max_running_requests=slots, max_prefill_tokens=budget, page_size=page_size
+    )
+    plan = largest_step(config, context_length=4096)
+    assert len({admit.slot for admit in plan.admit}) == slots  # every slot samples
+    assert sum(chunk.num_tokens for chunk in plan.prefill) >= budget + slots  # beside the decodes
+    pages = [page for admit in plan.admit for page in memoryview(admit.pages).cast("i")]
+    assert sorted(pages) == list(range(num_pages(plan)))
+    for admit, chunk in zip(plan.admit, plan.prefill, strict=True):
+        # room for the decode step that follows
+        assert num_ids(admit.pages) * page_size > chunk.num_tokens == num_ids(admit.token_ids)
+
+
+def test_sequences_of_a_trial_are_within_the_context() -> None:
+    config = ServerConfig(max_running_requests=2, max_prefill_tokens=8192, page_size=16)
+    plan = largest_step(config, context_length=64)
+    assert all(chunk.num_tokens < 64 for chunk in plan.prefill)
+
+
+def runner_after_trial(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    """Built as on a GPU, where the largest step is tried first."""
+    monkeypatch.setattr(build, "is_gpu", lambda device: True)
+    config = ServerConfig(
+        model_path=str(model_dir),
+        max_total_tokens=64,
+        max_running_requests=3,
+        max_prefill_tokens=40,
+    )
+    return build.build_runner(config, CPU, TensorParallel(), model_dir / "tokenizer.json", print)[0]
+
+
+def test_the_trial_is_a_prefill_and_a_decode_step(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    step = ModelRunner.step
+
+    def watched(runner: ModelRunner, plan, waited_s: float = 0.0):
+        results = step(runner, plan, waited_s)
+        steps.extend(num_ids(result.token_ids) for result in results)
+        return results
+
+    monkeypatch.setattr(ModelRunner, "step", watched)
+    runner_after_trial(checkpoint("llama"), monkeypatch)
+    assert steps == [3, 3]
+
+
+def test_a_step_that_does_not_fit_names_the_settings(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ModelRunner, "step", no_memory)
+    with pytest.raises(ConfigError, match="--max-prefill-tokens 40 and --max-running-requests 3"):
+        runner_after_trial(checkpoint("llama"), monkeypatch)
+
+
+def test_weights_that_do_not_fit_are_refused_in_words(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(build, "load_model", no_memory)
+    with pytest.raises(ConfigError, match=r"weights do not fit.*--tp"):
+        runner_after_trial(checkpoint("llama"), monkeypatch)
