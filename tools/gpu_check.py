@@ -99,7 +99,9 @@ def _environment(jit: bool) -> dict[str, str]:
     settings = dict(FLASHINFER_SETTINGS)
     if jit:
         settings["FLASHINFER_DISABLE_JIT"] = ""
-    return {**settings, **os.environ, "PYTHONUNBUFFERED": "1"}
+    # radixrt need not be installed: every process finds it here.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**settings, **os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _machine() -> dict[str, object]:
