@@ -23,6 +23,8 @@ from bench.gpu.shapes import LLAMA_31_8B, QWEN3_06B, QWEN3_14B, ModelShape
 from bench.gpu.workloads import DRY, Sizes
 from radixrt.engine import LLM
 
+ROOT = Path(__file__).parents[2]
+
 
 @dataclass(frozen=True)
 class Session:
@@ -107,7 +109,10 @@ def run_all(options: Options, arguments: Sequence[str]) -> int:
 def _run_alone(session: Session, arguments: Sequence[str], limit_s: float) -> int:
     """The session in a process group of its own, which is ended as a whole when its time is over."""
     command = [sys.executable, "-m", "bench.gpu", *arguments, "--session", session.name]
-    process = subprocess.Popen(command, start_new_session=True)
+    # radixrt need not be installed: the engine's processes find it here.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
