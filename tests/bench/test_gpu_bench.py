@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu import sessions
 from bench.gpu.anatomy import busy_time, kind_of
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.results import Result, Results
 from bench.gpu.roofline import Length, Scheduling, step_seconds, workload_bound
+from bench.gpu.sessions import Options, run_session
 from bench.gpu.shapes import LLAMA_31_8B, QWEN3_06B, QWEN3_14B, ModelShape
 from bench.gpu.tokenizer import synthetic_tokenizer
 from bench.gpu.workloads import Sizes, sharegpt_like, uniform
@@ -134,12 +136,42 @@ def test_the_tokenizer_has_the_size_asked_for_and_reads_what_it_writes(vocab_siz
         assert len(tokenizer.encode(" banana").ids) <= 2
 
 
-def test_every_part_runs_on_a_cpu_in_tiny_shapes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(tmp_path)]
-    command += ["--only", "1", "3", "4", "5", "6"]
+def test_an_engine_runs_its_parts_on_a_cpu_in_tiny_shapes(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add(Result(0, "made up", H200_LIKE.as_figures()))
+    run_session("llama", Options(tmp_path, only=(), dry_run=True, budget_s=0, settings={}))
+    assert {result.part for result in results.read()} == {0, 1, 2, 3, 4, 5}
+
+
+def test_sessions_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu",
+        "--dry-run",
+        "--out",
+        str(tmp_path),
+        "--only",
+        "6",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    results = Results(tmp_path).read()
-    assert {result.part for result in results} == {0, 1, 3, 4, 5, 6}
-    cases = {result.case for result in results if result.part == 3}
-    assert cases == {"Llama-3.1-8B, cascade on", "Llama-3.1-8B, cascade off"}
+    assert [result.part for result in Results(tmp_path).read()] == [0, 6]
+    assert "anatomy: done" in done.stdout and "## 6." in (tmp_path / "results.md").read_text()
+
+
+def test_a_budget_leaves_out_what_no_longer_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run_alone(session: sessions.Session, arguments: list[str], limit_s: float) -> int:
+        ran.append(session.name)
+        return 0
+
+    monkeypatch.setattr(sessions, "_run_alone", run_alone)
+    options = Options(tmp_path, only=(1, 6), dry_run=True, budget_s=30, settings={})
+    assert sessions.run_all(options, []) == 1
+    assert ran == ["ceilings", "anatomy"], (
+        "30 s are less than a third of what the first engine takes"
+    )
