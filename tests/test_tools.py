@@ -112,8 +112,12 @@ def test_the_check_runs_tests_then_measurements_in_the_time_it_has(
     monkeypatch.setattr(gpu_check, "_machine", lambda: machine)
     monkeypatch.setattr(gpu_check, "_run", note)
     assert gpu_check.main(["--out", str(tmp_path), "--minutes", "8"]) == 0
-    (tests, tests_limit), (bench, bench_limit) = ran
+    (alone, _), (tests, tests_limit), (bench, bench_limit) = ran
     assert "tests/gpu" in tests and "bench.gpu" in bench
+    assert all(
+        file in alone and tests[tests.index(file) - 1] == "--ignore" for file in gpu_check.ALONE
+    )
+    assert all((gpu_check.ROOT / file).is_file() for file in gpu_check.ALONE)
     assert tests_limit < 240 and float(bench[bench.index("--budget") + 1]) < bench_limit <= 480
     assert json.loads((tmp_path / "machine.json").read_text()) == machine
 
