@@ -2,7 +2,7 @@
 
 import torch
 
-from radixrt_kernels import native
+from radixrt_kernels import native, tape
 
 if native is not None:
     _rms_norm = native.rms_norm
@@ -23,7 +23,7 @@ def rms_norm(
         a new tensor of hidden's shape
     """
     output = torch.empty(hidden.shape, dtype=hidden.dtype)
-    _rms_norm(hidden, None, weight, output, eps, unit_offset)
+    tape.call(_rms_norm, hidden, None, weight, output, eps, unit_offset)
     return output
 
 
@@ -35,4 +35,4 @@ def add_rms_norm_(
     unit_offset: bool = False,
 ) -> None:
     """In place: ``residual`` becomes ``residual + hidden``, and ``hidden`` the norm of that. See :func:`rms_norm`."""
-    _rms_norm(hidden, residual, weight, hidden, eps, unit_offset)
+    tape.call(_rms_norm, hidden, residual, weight, hidden, eps, unit_offset)

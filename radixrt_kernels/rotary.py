@@ -2,7 +2,7 @@
 
 import torch
 
-from radixrt_kernels import native
+from radixrt_kernels import native, tape
 
 if native is not None:
     _rotate = native.rotate
@@ -22,4 +22,4 @@ def rotate_(
     Raises:
         ValueError: a position has no row in ``cos_sin``, or shapes do not fit.
     """
-    _rotate(positions, query, key, cos_sin)
+    tape.call(_rotate, positions, query, key, cos_sin)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from radixrt.attention.metadata import AttentionMetadata
 from radixrt.scheduler.admission import Admission
 from tests.checkpoints import CONFIGS
 from tests.engine.in_process import GREEDY, InProcessEngine
@@ -155,3 +156,24 @@ def test_first_token_may_end_the_answer(checkpoint: Callable[[str], Path]) -> No
     (token,) = engine.generate([prompt], one)[0]
     stops = GREEDY.__class__(temperature=0.0, max_tokens=9, stop_token_ids=(token,))
     assert engine.generate([prompt], stops) == [[token]]
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_reference"])
+def test_questions_on_shared_documents_read_them_once_and_are_answered_as_alone(
+    checkpoint: Callable[[str], Path], transformers_greedy: Oracle, backend: str
+) -> None:
+    rng = random.Random(5)
+    documents = [[rng.randrange(3, 380) for _ in range(70)] for _ in range(2)]
+    prompts = [documents[i % 2] + [rng.randrange(3, 380) for _ in range(3 + i)] for i in range(6)]
+    engine = InProcessEngine(checkpoint("llama"), page_size=16, attention_backend=backend)
+    groups = []
+    plan = engine.runner._backend.plan
+
+    def watched(metadata: AttentionMetadata) -> None:
+        if metadata.shared_prefixes is not None:
+            groups.append(metadata.shared_prefixes.num_pages_cpu.tolist())
+        plan(metadata)
+
+    engine.runner._backend.plan = watched  # type: ignore[method-assign]
+    assert engine.generate(prompts) == [transformers_greedy("llama", p) for p in prompts]
+    assert groups[-1] == [4, 4], "four whole pages of each document"
