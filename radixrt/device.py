@@ -6,6 +6,7 @@ that isn't pinned, or for a number that the GPU has yet to compute. So everythin
 :class:`Mark`. On a CPU all of this is trivial.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -226,6 +227,7 @@ class CudaDevice:
         self.overlaps = True
         self.has_graphs = True
         self._downloads = torch.cuda.Stream(torch_device)
+        self._captures = torch.cuda.Stream(torch_device)
         self._graph_memory = torch.cuda.graph_pool_handle()
 
     def upload(self, *arrays: NDArray) -> list[Tensor]:
@@ -244,11 +246,22 @@ class CudaDevice:
         return CudaMark()
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
-        for _ in range(2):  # libraries allocate and choose kernels at their first calls
-            work()
-        torch.cuda.synchronize(self.torch_device)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads (grammars are loaded in some) may do what a capture forbids to this one.
-        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
-            made = work()
+        # torch.cuda.graph() would also collect garbage and give memory back each time: a second for each graph, and
+        # allocations in the middle of serving.
+        graph, stream = torch.cuda.CUDAGraph(), self._captures
+        stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # libraries allocate and choose kernels at their first calls
+                work()
+            torch.cuda.synchronize(self.torch_device)
+            # Other threads (grammars are loaded in some) may do what a capture forbids to this one.
+            graph.capture_begin(self._graph_memory, capture_error_mode="thread_local")
+            try:
+                made = work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # that the capture has failed
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.current_stream(self.torch_device).wait_stream(stream)
         return graph.replay, made

@@ -6,6 +6,7 @@ that pays.
 """
 
 import importlib.util
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,18 @@ def why_not(setup: AttentionSetup) -> str | None:
     for dim in sorted({spec.head_dim for spec in setup.specs} - set(HEAD_DIMS)):
         return f"it has no kernels for heads of {dim}, only of {', '.join(map(str, HEAD_DIMS))}"
     return None
+
+
+def lacks_kernels(error: BaseException) -> ConfigError | None:
+    """What to say of an error that comes from FlashInfer's compiling or looking for a kernel; None: it doesn't."""
+    frames = traceback.walk_tb(error.__traceback__)
+    if not any(f.f_globals.get("__name__", "").startswith("flashinfer.jit") for f, _ in frames):
+        return None
+    return ConfigError(
+        "FlashInfer has no compiled kernel for this model and could not make one: install nvcc (the CUDA toolkit) and ninja, "
+        "compile it ahead (docs/gpu.md), or use --attention-backend torch_reference, which is slow. "
+        f"({' '.join(str(error).split())[:500]})"
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -308,7 +308,8 @@ class Cascade:
 
     def run(self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor) -> None:
         """``query`` and ``out`` are [rows, num_heads, head_dim]."""
-        of_prefix, prefix_lse = self._shared.run(query, kv_cache, return_lse=True)
+        of_prefix = torch.empty_like(out)
+        _, prefix_lse = self._shared.run(query, kv_cache, out=of_prefix, return_lse=True)
         lse = self._own.run_with_lse(query, kv_cache, out)
         # Rows without a prefix have nothing to merge; what an empty group computes is not looked at.
         self._library.merge_state_in_place(out, lse, of_prefix, prefix_lse, mask=self._sharing)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from radixrt.attention.backend import AttentionBackend, CapturableBackend
 from radixrt.attention.cpu import CpuBackend
+from radixrt.attention.flashinfer import lacks_kernels
 from radixrt.attention.kv_dtype import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
@@ -225,7 +226,7 @@ class _Parts:
         need too: what the system then calls free is free for the KV pool.
 
         Raises:
-            ConfigError: it does not fit.
+            ConfigError: it does not fit, or lacks a kernel.
         """
         plan = largest_step(self.config, longest)
         try:
@@ -238,6 +239,11 @@ class _Parts:
             runner.collect()
         except torch.OutOfMemoryError as error:
             raise too_large(self.config, error) from error
+        except RuntimeError as error:
+            explained = lacks_kernels(error)
+            if explained is None:
+                raise
+            raise explained from error
 
 
 def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:

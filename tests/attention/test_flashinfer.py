@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from radixrt.attention import flashinfer, flashinfer_rules
 from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.flashinfer import FlashInferBackend, why_not
+from radixrt.attention.flashinfer import FlashInferBackend, lacks_kernels, why_not
 from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import SharedPrefixes
 from radixrt.attention.page_tables import PrefixGroups
@@ -300,6 +300,18 @@ def test_fa3_takes_long_fresh_prompts_and_fa2_short_extensions() -> None:
 
 def test_why_flashinfer_can_not_be_used_says_what_to_do() -> None:
     assert "NVIDIA" in str(why_not(AttentionSetup()))
+
+
+def test_a_kernel_that_cannot_be_compiled_says_what_to_install() -> None:
+    library: dict[str, Any] = {"__name__": "flashinfer.jit.core"}
+    exec("def load(): raise RuntimeError('Could not find nvcc')", library)
+    with pytest.raises(RuntimeError) as raised:
+        library["load"]()
+    assert "install nvcc" in str(lacks_kernels(raised.value))
+    assert "Could not find nvcc" in str(lacks_kernels(raised.value))
+    with pytest.raises(RuntimeError) as other:
+        raise RuntimeError("shapes differ")
+    assert lacks_kernels(other.value) is None
 
 
 # ---------------------------------------------------------------- the real library

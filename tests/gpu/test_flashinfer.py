@@ -1,4 +1,7 @@
-"""FlashInfer's kernels against attention written out in float32, through the backend that serves models."""
+"""The FlashInfer backend's harder parts on a GPU: both prefill kernels, fp8, cascades, graphs, plans in a row.
+
+Each against the reference in float32 from the same rounded numbers.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -15,9 +18,9 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.device import CudaDevice
 from tests.attention.steps import Step, make_step, share
-from tests.gpu.needs import NEEDS_FLASHINFER
+from tests.gpu.on_device import carried_kernels
 
-pytestmark = NEEDS_FLASHINFER
+pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
 
 LLAMA_8B = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5)
 NO_GROUPS = AttentionSpec(num_heads=8, num_kv_heads=8, head_dim=128, scale=128**-0.5)
@@ -61,9 +64,10 @@ def to_gpu(step: Step, device: CudaDevice, kv_dtype: torch.dtype = torch.bfloat1
 
 
 def attend(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
-    backend.plan(step.metadata)
     caches = step.key_cache.clone(), step.value_cache.clone()
-    return backend.attend(step.query, step.key, step.value, *caches, spec)
+    with carried_kernels():
+        backend.plan(step.metadata)
+        return backend.attend(step.query, step.key, step.value, *caches, spec)
 
 
 def expected(step: Step, spec: AttentionSpec) -> torch.Tensor:
@@ -115,15 +119,15 @@ def test_what_is_appended_lies_where_the_reference_puts_it(device: CudaDevice) -
     step = make_step(MIXED, 16, LLAMA_8B, torch.bfloat16)
     on_gpu = to_gpu(step, device)
     backend = backend_for(device, step, LLAMA_8B)
-    backend.plan(on_gpu.metadata)
-    backend.attend(
-        on_gpu.query, on_gpu.key, on_gpu.value, on_gpu.key_cache, on_gpu.value_cache, LLAMA_8B
-    )
+    caches_on_gpu = on_gpu.key_cache, on_gpu.value_cache
+    with carried_kernels():
+        backend.plan(on_gpu.metadata)
+        backend.attend(on_gpu.query, on_gpu.key, on_gpu.value, *caches_on_gpu, LLAMA_8B)
     reference = TorchReferenceBackend()
     reference.plan(step.metadata)
     caches = step.key_cache.nan_to_num(0), step.value_cache.nan_to_num(0)
     reference.attend(step.query, step.key, step.value, *caches, LLAMA_8B)
-    for mine, theirs in zip((on_gpu.key_cache, on_gpu.value_cache), caches, strict=True):
+    for mine, theirs in zip(caches_on_gpu, caches, strict=True):
         assert torch.equal(mine.cpu(), theirs)
 
 
@@ -184,8 +188,9 @@ def test_a_captured_graph_with_changing_page_tables(
     inputs = [torch.zeros_like(t) for t in (places[0].query, places[0].key, places[0].value)]
     caches = [torch.zeros(pages, *c.shape[1:], dtype=c.dtype, device=c.device)
               for c in (places[0].key_cache, places[0].value_cache)]  # fmt: skip
-    backend.plan(places[0].metadata)
-    replay, out = device.capture(lambda: backend.attend(*inputs, *caches, LLAMA_8B))
+    with carried_kernels():
+        backend.plan(places[0].metadata)
+        replay, out = device.capture(lambda: backend.attend(*inputs, *caches, LLAMA_8B))
     for step, place in [*zip(steps, places, strict=True)] * 2:
         for buffer, values in zip(inputs, (place.query, place.key, place.value), strict=True):
             buffer.copy_(values)
