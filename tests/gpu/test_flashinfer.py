@@ -18,7 +18,6 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.device import CudaDevice
 from tests.attention.steps import Step, make_step, share
-from tests.gpu.on_device import carried_kernels
 
 pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
 
@@ -65,9 +64,8 @@ def to_gpu(step: Step, device: CudaDevice, kv_dtype: torch.dtype = torch.bfloat1
 
 def attend(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
     caches = step.key_cache.clone(), step.value_cache.clone()
-    with carried_kernels():
-        backend.plan(step.metadata)
-        return backend.attend(step.query, step.key, step.value, *caches, spec)
+    backend.plan(step.metadata)
+    return backend.attend(step.query, step.key, step.value, *caches, spec)
 
 
 def expected(step: Step, spec: AttentionSpec) -> torch.Tensor:
@@ -120,9 +118,8 @@ def test_what_is_appended_lies_where_the_reference_puts_it(device: CudaDevice) -
     on_gpu = to_gpu(step, device)
     backend = backend_for(device, step, LLAMA_8B)
     caches_on_gpu = on_gpu.key_cache, on_gpu.value_cache
-    with carried_kernels():
-        backend.plan(on_gpu.metadata)
-        backend.attend(on_gpu.query, on_gpu.key, on_gpu.value, *caches_on_gpu, LLAMA_8B)
+    backend.plan(on_gpu.metadata)
+    backend.attend(on_gpu.query, on_gpu.key, on_gpu.value, *caches_on_gpu, LLAMA_8B)
     reference = TorchReferenceBackend()
     reference.plan(step.metadata)
     caches = step.key_cache.nan_to_num(0), step.value_cache.nan_to_num(0)
@@ -188,9 +185,8 @@ def test_a_captured_graph_with_changing_page_tables(
     inputs = [torch.zeros_like(t) for t in (places[0].query, places[0].key, places[0].value)]
     caches = [torch.zeros(pages, *c.shape[1:], dtype=c.dtype, device=c.device)
               for c in (places[0].key_cache, places[0].value_cache)]  # fmt: skip
-    with carried_kernels():
-        backend.plan(places[0].metadata)
-        replay, out = device.capture(lambda: backend.attend(*inputs, *caches, LLAMA_8B))
+    backend.plan(places[0].metadata)
+    replay, out = device.capture(lambda: backend.attend(*inputs, *caches, LLAMA_8B))
     for step, place in [*zip(steps, places, strict=True)] * 2:
         for buffer, values in zip(inputs, (place.query, place.key, place.value), strict=True):
             buffer.copy_(values)
