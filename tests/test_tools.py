@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from bench.gpu.shapes import LLAMA_31_8B
 from tools import gpu_check, pack_offline
-from tools.flashinfer_kernels import LAYERS, needs, specification
+from tools.flashinfer_kernels import LAYERS, needs, needs_of_gpu_check, specification
 
 LLAMA = {"hidden_size": 4096, "num_attention_heads": 32, "hidden_act": "silu", "dtype": "bfloat16"}
 GEMMA2 = {
@@ -57,6 +58,12 @@ def test_names_stand_for_flashinfers_modules(
     pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
     module = specification(name)
     assert all(part in module.name for part in parts), module.name
+
+
+def test_the_check_has_the_kernels_of_the_model_that_it_measures() -> None:
+    wanted = needs_of_gpu_check()
+    assert set(needs(LLAMA_31_8B.config())) <= set(wanted)
+    assert len(wanted) == len(set(wanted))
 
 
 def test_an_unknown_module_is_refused_with_the_known_ones() -> None:

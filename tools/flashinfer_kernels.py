@@ -3,6 +3,7 @@
     python -m tools.flashinfer_kernels needs MODEL_DIR ...       # what these checkpoints are served with
     python -m tools.flashinfer_kernels build OUT MODEL_DIR ...   # compile that into OUT
     python -m tools.flashinfer_kernels build OUT --only norm     # compile single modules
+    python -m tools.flashinfer_kernels build OUT --gpu-check     # what `make gpu-check` calls; an hour of a core
     python -m tools.flashinfer_kernels install OUT               # copy OUT into the installed FlashInfer
 
 FlashInfer compiles a kernel when it is first called, which takes minutes and a compiler. A module that lies in
@@ -78,9 +79,27 @@ def needs(config: dict[str, Any], kv_cache_dtype: str = "auto") -> list[str]:
             window=window,
             soft_cap=bool(config.get("attn_logit_softcapping")),
         )
-        kernels = ["fa2", "decode"] + (["fa3"] if kv_dtype == dtype else [])
-        names += [f"{kernel}:{attention.label}" for kernel in kernels]
+        names += _kernels_of(attention)
     return list(dict.fromkeys(names))
+
+
+def _kernels_of(attention: Attention) -> list[str]:
+    # FA3 takes an 8-bit cache with 8-bit queries alone.
+    kernels = ["fa2", "decode"] + (["fa3"] if attention.kv_dtype == attention.dtype else [])
+    return [f"{kernel}:{attention.label}" for kernel in kernels]
+
+
+def needs_of_gpu_check() -> list[str]:
+    """What the tests of ``tests/gpu`` and the models of ``bench/gpu`` call; tests skip for what is missing."""
+    kinds = [
+        Attention(128),
+        Attention(128, kv_dtype=FP8),
+        Attention(128, window=True),
+        Attention(128, soft_cap=True),
+        Attention(128, window=True, soft_cap=True),
+        Attention(64),
+    ]
+    return [*LAYERS, *ACTIVATIONS.values(), *(name for kind in kinds for name in _kernels_of(kind))]
 
 
 def _windows(config: dict[str, Any]) -> list[bool]:
@@ -311,7 +330,9 @@ def main(arguments: list[str]) -> None:
         return
     configs = [json.loads((model / "config.json").read_text()) for model in parsed.models]
     names = [name for config in configs for name in needs(config, parsed.kv_cache_dtype)]
-    names = list(dict.fromkeys([*names, *(parsed.only if parsed.command == "build" else [])]))
+    if parsed.command == "build":
+        names += [*parsed.only, *(needs_of_gpu_check() if parsed.gpu_check else [])]
+    names = list(dict.fromkeys(names))
     if parsed.command == "needs":
         print("\n".join(names))
     else:

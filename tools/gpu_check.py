@@ -82,7 +82,7 @@ def _pytest(out: Path, workers: int) -> list[list[str]]:
         "-p",
         "no:cacheprovider",
         "-q",
-        "-rfE",
+        "-rfEs",
         "--timeout",
         "120",
     ]
