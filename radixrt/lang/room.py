@@ -20,7 +20,7 @@ USED_SHARE = 0.9
 """Of the cache: pages are filled in part, and something else may run."""
 FIRST_TOKENS_PER_CHARACTER = 0.35
 """Until answers tell; low for code, high for English."""
-FIRST_GROWTH = 0.25
+FIRST_GROWTH = 0.5
 """How much a run adds to its first prompts, as a share of these, until one has ended and told."""
 
 

@@ -33,6 +33,7 @@ from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling_state import SamplingState
 from radixrt.worker.threads import use_fitting_threads
 from radixrt.worker.trial_run import largest_step, num_pages, too_large
+from radixrt_kernels import available
 
 log = logging.getLogger(__name__)
 
@@ -180,8 +181,13 @@ class _Parts:
             spare_page=pool.spare_page,
             graph_rows=None if graphs is None else graphs.rows_for,
         )
+        device = self.setup.device
         sampling = SamplingState(
-            slots, vocab_size, eos_token_ids=self.eos_token_ids, device=self.setup.device
+            slots,
+            vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            device=device,
+            draws_natively=device.torch_device.type == "cpu" and available(),
         )
         grammars = GrammarState(
             self.shop,

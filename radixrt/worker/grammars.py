@@ -169,6 +169,11 @@ class GrammarState:
     def release(self, slot: int) -> None:
         self._held.pop(slot, None)
 
+    @property
+    def holds_any(self) -> bool:
+        """Some sequence is held to a grammar."""
+        return bool(self._held)
+
     # ------------------------------------------------------------ a step
 
     def mask(self, slots: NDArray[np.int64]) -> TokenMask | None:

@@ -209,6 +209,8 @@ class ModelRunner:
     ) -> tuple[NDArray[np.int64], TokenIds]:
         """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their slots."""
         slots = step.slots
+        if not step.forced and not self.grammars.holds_any:
+            return slots, token_ids
         to_take = ~np.isin(slots, [*step.forced, *step.released])
         failed = self.grammars.advance(slots[to_take], token_ids[to_take])
         token_ids[np.isin(slots, failed) & to_take] = GRAMMAR_FAILED

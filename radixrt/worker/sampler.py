@@ -17,6 +17,7 @@ from torch import Tensor
 
 from radixrt.device import Device
 from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
+from radixrt.worker.cpu_sampler import draw_by_native_kernel
 from radixrt.worker.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.grammars import TokenMask
 from radixrt.worker.logprobs import logprob_rows, raw_logprobs
@@ -93,7 +94,7 @@ def sample(
     """
     batch = state.batch(slots)
     raw = None if batch.logprobs is None else logits[batch.logprobs.rows]
-    if batch.packed is not None:
+    if batch.packed is not None and not state.draws_natively:
         token_ids, peaks = draw_in_one_kernel(
             batch, state.counts, logits, positions, mask, state.device
         )
@@ -114,11 +115,13 @@ def _draw_in_groups(
     mask: TokenMask | None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids and the largest logit of each row, both [rows]."""
-    peaks = logits.amax(dim=-1)
+    peaks = logits.amax(dim=-1) if batch.packed is None else logits.new_empty(0)
     if batch.penalised is not None:
         _penalise(logits, batch.penalised, state)
     if batch.biases is not None:
         batch.biases.add_to(logits, positions)
+    if batch.packed is not None:
+        return draw_by_native_kernel(batch, logits, positions, mask)
     if mask is not None:
         _keep_allowed(logits, mask, state.device)
     # Sampled rows are overwritten below; where there are no others, the argmax is not worth its pass.

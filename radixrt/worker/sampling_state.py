@@ -121,7 +121,8 @@ class SamplingBatch:
 
     slots: NDArray[np.int64]
     packed: Tensor | None
-    """[rows, SETTINGS] int32 for ``radixrt_kernels.triton.sampling``, which needs no groups; None: groups."""
+    """[rows, SETTINGS] int32 for ``radixrt_kernels.triton.sampling`` or ``radixrt_kernels.sampler``, which need no groups;
+    None: groups."""
     any_greedy: bool
     truncated: SampledRows | None
     """Sampled within top-k or top-p."""
@@ -184,16 +185,19 @@ class SamplingState:
         eos_token_ids: Sequence[int] = (),
         device: Device = CPU,
         draws_in_one_kernel: bool | None = None,
+        draws_natively: bool = False,
     ) -> None:
         """
         Args:
             draws_in_one_kernel: pack the rows' settings for the Triton kernel; default: on a GPU.
+            draws_natively: pack them for the native kernel of the CPU.
         """
+        self.draws_natively = draws_natively
         self.vocab_size = vocab_size
         self.device = device
         if draws_in_one_kernel is None:
             draws_in_one_kernel = device.torch_device.type == "cuda"
-        self._draws_in_one_kernel = draws_in_one_kernel
+        self._draws_in_one_kernel = draws_in_one_kernel or draws_natively
         self.counts = TokenCounts(vocab_size, device)
         self._eos_token_ids = tuple(eos_token_ids)
         self._settings = np.zeros(max_slots, dtype=_SETTINGS)
@@ -357,7 +361,7 @@ class SamplingState:
 
 
 def _pack(settings: NDArray) -> NDArray[np.int32]:
-    """The columns that ``radixrt_kernels.triton.sampling`` reads, [rows, SETTINGS]."""
+    """The columns that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read, [rows, SETTINGS]."""
     temperature = np.where(settings["sampled"], settings["temperature"], np.float32(0))
     keys = seed_keys(torch.from_numpy(settings["seed"].copy())).numpy()
     columns = [

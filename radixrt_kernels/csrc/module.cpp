@@ -30,6 +30,7 @@ NB_MODULE(_native, module) {
   bind_activation(module);
   bind_groupwise(module);
   bind_linear(module);
+  bind_sampler(module);
   bind_attention(module);
   bind_memory(module);
   bind_norm(module);

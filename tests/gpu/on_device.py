@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from radixrt.attention.backend import AttentionSpec
-from tests.attention.test_torch_reference import Step, make_step
+from tests.attention.steps import Step, make_step
 
 LLAMA = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=128, scale=128**-0.5)
 """Heads as Llama-3.1-8B groups them, four queries to a key."""

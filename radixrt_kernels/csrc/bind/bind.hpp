@@ -8,6 +8,7 @@ namespace radixrt {
 void bind_activation(nanobind::module_& module);
 void bind_groupwise(nanobind::module_& module);
 void bind_linear(nanobind::module_& module);
+void bind_sampler(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_memory(nanobind::module_& module);
 void bind_norm(nanobind::module_& module);

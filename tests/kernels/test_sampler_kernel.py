@@ -1,0 +1,176 @@
+"""The native sampler takes the tokens that the reference sampler takes, draw for draw."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import radixrt_kernels
+from radixrt.messages import NO_TOKEN
+from radixrt.sampling_params import SamplingParams
+from radixrt.worker.grammars import TokenMask
+from radixrt.worker.sampler import sample
+from radixrt.worker.sampling_state import SamplingState
+from radixrt_kernels import sampler
+
+PROMPT = np.array([3, 5, 5, 7], dtype=np.int32)
+ANSWER = np.array([7, 9, 9], dtype=np.int32)
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "plain": {},
+    "cold": {"temperature": 0.05},
+    "hot": {"temperature": 5.0},
+    "top_k_1": {"top_k": 1},
+    "top_k": {"top_k": 20},
+    "large_top_k": {"top_k": 400},
+    "top_p": {"top_p": 0.9},
+    "small_top_p": {"top_p": 0.01},
+    "large_top_p": {"top_p": 0.9999},
+    "hot_top_p": {"top_p": 0.95, "temperature": 3.0},
+    "both": {"top_k": 50, "top_p": 0.8},
+    "min_p": {"min_p": 0.1},
+    "all": {"top_k": 100, "top_p": 0.95, "min_p": 0.02, "temperature": 1.3},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    "biases": {"logit_bias": {9: 5.0, 3: -100.0}, "min_tokens": 9, "top_p": 0.7},
+}
+EACH = 6
+"""Rows with each of them."""
+
+
+def state_of(params: list[SamplingParams], vocab: int, *, native: bool) -> SamplingState:
+    state = SamplingState(len(params), vocab, eos_token_ids=[2], draws_natively=native)
+    for slot, sampling_params in enumerate(params):
+        state.admit(slot, sampling_params, np.concatenate((PROMPT, ANSWER)), len(ANSWER))
+    return state
+
+
+def random_logits(rows: int, vocab: int, shape: str, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocab, generator=generator)
+    return {
+        "flat": logits * 0.1,
+        "usual": logits * 3,
+        "peaked": logits * 30,
+        "tied": (logits * 2).round(),
+    }[shape]
+
+
+def tokens(
+    params: list[SamplingParams], logits: torch.Tensor, mask: TokenMask | None, *, native: bool
+) -> np.ndarray:
+    """Of two steps, [2, rows]."""
+    state = state_of(params, logits.shape[1], native=native)
+    slots = np.arange(len(params))
+    found = []
+    for step in range(2):
+        positions = torch.arange(len(params)) + 7 + step
+        sampled = sample(state, logits.clone(), slots, positions, mask)
+        found.append(sampled.read(sampled.tensors())[0])
+    return np.stack(found)
+
+
+def random_mask(rows: int, vocab: int, share: float) -> TokenMask:
+    random = np.random.default_rng(vocab)
+    masked = np.arange(0, rows, 2, dtype=np.int64)
+    allowed = random.random((len(masked), -(-vocab // 32) * 32)) < share
+    allowed[:, random.integers(0, vocab, 3)] = True
+    bits = np.packbits(allowed, axis=-1, bitorder="little").view(np.int32)
+    return TokenMask(masked, bits)
+
+
+@pytest.mark.parametrize("shape", ["flat", "usual", "peaked", "tied"])
+@pytest.mark.parametrize("vocab", [30, 64, 1000, 16_001])
+@pytest.mark.parametrize("share", [None, 0.5, 0.003])
+def test_every_setting_gives_the_reference_token(
+    isa: str, vocab: int, shape: str, share: float | None
+) -> None:
+    params = [
+        SamplingParams(seed=100 * number + i, **{"temperature": 1.0, **changes})
+        for number, changes in enumerate(SETTINGS.values())
+        for i in range(EACH)
+    ]
+    logits = random_logits(len(params), vocab, shape, seed=vocab)
+    mask = None if share is None else random_mask(len(params), vocab, share)
+    expected = tokens(params, logits, mask, native=False)
+    # The logarithms may differ in the last bit, and so a draw that is nearly tied.
+    assert (tokens(params, logits, mask, native=True) != expected).mean() <= 1 / expected.size
+
+
+@pytest.mark.parametrize("vocab", [5, 100, 50_000])
+def test_greedy_takes_the_first_of_the_largest(isa: str, vocab: int) -> None:
+    logits = torch.randint(0, 3, (20, vocab)).float()
+    params = [SamplingParams(temperature=0.0)] * 20
+    expected = [int((row == row.max()).nonzero()[0]) for row in logits]
+    assert tokens(params, logits, None, native=True)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["greedy", "plain", "top_k", "top_p", "all"])
+def test_logits_that_are_not_finite_give_no_token_and_disturb_no_other_row(
+    isa: str, bad: float, name: str
+) -> None:
+    params = [SamplingParams(seed=1, **{"temperature": 1.0, **SETTINGS[name]})] * 3
+    logits = random_logits(3, 200, "usual", seed=0)
+    usual = tokens(params, logits, None, native=True)[0]
+    logits[1, 77] = bad
+    found = tokens(params, logits, None, native=True)[0]
+    assert found[1] == NO_TOKEN
+    assert found[0] == usual[0] and found[2] == usual[2]
+    logits[1] = bad
+    assert tokens(params, logits, None, native=True)[0][1] == NO_TOKEN
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    """Of a call that is in order but for ``changes``."""
+    rows, vocab = 2, 40
+    settings = torch.zeros(rows, 6, dtype=torch.int32)
+    settings[:, 1] = vocab
+    return {
+        "logits": torch.zeros(rows, vocab),
+        "settings": settings,
+        "positions": torch.zeros(rows, dtype=torch.int64),
+        "mask": (torch.tensor([1]), torch.full((1, 2), -1, dtype=torch.int32)),
+        "token_ids": torch.zeros(rows, dtype=torch.int64),
+        "peaks": torch.zeros(rows),
+        **changes,
+    }
+
+
+def mask_of(rows: list[int], words: int, dtype: torch.dtype = torch.int32) -> Any:
+    return torch.tensor(rows), torch.zeros(len(rows), words, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logits": torch.zeros(2, 40).half()}, "logits must be"),
+        ({"logits": torch.zeros(40)}, "logits must be"),
+        ({"logits": torch.zeros(40, 2).T}, "logits must be"),
+        ({"settings": torch.zeros(2, 5, dtype=torch.int32)}, "settings must be"),
+        ({"settings": torch.zeros(2, 6, dtype=torch.int32)}, "top_k must be at least 1"),
+        ({"settings": torch.full((2, 6), -1, dtype=torch.int32)}, "top_k must be at least 1"),
+        ({"positions": torch.zeros(2, dtype=torch.int32)}, "positions must be"),
+        ({"token_ids": torch.zeros(3, dtype=torch.int64)}, "token_ids must be"),
+        ({"peaks": torch.zeros(2, 1)}, "peaks must be"),
+        ({"mask": mask_of([1], 1)}, "allowed must be"),
+        ({"mask": mask_of([1], 2, torch.int64)}, "allowed must be"),
+        ({"mask": mask_of([2], 2)}, "rows of logits"),
+        ({"mask": mask_of([-1], 2)}, "rows of logits"),
+    ],
+)
+def test_what_does_not_fit_is_refused(isa: str, changes: dict[str, Any], message: str) -> None:
+    native = radixrt_kernels.native
+    assert native is not None
+    native.sample(**arguments())
+    with pytest.raises((ValueError, TypeError), match=message):
+        native.sample(**arguments(**changes))
+
+
+def test_no_rows_are_no_tokens(isa: str) -> None:
+    found, peaks = sampler.draw_tokens(
+        torch.zeros(0, 40), torch.zeros(0, 6, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
+    )
+    assert found.shape == peaks.shape == (0,)
