@@ -226,7 +226,7 @@ def test_what_cannot_be_sent_is_refused(llm: LLM) -> None:
 
 
 def test_interrupted_generation_leaves_nothing_running(llm: LLM) -> None:
-    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    timer = threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a"] * 20, SamplingParams(max_tokens=450, ignore_eos=True), progress=False)

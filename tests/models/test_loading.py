@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,13 +77,22 @@ def test_half_precision_checkpoints_agree_with_transformers(
     theirs.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
     assert ours.dtype is getattr(torch, dtype)
-    computed = Harness(ours, page_size=16).logits(PROMPT)
-    assert computed.dtype is torch.float32
-    exact = logits(checkpoint(architecture))
-    with torch.inference_mode():
-        rounded = theirs(torch.tensor([PROMPT])).logits[0].float()
+    exact = load_model(checkpoint(architecture))
+    ratios = []
+    for step in (
+        1,
+        5,
+        7,
+    ):  # one expert chosen otherwise, by a rounding, changes all logits of a prompt
+        prompt = list(range(3, 3 + 30 * step, step))
+        computed = Harness(ours, page_size=16).logits(prompt)
+        assert computed.dtype is torch.float32
+        expected = Harness(exact, page_size=16).logits(prompt)
+        with torch.inference_mode():
+            rounded = theirs(torch.tensor([prompt])).logits[0].float()
+        ratios.append(float((computed - expected).abs().mean() / (rounded - expected).abs().mean()))
     # both are roundings of the float32 result, and ours is not the worse one
-    assert (computed - exact).abs().mean() <= 1.2 * (rounded - exact).abs().mean()
+    assert statistics.median(ratios) <= 1.2, ratios
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -162,7 +162,7 @@ RADIXRT_INLINE Floats bytes_at(const uint8_t* from) {
 template <int kBits, int kTokens, int kPanels>
 RADIXRT_INLINE void add_chunk(
     const Groupwise& matrix, int64_t panel, int64_t group, int64_t first_step, int64_t steps, int64_t chunk, const char* inputs,
-    TokenSums<kPanels>* sums) {
+    bool prefetch, TokenSums<kPanels>* sums) {
   int64_t panel_bytes = matrix.steps() * (8 * kPanel * kBits / 8), groups = matrix.groups(), chunks = matrix.chunks();
   const uint8_t* codes = matrix.codes + panel * panel_bytes + first_step * (8 * kPanel * kBits / 8);
   Ints products[kTokens][kPanels][kVectors];
@@ -170,6 +170,12 @@ RADIXRT_INLINE void add_chunk(
   const Four* x[kTokens];
   for (int t = 0; t < kTokens; ++t) x[t] = prepared_at(inputs + t * matrix.input_bytes, chunks).fours + 2 * first_step;
   for (int64_t step = 0; step < steps; ++step) {
+    if (prefetch) {
+      for (int p = 0; p < kPanels; ++p) {
+        __builtin_prefetch(codes + (kPanels + p) * panel_bytes, 0, 2);
+        if constexpr (kBits == 8) __builtin_prefetch(codes + (kPanels + p) * panel_bytes + kStepBytes, 0, 2);
+      }
+    }
     for (int half = 0; half < 2; ++half) {
       for (int v = 0; v < kVectors; ++v) {
         UInts w[kPanels];
@@ -199,14 +205,15 @@ RADIXRT_INLINE void add_chunk(
 }
 
 template <int kBits, int kPanels, int kTokens = kTileTokens>
-RADIXRT_INLINE void add_tokens(const Groupwise& matrix, int64_t panel, int tokens, const char* inputs, TokenSums<kPanels>* sums) {
+RADIXRT_INLINE void add_tokens(
+    const Groupwise& matrix, int64_t panel, int tokens, const char* inputs, bool prefetch, TokenSums<kPanels>* sums) {
   if constexpr (kTokens > 1) {
-    if (tokens < kTokens) return add_tokens<kBits, kPanels, kTokens - 1>(matrix, panel, tokens, inputs, sums);
+    if (tokens < kTokens) return add_tokens<kBits, kPanels, kTokens - 1>(matrix, panel, tokens, inputs, prefetch, sums);
   }
   int64_t steps = matrix.steps(), chunk_steps = matrix.chunk / 8, chunk = 0;
   for (int64_t step = 0; step < steps; step += chunk_steps, ++chunk) {
     int64_t count = steps - step < chunk_steps ? steps - step : chunk_steps;
-    add_chunk<kBits, kTokens, kPanels>(matrix, panel, 8 * step / matrix.group_size, step, count, chunk, inputs, sums);
+    add_chunk<kBits, kTokens, kPanels>(matrix, panel, 8 * step / matrix.group_size, step, count, chunk, inputs, prefetch, sums);
   }
 }
 
@@ -235,7 +242,8 @@ void multiply_panels(const Groupwise& matrix, int64_t panel, int64_t first_token
     int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
     TokenSums<kPanels> sums[kTileTokens];
     memset(sums, 0, sizeof sums);
-    add_tokens<kBits, kPanels>(matrix, panel, end - begin, matrix.inputs + (first_token + begin) * matrix.input_bytes, sums);
+    const char* inputs = matrix.inputs + (first_token + begin) * matrix.input_bytes;
+    add_tokens<kBits, kPanels>(matrix, panel, end - begin, inputs, i == 0, sums);
     for (int t = begin; t < end; ++t) finish<T, kPanels>(matrix, panel, first_token + t, sums[t - begin]);
   }
 }

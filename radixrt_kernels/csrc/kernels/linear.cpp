@@ -127,7 +127,7 @@ struct TokenSums {
 template <class Form, int kTokens, int kPanels>
 RADIXRT_INLINE void add_steps(
     const char* weights, int64_t panel_bytes, const char* inputs, int64_t input_bytes, int64_t steps, const char* ahead,
-    TokenSums<kPanels>* sums) {
+    int panels_ahead, TokenSums<kPanels>* sums) {
   using Input = typename Form::Input;
   Sums local[kTokens][kPanels];
   for (int t = 0; t < kTokens; ++t)
@@ -140,7 +140,7 @@ RADIXRT_INLINE void add_steps(
       for (int p = 0; p < kPanels; ++p) Form::add(local[t][p], w[p], x);
     }
     weights += Form::kStepBytes;
-    __builtin_prefetch(ahead, 0, 2);
+    for (int p = 0; p < panels_ahead; ++p) __builtin_prefetch(ahead + p * panel_bytes, 0, 2);
     ahead += Form::kStepBytes;
   }
   for (int t = 0; t < kTokens; ++t)
@@ -150,12 +150,12 @@ RADIXRT_INLINE void add_steps(
 template <class Form, int kPanels, int kTokens = kTileTokens>
 RADIXRT_INLINE void add_tokens(
     int tokens, const char* weights, int64_t panel_bytes, const char* inputs, int64_t input_bytes, int64_t steps, const char* ahead,
-    TokenSums<kPanels>* sums) {
+    int panels_ahead, TokenSums<kPanels>* sums) {
   if constexpr (kTokens > 1) {
     if (tokens < kTokens)
-      return add_tokens<Form, kPanels, kTokens - 1>(tokens, weights, panel_bytes, inputs, input_bytes, steps, ahead, sums);
+      return add_tokens<Form, kPanels, kTokens - 1>(tokens, weights, panel_bytes, inputs, input_bytes, steps, ahead, panels_ahead, sums);
   }
-  add_steps<Form, kTokens, kPanels>(weights, panel_bytes, inputs, input_bytes, steps, ahead, sums);
+  add_steps<Form, kTokens, kPanels>(weights, panel_bytes, inputs, input_bytes, steps, ahead, panels_ahead, sums);
 }
 
 template <class Form, int kPanels>
@@ -193,9 +193,10 @@ void multiply_panels(const Linear& linear, int64_t first_panel, int64_t first_to
     for (int i = 0; i < tiles; ++i) {
       int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
       auto inputs = linear.hidden + (first_token + begin) * linear.hidden_bytes + step * sizeof(typename Form::Input);
-      // Each tile fetches a panel of the unit that follows.
-      const char* ahead = block + (i < kPanels ? kPanels + i : 0) * panel_bytes;
-      add_tokens<Form, kPanels>(end - begin, block, panel_bytes, inputs, linear.hidden_bytes, steps, ahead, sums + begin);
+      // The tiles share in fetching the unit that follows.
+      int first_ahead = kPanels * i / tiles, panels_ahead = kPanels * (i + 1) / tiles - first_ahead;
+      const char* ahead = block + (kPanels + first_ahead) * panel_bytes;
+      add_tokens<Form, kPanels>(end - begin, block, panel_bytes, inputs, linear.hidden_bytes, steps, ahead, panels_ahead, sums + begin);
     }
   }
   for (int t = 0; t < tokens; ++t) finish<Form, kPanels>(linear, first_panel, first_token + t, sums[t]);
