@@ -118,6 +118,7 @@ def gen(
         raise ProgramError(f"gen's n must be at least 1, not {n}.")
     if tool_choice is not None and not tools:
         raise ProgramError("gen's tool_choice needs tools; give them, or leave it out.")
+    _check_tool_choice(tool_choice, [getattr(function, "__name__", "") for function in tools])
     return Gen(
         name=name,
         sampling=sampling_of("gen", sampling),
@@ -211,6 +212,14 @@ def _message(role: Role, content: Expression | str) -> Message:
             f"The model writes only the assistant's messages: move gen or select from rl.{role}(...) to rl.assistant(...)."
         )
     return Message(role, parts)
+
+
+def _check_tool_choice(tool_choice: str | None, names: Sequence[str]) -> None:
+    known = ("auto", "required", "none", *names)
+    if tool_choice is not None and tool_choice not in known:
+        raise ProgramError(
+            f"gen's tool_choice must be one of {', '.join(known)}, not {tool_choice!r}."
+        )
 
 
 def _choices(what: str, choices: Sequence[str]) -> tuple[str, ...]:

@@ -206,6 +206,7 @@ MISUSES = {
     "two constraints": (lambda: "", lambda: rl.gen(regex="a", type=int), "regex, type"),
     "an unknown setting": (lambda: "", lambda: rl.gen(temprature=1), "temprature"),
     "a function's unknown setting": (lambda: "", lambda: rl.function(temprature=1), "function has no setting"),
+    "the choice of no tool": (lambda: "", lambda: rl.gen(tools=[run], tool_choice="walk"), "none, run, not 'walk'"),
     "tools in plain text": (lambda: "a", lambda: rl.gen(tools=[run]), "conversation"),
     "no choices": (lambda: "", lambda: rl.select("x", []), "choices"),
     "an unknown method": (lambda: "", lambda: rl.select("x", ["a"], "best"), "greedy"),
