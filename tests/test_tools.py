@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.shapes import LLAMA_31_8B
-from tools import gpu_check, pack_offline
+from tools import flashinfer_kernels, gpu_check, pack_offline
 from tools.flashinfer_kernels import LAYERS, needs, needs_of_gpu_check, specification
 
 LLAMA = {"hidden_size": 4096, "num_attention_heads": 32, "hidden_act": "silu", "dtype": "bfloat16"}
@@ -58,6 +58,20 @@ def test_names_stand_for_flashinfers_modules(
     pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
     module = specification(name)
     assert all(part in module.name for part in parts), module.name
+
+
+def test_one_command_builds_the_kernels_of_models_of_the_check_and_single_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    built: list[list[str]] = []
+    monkeypatch.setattr(flashinfer_kernels, "build", lambda out, names, **_: built.append(names))
+    build = ["build", str(tmp_path / "out"), str(tmp_path)]
+    flashinfer_kernels.main(build)
+    flashinfer_kernels.main([*build, "--only", "gelu"])
+    flashinfer_kernels.main([*build, "--gpu-check"])
+    assert built[0] == needs(LLAMA) and built[1] == [*needs(LLAMA), "gelu"]
+    assert set(built[2]) == set(needs_of_gpu_check())
 
 
 def test_the_check_has_the_kernels_of_the_model_that_it_measures() -> None:

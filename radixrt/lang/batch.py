@@ -35,15 +35,11 @@ class FailedRun:
     def __getitem__(self, name: str) -> NoReturn:
         raise self.error
 
-    def text(self) -> NoReturn:
-        raise self.error
-
-    def messages(self) -> NoReturn:
-        raise self.error
-
-    @property
-    def result(self) -> NoReturn:
-        raise self.error
+    def __getattr__(self, name: str) -> NoReturn:
+        """All that a state has."""
+        if hasattr(State, name) or name == "result":
+            raise self.error
+        raise AttributeError(f"A failed run, as a state, has no {name!r}.")
 
 
 BatchResult = State | FailedRun

@@ -9,7 +9,6 @@ from typing import Any
 
 from radixrt.lang.answer import Answer
 from radixrt.lang.backends.protocol import CacheHints, Call, ChoiceCall, Piece, Prompt
-from radixrt.lang.constraints import Choices
 from radixrt.lang.errors import locate, unreadable
 from radixrt.lang.expressions import Gen, Select
 from radixrt.lang.hole import Filling, Hole
@@ -18,7 +17,7 @@ from radixrt.lang.run import Run
 from radixrt.lang.scoring import likeliest
 from radixrt.lang.tools import ToolAnswer, as_tools, read_calls
 from radixrt.lang.transcript import Transcript
-from radixrt.lang.typed import AnswerType, answer_type
+from radixrt.lang.typed import AnswerType, answer_type, one_of
 
 
 @dataclass(frozen=True)
@@ -108,16 +107,22 @@ def selecting(site: Site, select: Select) -> Coroutine[Any, Any, Filling]:
 
 
 async def _written_choice(site: Site, select: Select, prompt: Prompt, continues: bool) -> str:
-    """The choice that the model writes, held to them."""
+    """The choice that the model writes, held to them.
+
+    Raises:
+        AnswerError: it was cut off.
+    """
+    kind = one_of(select.choices)
     call = Call(
         prompt=prompt,
         continues=continues,
         sampling=site.run.sampling,
-        constraint=Choices(select.choices),
+        constraint=kind.constraint,
         hints=site.hints,
     )
     (answer,) = await _collect(site, site.run.backend.generate(call), 1)
-    return answer.text
+    choice: str = _read(answer, kind)
+    return choice
 
 
 async def _likeliest_choice(site: Site, select: Select, prompt: Prompt, continues: bool) -> str:
@@ -171,11 +176,18 @@ def _value(answer: Answer, gen: Gen, kind: AnswerType, site: Site) -> Any:
     if gen.tools:
         notes = site.run.record.tools_of(site.record.branch)
         return ToolAnswer(answer.text, read_calls(answer.tool_calls, gen.tools, notes))
+    return _read(answer, kind)
+
+
+def _read(answer: Answer, kind: AnswerType) -> Any:
+    """Raises:
+    AnswerError: the answer is not of that type, or was cut off where more may follow.
+    """
     cut_off = answer.finish_reason == "length"
     try:
         value = kind.read(answer.text)
     except ValueError as error:
         raise unreadable(answer.text, kind.description, error, cut_off) from error
-    if cut_off and isinstance(value, int | float) and not isinstance(value, bool):
-        raise unreadable(answer.text, kind.description, "more digits may follow", cut_off)
+    if cut_off and not kind.is_whole(answer.text):
+        raise unreadable(answer.text, kind.description, "more may follow", cut_off)
     return value

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.sampling import Sampling
+from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.source_line import SourceLine, caller
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -120,7 +120,7 @@ def gen(
         raise ProgramError("gen's tool_choice needs tools; give them, or leave it out.")
     return Gen(
         name=name,
-        sampling=_sampling(sampling),
+        sampling=sampling_of("gen", sampling),
         source=caller(),
         n=n,
         regex=regex,
@@ -225,13 +225,3 @@ def _choices(what: str, choices: Sequence[str]) -> tuple[str, ...]:
     if len(set(choices)) < len(choices):
         raise ProgramError(f"{what}'s choices hold a text twice; give each once.")
     return tuple(choices)
-
-
-def _sampling(settings: dict[str, Any]) -> Sampling:
-    unknown = sorted(settings.keys() - Sampling.__dataclass_fields__.keys())
-    if unknown:
-        known = ", ".join(Sampling.__dataclass_fields__)
-        raise ProgramError(
-            f"gen has no setting {', '.join(unknown)}; its sampling settings are {known}."
-        )
-    return Sampling(**settings)

@@ -16,7 +16,7 @@ class Forks(Sequence["State"]):
     def __init__(self, parent: "State", branches: list["State"]) -> None:
         self._parent = parent
         self._branches = branches
-        self._inherited = set(parent.variables())
+        self._inherited = dict(parent._variables)
 
     def __getitem__(self, index: Any) -> Any:
         return self._branches[index]
@@ -88,12 +88,16 @@ class Forks(Sequence["State"]):
 
     def _common_names(self) -> list[str]:
         """Variables that the branches made, and all of them have."""
-        first, *others = self._branches
         return [
             name
-            for name in first.variables()
-            if name not in self._inherited and all(name in other for other in others)
+            for name in self._branches[0].variables()
+            if all(self._made(name, branch) for branch in self._branches)
         ]
+
+    def _made(self, name: str, branch: "State") -> bool:
+        """Whether a branch has a variable that is its own: a new one, or another in the place of an inherited one."""
+        own = branch._variables.get(name)
+        return own is not None and own is not self._inherited.get(name)
 
 
 def join(forks: Forks) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from radixrt.lang.backends.default import backend_of, default_backend
@@ -11,7 +11,7 @@ from radixrt.lang.backends.protocol import Backend
 from radixrt.lang.batch import BatchResult, run_side_by_side
 from radixrt.lang.errors import ProgramError
 from radixrt.lang.run import CURRENT_RUN, Gate, Run, inside
-from radixrt.lang.sampling import Sampling
+from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.state import State
 from radixrt.lang.stream import Stream
 from radixrt.lang.tracing.recorder import tell_recorders
@@ -89,7 +89,7 @@ class Function:
 
     def run_batch(
         self,
-        inputs: Sequence[Mapping[str, Any]],
+        inputs: Iterable[Mapping[str, Any]],
         *,
         max_concurrency: int | None = None,
         num_threads: int | None = None,
@@ -110,16 +110,16 @@ class Function:
             A state for each input, in their order; a :class:`radixrt.lang.FailedRun` where the run raised an error.
 
         Raises:
-            ProgramError: the inputs are no list of arguments.
+            ProgramError: the inputs are no list of arguments, or no run may have calls under way.
         """
-        _check_inputs(inputs)
+        inputs = _as_list(inputs)
+        concurrency = _concurrency(max_concurrency, num_threads)
         chosen = self._choose_backend(backend)
 
         def begin(arguments: Mapping[str, Any], gate: Gate) -> tuple[State, Callable[[], State]]:
             state = State(self._new_run(chosen, sampling, gate))
             return state, lambda: self._finished(state, (), arguments)
 
-        concurrency = max_concurrency or num_threads
         title = self.__name__ if progress else None
         return run_side_by_side(begin, inputs, chosen, concurrency, title)
 
@@ -213,10 +213,14 @@ def function(
     Args:
         backend: what answers its calls, unless a run says otherwise.
         sampling: any field of :class:`Sampling`, for all its gens that do not say otherwise.
+
+    Raises:
+        ProgramError: there is no such setting.
     """
+    settings = sampling_of("function", sampling)
     if body is None:
-        return lambda body: Function(body, backend, Sampling(**sampling))
-    return Function(body, backend, Sampling(**sampling))
+        return lambda body: Function(body, backend, settings)
+    return Function(body, backend, settings)
 
 
 def _run_in_new_loop(program: Any) -> State:
@@ -232,8 +236,19 @@ def _run_in_new_loop(program: Any) -> State:
     raise ProgramError("An event loop runs here already: write `await program.arun(...)`.")
 
 
-def _check_inputs(inputs: Sequence[Mapping[str, Any]]) -> None:
-    if isinstance(inputs, Mapping | str) or not all(isinstance(one, Mapping) for one in inputs):
+def _as_list(inputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    listed = [] if isinstance(inputs, Mapping | str) else list(inputs)
+    if isinstance(inputs, Mapping | str) or not all(isinstance(one, Mapping) for one in listed):
         raise ProgramError(
             'run_batch takes a list of arguments, such as [{"question": "..."}, {"question": "..."}].'
         )
+    return listed
+
+
+def _concurrency(max_concurrency: int | None, num_threads: int | None) -> int | None:
+    asked = max_concurrency if max_concurrency is not None else num_threads
+    if asked is not None and asked < 1:
+        raise ProgramError(
+            f"run_batch's max_concurrency must be at least 1, not {asked}; leave it out for the default."
+        )
+    return asked

@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from radixrt.lang.errors import ProgramError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -36,3 +38,21 @@ class Sampling:
     def over(self, other: "Sampling") -> "Sampling":
         """These settings, and the other's where these are silent."""
         return Sampling(**(other.given() | self.given()))
+
+
+def sampling_of(what: str, settings: dict[str, Any]) -> Sampling:
+    """The settings that something of the language was called with.
+
+    Args:
+        what: its name.
+
+    Raises:
+        ProgramError: there is no such setting.
+    """
+    unknown = sorted(settings.keys() - Sampling.__dataclass_fields__.keys())
+    if unknown:
+        known = ", ".join(Sampling.__dataclass_fields__)
+        raise ProgramError(
+            f"{what} has no setting {', '.join(unknown)}; its sampling settings are {known}."
+        )
+    return Sampling(**settings)

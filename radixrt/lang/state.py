@@ -108,6 +108,8 @@ class State:
     def _call(self, expression: Gen | Select) -> None:
         """Start a call of the model, and leave a hole for what it says."""
         self._transcript.check_model_may_speak()
+        if isinstance(expression, Gen) and expression.tools:
+            self._transcript.check_tools_may_be_called()
         kind = "gen" if isinstance(expression, Gen) else "select"
         what = f"{kind}({expression.name!r})" if expression.name else kind
         record = CallRecord(expression.name, what, expression.source, self._branch)

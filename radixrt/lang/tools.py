@@ -47,20 +47,41 @@ def tool(call: ToolCall, result: Any) -> Message:
 
     With spaces after colons and commas, as ``json.dumps`` writes it: models have seen little other JSON in this place.
     """
-    content = (
-        result
-        if isinstance(result, str)
-        else json.dumps(msgspec.to_builtins(result), ensure_ascii=False)
-    )
+    content = result if isinstance(result, str) else _as_json(result)
     return Message("tool", (Text(content),), (("tool_call_id", call.id), ("name", call.name)))
+
+
+def _as_json(result: Any) -> str:
+    """Raises:
+    ProgramError: JSON has no place for it.
+    """
+    try:
+        plain = msgspec.to_builtins(result, str_keys=True, enc_hook=_plain_model)
+        return json.dumps(plain, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ProgramError(
+            f"What the tool returned can't be told to the model: {error}. Return a text, or what JSON can hold."
+        ) from error
+
+
+def _plain_model(value: Any) -> Any:
+    """A pydantic model; msgspec knows the rest."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[dict[str, Any], ...]:
     """Functions in OpenAI's form.
 
     Raises:
-        ProgramError: two have the same name, or one can't be described.
+        ProgramError: two have the same name, or one has none, or can't be described.
     """
+    for function in functions:
+        if not hasattr(function, "__name__"):
+            raise ProgramError(
+                f"{function!r} can't be a tool, since it has no name; write a function that calls it."
+            )
     names = [function.__name__ for function in functions]
     for name in names:
         if names.count(name) > 1:

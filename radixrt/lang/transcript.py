@@ -86,6 +86,16 @@ class Transcript:
                 "message to rl.assistant(...)."
             )
 
+    def check_tools_may_be_called(self) -> None:
+        """Raises:
+        ProgramError: it is plain text, in which no model is told of tools.
+        """
+        if not self.turns:
+            raise ProgramError(
+                "Tools need a conversation: put the text before this gen into rl.user(...), and the gen into "
+                "rl.assistant(...)."
+            )
+
     def parts(self) -> list[Part]:
         """All of it, in order, without roles."""
         return [*self.text, *(part for turn in self.turns for part in turn.parts)]

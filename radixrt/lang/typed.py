@@ -1,9 +1,10 @@
 """Which Python value does an answer stand for? A type becomes a constraint, and the text becomes a value again."""
 
 import enum
+import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -22,6 +23,8 @@ class AnswerType:
     read: Callable[[str], Any]
     """Raises ValueError (msgspec's and pydantic's errors are such) where the text is not of the type."""
     description: str = "text"
+    is_whole: Callable[[str], bool] = lambda _: True
+    """Whether an answer that max_tokens cut off says all the same what it was going to say."""
 
 
 def answer_type(gen: Gen) -> AnswerType:
@@ -29,13 +32,15 @@ def answer_type(gen: Gen) -> AnswerType:
     ProgramError: the type can't be described by a schema.
     """
     if gen.regex is not None:
-        return AnswerType(Regex(gen.regex), str)
+        return AnswerType(
+            Regex(gen.regex), str, "a text of its regular expression", _matches(gen.regex)
+        )
     if gen.choices is not None:
-        return AnswerType(Choices(gen.choices), str)
+        return one_of(gen.choices)
     if gen.grammar is not None:
-        return AnswerType(Grammar(gen.grammar), str)
+        return AnswerType(Grammar(gen.grammar), str, "a text of its grammar", lambda _: False)
     if isinstance(gen.schema, dict):
-        return AnswerType(JsonSchema(gen.schema), _read_json, "JSON")
+        return AnswerType(JsonSchema(gen.schema), _read_json, "JSON", _is_whole_json)
     wanted = gen.type if gen.schema is None else gen.schema
     return AnswerType(None, str) if wanted is None else of_python_type(wanted)
 
@@ -47,11 +52,44 @@ def of_python_type(wanted: Any) -> AnswerType:
     if wanted is str:
         return AnswerType(None, str)
     if (by_text := _texts_of(wanted)) is not None:
-        return AnswerType(Choices(tuple(by_text)), _lookup(by_text), _name_of(wanted))
-    schema = closed(schema_of(wanted))
+        return _one_of(by_text, _name_of(wanted))
     return AnswerType(
-        JsonSchema(schema, _name_of(wanted)), lambda text: read_as(wanted, text), _name_of(wanted)
+        JsonSchema(closed(schema_of(wanted)), _name_of(wanted)),
+        lambda text: read_as(wanted, text),
+        _name_of(wanted),
+        _is_whole_json,
     )
+
+
+def one_of(choices: Sequence[str]) -> AnswerType:
+    """One of several texts, as it is."""
+    return _one_of({choice: choice for choice in choices}, "one of its choices")
+
+
+def _one_of(by_text: dict[str, Any], description: str) -> AnswerType:
+    """One of the values that texts stand for."""
+
+    def is_whole(text: str) -> bool:
+        return not any(other != text and other.startswith(text) for other in by_text)
+
+    return AnswerType(Choices(tuple(by_text)), _lookup(by_text), description, is_whole)
+
+
+def _is_whole_json(text: str) -> bool:
+    """Of valid JSON: only behind a number may more follow."""
+    return not text[-1:].isdigit()
+
+
+def _matches(pattern: str) -> Callable[[str], bool]:
+    """Whether a text is all that a regular expression asks for, as far as Python's own dialect can tell."""
+
+    def is_whole(text: str) -> bool:
+        try:
+            return re.fullmatch(pattern, text) is not None
+        except re.error:
+            return False
+
+    return is_whole
 
 
 def schema_of(wanted: Any) -> dict[str, Any]:
@@ -119,10 +157,25 @@ def _adapter(wanted: Any) -> Any:
 def _texts_of(wanted: Any) -> dict[str, Any] | None:
     """The texts that stand for the values of a Literal or Enum."""
     if get_origin(wanted) is Literal:
-        return {_plain(value): value for value in get_args(wanted)}
+        return _by_text((_plain(value), value) for value in get_args(wanted))
     if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
-        return {_plain(member.value): member for member in wanted}
+        return _by_text((_plain(member.value), member) for member in wanted)
     return None
+
+
+def _by_text(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises:
+    ProgramError: a text stands for two values.
+    """
+    by_text: dict[str, Any] = {}
+    for text, value in pairs:
+        if text in by_text:
+            raise ProgramError(
+                f"{by_text[text]!r} and {value!r} are both written {text!r}, so an answer could not tell them apart: "
+                "leave one out."
+            )
+        by_text[text] = value
+    return by_text
 
 
 def _plain(value: Any) -> str:

@@ -78,7 +78,7 @@ def _weights(codes, scales, zeros, row, inside, groups, group, DTYPE: tl.constex
     return ((codes.to(tl.float32) - zero[:, None]) * scale[:, None]).to(DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _linear_kernel(
     hidden, codes, scales, zeros, bias, output,
     tokens, rows, columns, row_bytes, groups, group_size, hidden_stride,

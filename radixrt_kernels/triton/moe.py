@@ -20,7 +20,7 @@ SCAN = 1024
 """Pairs that a program of the sort looks at together."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _count_kernel(experts, counts, pairs, SCAN: tl.constexpr):
     expert = tl.program_id(0)
     lane = tl.arange(0, SCAN)
@@ -31,7 +31,7 @@ def _count_kernel(experts, counts, pairs, SCAN: tl.constexpr):
     tl.store(counts + expert, tl.sum(count, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _place_kernel(
     experts, counts, sorted_pairs, block_experts, num_blocks, pairs, num_experts,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, SCAN: tl.constexpr,
@@ -56,7 +56,7 @@ def _place_kernel(
         place += tl.sum(ours.to(tl.int32), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _grouped_matmul_kernel(
     hidden, matrices, output, pair_weights, sorted_pairs, block_experts, num_blocks,
     pairs, rows_out, columns, hidden_stride, matrix_stride,

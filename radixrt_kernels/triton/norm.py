@@ -22,7 +22,7 @@ def _norm(summed, weight, eps, size, UNIT_OFFSET: tl.constexpr):
     return (rounded * weight.to(tl.float32)[None, :]).to(summed.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm_kernel(
     hidden, weight, normed, rows, heads, row_stride, head_stride, size, eps,
     UNIT_OFFSET: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
@@ -37,7 +37,7 @@ def _rms_norm_kernel(
     tl.store(normed + row[:, None] * size + column[None, :], y, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add_rms_norm_kernel(
     hidden, residual, weight, rows, hidden_stride, residual_stride, size, eps,
     UNIT_OFFSET: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,

@@ -15,7 +15,8 @@ from bench.gpu.roofline import Length, Scheduling, step_seconds, workload_bound
 from bench.gpu.sessions import Options, run_session
 from bench.gpu.shapes import LLAMA_31_8B, QWEN3_06B, QWEN3_14B, ModelShape
 from bench.gpu.tokenizer import synthetic_tokenizer
-from bench.gpu.workloads import Sizes, sharegpt_like, uniform
+from bench.gpu.workloads import LONGEST, Sizes, sharegpt_like, uniform
+from radixrt.config import ServerConfig
 
 H200_LIKE = Ceilings(read_bytes_per_s=4.3e12, gemm_flops_per_s=7.9e14)
 ROOT = Path(__file__).parents[2]
@@ -158,6 +159,13 @@ def test_sessions_run_one_after_the_other_in_processes_of_their_own(tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert [result.part for result in Results(tmp_path).read()] == [0, 6]
     assert "anatomy: done" in done.stdout and "## 6." in (tmp_path / "results.md").read_text()
+
+
+@pytest.mark.parametrize("session", sessions.SESSIONS, ids=lambda session: session.name)
+def test_the_engines_of_a_real_run_have_valid_settings(session: sessions.Session) -> None:
+    config = ServerConfig(**{**sessions.ENGINE, **session.settings}).validate()  # type: ignore[arg-type]
+    longest = Sizes().prefix + Sizes().question + Sizes().answer
+    assert config.context_length is not None and config.context_length >= max(longest, 2 * LONGEST)
 
 
 def test_a_budget_leaves_out_what_no_longer_fits(

@@ -39,9 +39,8 @@ def test_one_failure_does_not_lose_the_others() -> None:
     one, failed, three = echo.run_batch(inputs, backend=ScriptedBackend(), progress=False)
     assert (one["x"], three["x"]) == ("<a>", "<c>") and one.error is None
     assert isinstance(failed.error, ValueError)
-    for access in (lambda: failed["x"], failed.text, failed.messages, lambda: failed.result):
-        with pytest.raises(ValueError, match="own"):
-            access()
+    with pytest.raises(ValueError, match="own"):
+        failed["x"]
 
 
 @pytest.mark.parametrize("concurrency", [1, 5])
@@ -161,6 +160,32 @@ def test_inputs_that_are_no_list_of_arguments_are_refused() -> None:
         with pytest.raises(rl.ProgramError, match="list of arguments"):
             echo.run_batch(inputs, backend=ScriptedBackend())  # type: ignore[arg-type]
     assert echo.run_batch([], backend=ScriptedBackend()) == []
+
+
+def test_inputs_may_come_from_a_generator() -> None:
+    inputs = ({"word": word} for word in "ab")
+    states = echo.run_batch(inputs, backend=ScriptedBackend(), progress=False)
+    assert [state["x"] for state in states] == ["<a>", "<b>"]
+
+
+@pytest.mark.parametrize("setting", ["max_concurrency", "num_threads"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_batch_in_which_no_run_may_go_is_refused(setting: str, number: int) -> None:
+    with pytest.raises(rl.ProgramError, match="at least 1"):
+        echo.run_batch([{"word": "a"}], backend=ScriptedBackend(), **{setting: number})
+
+
+def test_whatever_is_read_of_a_failed_run_raises_its_error() -> None:
+    (failed,) = echo.run_batch([{"nothing": "a"}], backend=ScriptedBackend(), progress=False)
+    reads = (
+        lambda: failed["x"], lambda: "x" in failed, lambda: failed.text(), lambda: failed.messages(),
+        lambda: failed.result, lambda: failed.variables(), lambda: failed.finish_reason("x"), lambda: failed.trace(),
+    )  # fmt: skip
+    for read in reads:
+        with pytest.raises(TypeError, match="nothing"):
+            read()
+    with pytest.raises(AttributeError, match="txet"):
+        failed.txet()
 
 
 INTERRUPTED = """

@@ -111,6 +111,21 @@ def test_join_keeps_the_order_of_the_forks_whoever_ends_first() -> None:
     assert state["y"] == ["<x0>", "<x1>", "<x2>"]
 
 
+def test_join_gives_what_the_branches_made_in_the_place_of_what_they_inherited(
+    scripted: ScriptedBackend,
+) -> None:
+    def program(s: rl.State) -> None:
+        s["kept"] = "k"
+        for number in range(2):
+            with s.fork(2) as forks:
+                for fork in forks:
+                    fork += str(number) + rl.gen("y")
+                forks[0]["half"] = number
+
+    state = run(program, scripted)
+    assert state["y"] == ["<1>", "<1>"] and state["kept"] == "k" and "half" not in state
+
+
 def test_an_open_message_can_be_forked(scripted: ScriptedBackend) -> None:
     def program(s: rl.State) -> list[str]:
         s += rl.user("q")
@@ -190,6 +205,8 @@ MISUSES = {
     "a number": (lambda: "", lambda: 5, "str"),
     "two constraints": (lambda: "", lambda: rl.gen(regex="a", type=int), "regex, type"),
     "an unknown setting": (lambda: "", lambda: rl.gen(temprature=1), "temprature"),
+    "a function's unknown setting": (lambda: "", lambda: rl.function(temprature=1), "function has no setting"),
+    "tools in plain text": (lambda: "a", lambda: rl.gen(tools=[run]), "conversation"),
     "no choices": (lambda: "", lambda: rl.select("x", []), "choices"),
     "an unknown method": (lambda: "", lambda: rl.select("x", ["a"], "best"), "greedy"),
     "a type without a schema": (lambda: "", lambda: rl.gen("x", type=threading.Lock), "JSON schema"),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import enum
+import functools
+import json
 from typing import Any, Literal, TypedDict
 
 import jsonschema
@@ -130,16 +132,60 @@ def test_an_answer_that_is_not_of_the_type_says_so() -> None:
     assert caught.value.text == "many" and "max_tokens" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ['{"name": "b', "123"])
-def test_an_answer_that_was_cut_off_says_what_to_raise(text: str) -> None:
-    class CutOff(ScriptedBackend):
-        async def generate(self, call):
-            async for piece in super().generate(call):
-                yield dataclasses.replace(piece, finish_reason="length")
+class CutOff(ScriptedBackend):
+    async def generate(self, call):
+        async for piece in super().generate(call):
+            yield dataclasses.replace(piece, finish_reason="length")
 
-    wanted = int if text == "123" else Model
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"type": Model}, '{"name": "b'),
+        ({"type": int}, "123"),
+        ({"schema": {"type": "number"}}, "123"),
+        ({"type": Literal["small", "large"]}, "sma"),
+        ({"type": Literal[4, 42]}, "4"),
+        ({"choices": ["small", "large"]}, "sma"),
+        ({"regex": "[a-z]{5}"}, "sma"),
+        ({"grammar": 'root ::= "small"'}, "sma"),
+    ],
+)
+def test_an_answer_that_was_cut_off_says_what_to_raise(asked: dict[str, Any], text: str) -> None:
     with pytest.raises(rl.AnswerError, match="raise it"):
-        answer.run(type=wanted, backend=CutOff(lambda _: text))
+        answer.run(**asked, backend=CutOff(lambda _: text))
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "value"),
+    [
+        ({}, "a long sto", "a long sto"),
+        ({"type": list[int]}, "[1]", [1]),
+        ({"choices": ["small", "large"]}, "small", "small"),
+        ({"type": Literal[4, 42]}, "42", 42),
+        ({"regex": "[a-z]+"}, "sma", "sma"),
+    ],
+)
+def test_an_answer_that_was_complete_when_it_was_cut_off_is_one(
+    asked: dict[str, Any], text: str, value: Any
+) -> None:
+    assert answer.run(**asked, backend=CutOff(lambda _: text)).result == value
+
+
+def test_a_choice_that_was_cut_off_while_it_was_written_is_none() -> None:
+    @rl.function
+    def choose(s: rl.State) -> None:
+        s += "a" + rl.select("x", ["small", "large"], method="constrained")
+
+    with pytest.raises(rl.AnswerError, match="raise it"):
+        choose.run(backend=CutOff(lambda _: "sma"))
+    assert choose.run(backend=ScriptedBackend(lambda _: "small"))["x"] == "small"
+
+
+@pytest.mark.parametrize("wanted", [Literal["1", 1], Literal[True, "true"]])
+def test_values_that_are_written_alike_are_refused(wanted: Any) -> None:
+    with pytest.raises(rl.ProgramError, match="tell them apart"):
+        of_python_type(wanted)
 
 
 # ---------------------------------------------------------------- tools
@@ -191,11 +237,33 @@ def test_a_call_that_does_not_fit_is_an_error(raw: dict[str, Any]) -> None:
         read_calls([raw], [weather])
 
 
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"on": [Model(name="a")]}, {"on": [{"name": "a", "count": 3}]}),
+        (Data("a", [Colour.RED]), {"name": "a", "colours": ["red"]}),
+        (None, None),
+    ],
+)
+def test_what_a_tool_returns_is_told_as_json(result: Any, told: Any) -> None:
+    (call,) = read_calls([raw_call('{"city": "a"}')], [weather])
+    (text,) = rl.tool(call, result).parts
+    assert json.loads(text.text) == told
+
+
+def test_what_json_can_t_hold_is_no_result_of_a_tool() -> None:
+    (call,) = read_calls([raw_call('{"city": "a"}')], [weather])
+    with pytest.raises(rl.ProgramError, match="what JSON can hold"):
+        rl.tool(call, object())
+
+
 def test_functions_that_can_t_be_called_by_name_are_no_tools() -> None:
     def everything(*args: int) -> None: ...
 
     with pytest.raises(rl.ProgramError, match="args"):
         as_tools([everything])
+    with pytest.raises(rl.ProgramError, match="no name"):
+        as_tools([functools.partial(weather, days=2)])
     with pytest.raises(rl.ProgramError, match="Two tools"):
         as_tools([weather, weather])
 

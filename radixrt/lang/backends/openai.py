@@ -108,8 +108,6 @@ class OpenAI:
                 "JSON schemas in plain text",
                 "Write the program with roles, or use a radixrt server.",
             )
-        if isinstance(call.prompt, str) and call.tools:
-            raise self._unsupported("tools in plain text", "Write the program with roles.")
         if call.continues:
             raise self._unsupported(
                 "a gen that continues a message of the assistant",
