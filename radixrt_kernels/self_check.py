@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import activation, norm, rotary
+from radixrt_kernels import activation, groupwise, linear, norm, rotary, sampler
 from radixrt_kernels.attention import AttentionPlan
+from radixrt_kernels.reference import groupwise as reference_groupwise
+from radixrt_kernels.reference import linear as reference_linear
 from radixrt_kernels.reference import norm as reference_norm
 from radixrt_kernels.reference.activation import gated_activation
 from radixrt_kernels.reference.attention import paged_attention
@@ -91,5 +93,44 @@ def rotation() -> Iterator[Check]:
         yield Check(f"rotate {dtype}, 40 of 64 features", query, expected, tolerance)
 
 
-CHECKS: list[Callable[[], Iterator[Check]]] = [activations, norms, rotation, attention]
+def linears() -> Iterator[Check]:
+    for dtype, tolerance in ROUNDING.items():
+        hidden, weight = torch.randn(7, 123).to(dtype), torch.randn(75, 123).to(dtype)
+        packed = linear.pack(weight)
+        expected = reference_linear.linear(hidden, packed, 75)
+        yield Check(f"linear {dtype}", linear.linear(hidden, packed, 75), expected, tolerance)
+
+
+def groupwise_linears() -> Iterator[Check]:
+    for bits, group_size in ((8, 200), (4, 64)):
+        groups = -(-200 // group_size)
+        codes, zeros = (
+            torch.randint(0, 1 << bits, (75, count), dtype=torch.uint8) for count in (200, groups)
+        )
+        matrix = groupwise.pack(codes, torch.rand(75, groups).half(), zeros, bits, group_size)
+        for dtype, tolerance in ROUNDING.items():
+            hidden = torch.randn(7, 200).to(dtype)
+            expected = reference_groupwise.linear(hidden, matrix)
+            result = groupwise.linear(hidden, matrix)
+            yield Check(f"linear {dtype}, weights of {bits} bits", result, expected, tolerance)
+
+
+def sampling() -> Iterator[Check]:
+    """Greedy, where the reference is one line; ``tests/kernels/test_sampler_kernel.py`` has the rest."""
+    logits = torch.randn(5, 1000)
+    settings = torch.zeros(5, 6, dtype=torch.int32)
+    settings[:, 1] = 1000
+    found, _ = sampler.draw_tokens(logits, settings, torch.zeros(5, dtype=torch.int64))
+    yield Check("sample, greedy", found, logits.argmax(-1), 0.0)
+
+
+CHECKS: list[Callable[[], Iterator[Check]]] = [
+    activations,
+    norms,
+    rotation,
+    attention,
+    linears,
+    groupwise_linears,
+    sampling,
+]
 """One function a kernel family."""

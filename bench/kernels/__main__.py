@@ -7,11 +7,11 @@ from itertools import chain
 import torch
 
 import radixrt_kernels
-from bench.kernels import attention, elementwise, machine
+from bench.kernels import attention, elementwise, linear, machine
 from bench.kernels.machine import best_seconds
 from radixrt.worker.threads import use_threads
 
-FAMILIES = (attention.cases, elementwise.cases)
+FAMILIES = (attention.cases, elementwise.cases, linear.cases)
 SECONDS_A_CASE = 0.5
 
 

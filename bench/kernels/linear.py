@@ -1,0 +1,109 @@
+"""The matrix products of a layer, plain and quantized, and the sampler behind them."""
+
+from collections.abc import Iterator
+from itertools import cycle
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from bench.kernels.case import Case
+from radixrt.sampling_params import SamplingParams
+from radixrt.worker.sampler import sample
+from radixrt.worker.sampling_state import SamplingState
+from radixrt_kernels import groupwise, linear
+
+SHAPES = ((9728, 896), (896, 4864))
+"""Rows and columns: gate and up, down."""
+TOKENS = (1, 4, 16, 64, 512)
+DTYPE = torch.bfloat16
+NOT_IN_CACHE = 128 << 20
+"""Bytes of copies that a product takes turns with, so that its weights come from memory as a model's do."""
+VOCABULARIES = (32_000, 151_936)
+SAMPLING = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top-k 20": {"temperature": 0.7, "top_k": 20},
+    "top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
+}
+
+
+def cases() -> Iterator[Case]:
+    for rows, columns in SHAPES:
+        weights = [torch.randn(rows, columns).to(DTYPE) for _ in range(_copies(2 * rows * columns))]
+        packed = [linear.pack(weight) for weight in weights]
+        for tokens in TOKENS:
+            yield _plain(tokens, weights, packed)
+        for bits, group_size in ((8, columns), (4, 128)):
+            matrices = _matrices(rows, columns, bits, group_size)
+            for tokens in TOKENS:
+                yield _quantized(tokens, matrices, weights)
+    for vocab in VOCABULARIES:
+        for rows in (1, 16):
+            for name, settings in SAMPLING.items():
+                yield _sampling(name, rows, vocab, SamplingParams(seed=1, **settings))
+
+
+def _copies(num_bytes: int) -> int:
+    return max(2, NOT_IN_CACHE // num_bytes)
+
+
+def _plain(tokens: int, weights: list[torch.Tensor], packed: list[torch.Tensor]) -> Case:
+    rows, columns = weights[0].shape
+    hidden, ours, theirs = torch.randn(tokens, columns).to(DTYPE), cycle(packed), cycle(weights)
+    return Case(
+        f"linear {tokens} x {columns} -> {rows}",
+        lambda: linear.linear(hidden, next(ours), rows),
+        lambda: F.linear(hidden, next(theirs)),
+        num_bytes=weights[0].nbytes + hidden.nbytes + 2 * tokens * rows,
+        operations=2 * tokens * rows * columns,
+        dtype=DTYPE,
+    )
+
+
+def _quantized(
+    tokens: int, matrices: list[groupwise.PackedCodes], weights: list[torch.Tensor]
+) -> Case:
+    """Beside torch on the plain weights. The bound is that of bfloat16's arithmetic, which whole numbers may beat."""
+    m = matrices[0]
+    hidden, ours, theirs = torch.randn(tokens, m.columns).to(DTYPE), cycle(matrices), cycle(weights)
+    return Case(
+        f"linear {tokens} x {m.columns} -> {m.rows}, {m.bits} bits",
+        lambda: groupwise.linear(hidden, next(ours)),
+        lambda: F.linear(hidden, next(theirs)),
+        num_bytes=sum(t.nbytes for t in (m.codes, m.scales, m.zeros, hidden)) + 2 * tokens * m.rows,
+        operations=2 * tokens * m.rows * m.columns,
+        dtype=DTYPE,
+    )
+
+
+def _matrices(rows: int, columns: int, bits: int, group_size: int) -> list[groupwise.PackedCodes]:
+    groups = -(-columns // group_size)
+    codes, zeros = (
+        torch.randint(0, 1 << bits, (rows, count), dtype=torch.uint8) for count in (columns, groups)
+    )
+    scales = torch.rand(rows, groups).half()
+    count = _copies(rows * columns * bits // 8)
+    return [groupwise.pack(codes, scales, zeros, bits, group_size) for _ in range(count)]
+
+
+def _sampling(name: str, rows: int, vocab: int, params: SamplingParams) -> Case:
+    logits = torch.randn(rows, vocab) * 3
+    slots, positions = np.arange(rows), torch.zeros(rows, dtype=torch.int64)
+
+    def run(natively: bool):
+        state = SamplingState(rows, vocab, draws_natively=natively)
+        for slot in range(rows):
+            state.admit(slot, params, np.array([1], dtype=np.int32), 0)
+        # the reference overwrites the logits, which changes nothing in what it has to do
+        return lambda: sample(state, logits, slots, positions)
+
+    return Case(
+        f"sample {rows} x {vocab}, {name}",
+        run(True),
+        run(False),
+        num_bytes=logits.nbytes,
+        operations=logits.numel(),
+        dtype=torch.float32,
+        in_cache=True,
+    )
