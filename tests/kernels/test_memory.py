@@ -33,11 +33,12 @@ def test_memory_that_was_freed_is_kept_and_used_again(isa: str) -> None:
 import resource, torch
 from radixrt_kernels.memory import keep_freed_memory
 if keep_freed_memory():
-    torch.ones(20 << 20, dtype=torch.uint8)
+    for _ in range(30):  # until a hole has grown in which a tensor fits with its alignment
+        torch.ones(20 << 20, dtype=torch.uint8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         torch.ones(20 << 20, dtype=torch.uint8)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    assert faults < 10240, faults  # two such tensors have so many pages of 4 KiB
+    assert faults < 5120, faults  # a single such tensor has so many pages of 4 KiB
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
