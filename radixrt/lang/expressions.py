@@ -100,8 +100,10 @@ def gen(
         grammar: hold it to an EBNF or Lark grammar.
         type: the Python type of the value: ``int``, ``bool``, ``float``, ``Literal[...]``, an Enum, ``list[...]``,
             or what ``schema`` takes.
-        n: so many answers; the value is the list of them, and the state goes on with the first.
-        tools: Python functions that the answer may call; the value is a :class:`radixrt.lang.ToolAnswer`.
+        n: so many answers; the value is the list of them, and the state goes on with the first. In the place of one that is
+            not of its type stands its :class:`radixrt.lang.AnswerError`.
+        tools: Python functions that the answer may call; the value is a :class:`radixrt.lang.ToolAnswer`, and its
+            ``value`` is of the type that was asked for.
         tool_choice: "auto" (default), "required", "none", or the name of the one function to call.
         stream: have the text come piece by piece for ``s.text_iter(name)``, also in programs that are not streamed
             themselves.
