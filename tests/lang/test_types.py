@@ -42,6 +42,12 @@ class Struct(msgspec.Struct):
     maybe: int | None
 
 
+@dataclasses.dataclass
+class Holder:
+    model: Model
+    others: "list[Holder]"
+
+
 class Typed(TypedDict):
     name: str
 
@@ -61,6 +67,11 @@ VALUES: list[tuple[Any, str, Any]] = [
     (list[Model], '[{"name": "a", "count": 1}]', [Model(name="a", count=1)]),
     (Data, '{"name": "a", "colours": ["red"]}', Data("a", [Colour.RED])),
     (Struct, '{"inner": {"name": "a", "colours": []}, "maybe": null}', Struct(Data("a", []), None)),
+    (
+        Holder,
+        '{"model": {"name": "a", "count": 1}, "others": []}',
+        Holder(Model(name="a", count=1), []),
+    ),
     (Typed, '{"name": "a"}', {"name": "a"}),
     (str, "anything", "anything"),
 ]
