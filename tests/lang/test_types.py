@@ -210,6 +210,40 @@ def test_values_that_are_written_alike_are_refused(wanted: Any) -> None:
         of_python_type(wanted)
 
 
+class OneOfTheEnum:
+    """Stands in for a server that holds answers to a schema: it takes the last text of its enum."""
+
+    async def answer(self, path: str, body: dict[str, Any]):
+        schema = body["response_format"]["json_schema"]
+        assert schema["strict"] and "stream" not in body
+        ((name, choice),) = schema["schema"]["properties"].items()
+        instance = {name: choice["enum"][-1]}
+        jsonschema.validate(instance, schema["schema"])
+        message = {"content": json.dumps(instance)}
+        yield {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "value"),
+    [
+        ({"type": Literal[1, 22], "stream": True}, 22),
+        ({"type": Colour}, Colour.BLUE),
+        ({"choices": ["a", 'b "\n']}, 'b "\n'),
+    ],
+)
+def test_openai_s_api_is_asked_for_choices_by_a_schema(asked: dict[str, Any], value: Any) -> None:
+    @rl.function
+    def program(s: rl.State) -> None:
+        s += rl.user("a") + rl.assistant(rl.gen("x", **asked))
+
+    backend = rl.OpenAI(model="any")
+    backend._http = OneOfTheEnum()  # type: ignore[assignment]
+    state = program.run(backend=backend)
+    assert state["x"] == value
+    text = str(value.value if isinstance(value, Colour) else value)
+    assert state.messages()[-1]["content"] == text
+
+
 # ---------------------------------------------------------------- tools
 
 
