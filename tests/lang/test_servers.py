@@ -249,7 +249,6 @@ def test_text_streams_as_it_comes(full: Any) -> None:
     [
         (lambda s: rl.assistant(rl.gen(regex="a")), "regular expressions"),
         (lambda s: rl.assistant(rl.gen(grammar="a")), "grammars"),
-        (lambda s: rl.assistant(rl.gen(choices=["a"])), "choices"),
         (lambda s: rl.assistant(rl.gen(top_k=1)), "top_k"),
         (lambda s: rl.assistant("a" + rl.gen()), "continues"),
         (lambda s: rl.assistant(rl.select("x", ["a"])), "log-probabilities"),
