@@ -222,6 +222,8 @@ class CudaDevice:
     """A GPU: its current stream is the queue."""
 
     def __init__(self, torch_device: torch.device) -> None:
+        if torch_device.index is None:  # set_device wants a number
+            torch_device = torch.device("cuda", torch.cuda.current_device())
         torch.cuda.set_device(torch_device)
         self.torch_device = torch_device
         self.overlaps = True

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from radixrt.device import ALIGNMENT, CpuDevice, pack, unpack
+from radixrt.device import ALIGNMENT, CpuDevice, make_device, pack, unpack
 from tests.fake_device import FakeDevice
 
 any_array = st.sampled_from([np.int32, np.int64, np.float32, np.bool_, np.uint8]).flatmap(
@@ -34,6 +34,17 @@ def test_a_download_is_not_changed_by_what_comes_after() -> None:
     download = device.download([tensor])
     tensor.zero_()
     assert download.is_ready() and download.wait()[0].tolist() == [0, 1, 2]
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    assert make_device(torch.device("cuda")).torch_device == torch.device("cuda", 3)
+    assert make_device(torch.device("cuda", 1)).torch_device == torch.device("cuda", 1)
+    assert [device.index for device in chosen] == [3, 1], "torch refuses a device without one"
 
 
 @pytest.mark.parametrize(
