@@ -27,6 +27,7 @@ from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
 from radixrt.attention.setup import AttentionSetup
 from radixrt.errors import ConfigError
+from radixrt.flashinfer_library import load_flashinfer
 
 
 def why_not(setup: AttentionSetup) -> str | None:
@@ -268,6 +269,4 @@ def make_flashinfer(setup: AttentionSetup) -> FlashInferBackend:
     reason = why_not(setup)
     if reason is not None:
         raise ConfigError(f"--attention-backend flashinfer can't be used: {reason}.")
-    import flashinfer  # takes seconds, and makes a folder
-
-    return FlashInferBackend(setup, flashinfer)
+    return FlashInferBackend(setup, load_flashinfer())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from radixrt.errors import ConfigError
+from radixrt.flashinfer_library import load_flashinfer
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import Matrix
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
@@ -58,9 +59,7 @@ class FlashInferLayers:
     @property
     def flashinfer(self) -> Any:
         if self._flashinfer is None:
-            import flashinfer
-
-            self._flashinfer = flashinfer
+            self._flashinfer = load_flashinfer()
         return self._flashinfer
 
     def takes_rows(self, *tensors: torch.Tensor) -> bool:

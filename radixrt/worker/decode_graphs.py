@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from radixrt.attention.backend import AttentionBackend, CapturableBackend, ForwardContext
+from radixrt.attention.flashinfer import lacks_kernels
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.device import Device
 from radixrt.errors import ConfigError
@@ -78,7 +79,7 @@ class DecodeGraphs:
                 lambda: self._model.forward(token_ids, positions, context)
             )
         except RuntimeError as error:
-            raise ConfigError(
+            raise lacks_kernels(error) or ConfigError(
                 f"A decode step of {rung} sequences could not be captured as a CUDA graph: start with --disable-cuda-graph, "
                 f"or with a smaller --cuda-graph-max-batch-size. ({error})"
             ) from error

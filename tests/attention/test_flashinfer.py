@@ -1,6 +1,8 @@
 """Do the plans for FlashInfer's kernels describe the step? The kernels' part is computed by definition."""
 
 import inspect
+import os
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from radixrt.attention.metadata import SharedPrefixes
 from radixrt.attention.page_tables import PrefixGroups
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
+from radixrt.flashinfer_library import load_flashinfer
 from tests.attention.fake_flashinfer import FakeFlashInfer
 from tests.attention.steps import Step, make_step, share, written_out
 from tests.fake_device import FakeDevice
@@ -339,3 +342,17 @@ def test_every_call_fits_the_real_signatures() -> None:
             target = getattr(target, part)
         inspect.signature(target).bind(*call.arguments, **call.options)
     inspect.signature(real.utils.is_sm90a_supported).bind(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
+def test_norms_are_the_compiled_ones_unless_the_user_wants_others(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", "the package")
+    monkeypatch.setenv(
+        "FLASHINFER_USE_CUDA_NORM", before or ""
+    )  # so that it is as before afterwards
+    if before is None:
+        monkeypatch.delenv("FLASHINFER_USE_CUDA_NORM")
+    assert load_flashinfer() == "the package"
+    assert os.environ["FLASHINFER_USE_CUDA_NORM"] == after

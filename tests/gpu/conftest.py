@@ -1,6 +1,6 @@
 """Tests that need an NVIDIA GPU: ``make gpu-check`` runs them, and elsewhere they skip."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         return (yield)
     except Exception as error:
-        if type(error).__name__ == "MissingJITCacheError" and item.path.is_relative_to(HERE):
+        if item.path.is_relative_to(HERE) and any(
+            type(cause).__name__ == "MissingJITCacheError" for cause in _causes(error)
+        ):
             pytest.skip(f"a kernel was not compiled ahead: {error}")
         raise
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it came from: the worker says it in words of its own."""
+    while error is not None:
+        yield error
+        error = error.__cause__
