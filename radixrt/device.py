@@ -9,8 +9,9 @@ that isn't pinned, or for a number that the GPU has yet to compute. So everythin
 import contextlib
 import math
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -222,13 +223,15 @@ class CudaDevice:
     """A GPU: its current stream is the queue."""
 
     def __init__(self, torch_device: torch.device) -> None:
+        if torch_device.index is None:  # set_device wants a number
+            torch_device = torch.device("cuda", torch.cuda.current_device())
         torch.cuda.set_device(torch_device)
         self.torch_device = torch_device
         self.overlaps = True
         self.has_graphs = True
         self._downloads = torch.cuda.Stream(torch_device)
         self._captures = torch.cuda.Stream(torch_device)
-        self._graph_memory = torch.cuda.graph_pool_handle()
+        self._captured_last: weakref.ref[torch.cuda.CUDAGraph] | None = None
 
     def upload(self, *arrays: NDArray) -> list[Tensor]:
         if not arrays:
@@ -255,7 +258,7 @@ class CudaDevice:
                 work()
             torch.cuda.synchronize(self.torch_device)
             # Other threads (grammars are loaded in some) may do what a capture forbids to this one.
-            graph.capture_begin(self._graph_memory, capture_error_mode="thread_local")
+            graph.capture_begin(self._graph_memory(), capture_error_mode="thread_local")
             try:
                 made = work()
             except BaseException:
@@ -264,4 +267,10 @@ class CudaDevice:
                 raise
             graph.capture_end()
         torch.cuda.current_stream(self.torch_device).wait_stream(stream)
+        self._captured_last = weakref.ref(graph)
         return graph.replay, made
+
+    def _graph_memory(self) -> Any:
+        """That of the graph captured last. It ends with its last graph, and torch refuses a capture into it then."""
+        last = None if self._captured_last is None else self._captured_last()
+        return torch.cuda.graph_pool_handle() if last is None else last.pool()

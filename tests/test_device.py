@@ -1,5 +1,10 @@
 """Does what goes up in one piece come out as it was? And does a fake device notice what it should?"""
 
+import contextlib
+from collections import Counter
+from types import SimpleNamespace
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from radixrt.device import ALIGNMENT, CpuDevice, pack, unpack
+from radixrt.device import ALIGNMENT, CpuDevice, make_device, pack, unpack
 from tests.fake_device import FakeDevice
 
 any_array = st.sampled_from([np.int32, np.int64, np.float32, np.bool_, np.uint8]).flatmap(
@@ -34,6 +39,59 @@ def test_a_download_is_not_changed_by_what_comes_after() -> None:
     download = device.download([tensor])
     tensor.zero_()
     assert download.is_ready() and download.wait()[0].tolist() == [0, 1, 2]
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    assert make_device(torch.device("cuda")).torch_device == torch.device("cuda", 3)
+    assert make_device(torch.device("cuda", 1)).torch_device == torch.device("cuda", 1)
+    assert [device.index for device in chosen] == [3, 1], "torch refuses a device without one"
+
+
+class GraphLikeTorchs:
+    """Its memory ends with the last graph in it, after which torch refuses to capture into it."""
+
+    graphs_in: ClassVar[Counter[object]] = Counter()
+    ended: ClassVar[set[object]] = set()
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        assert pool not in self.ended, "use_count > 0 INTERNAL ASSERT FAILED"
+        self._pool = pool
+        self.graphs_in[pool] += 1
+
+    def __del__(self) -> None:
+        self.graphs_in[self._pool] -= 1
+        if not self.graphs_in[self._pool]:
+            self.ended.add(self._pool)
+
+    def capture_end(self) -> None: ...
+
+    def replay(self) -> None: ...
+
+    def pool(self) -> object:
+        return self._pool
+
+
+def test_graphs_share_memory_while_one_of_them_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    handles = iter(range(10))
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", GraphLikeTorchs)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    for name in ("set_device", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: stream)
+    device = make_device(torch.device("cuda", 0))
+    first = [device.capture(lambda: "made") for _ in range(3)]
+    assert GraphLikeTorchs.graphs_in == {0: 3}
+    del first
+    second = [device.capture(lambda: "made") for _ in range(2)]
+    assert GraphLikeTorchs.graphs_in == {0: 0, 1: 2}
+    assert second[0][1] == "made"
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,20 @@ def test_the_check_has_the_kernels_of_the_model_that_it_measures() -> None:
     assert len(wanted) == len(set(wanted))
 
 
+def test_one_command_builds_what_the_check_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(
+        flashinfer_kernels, "build", lambda out, names, arch, jobs: built.extend(names)
+    )
+    flashinfer_kernels.main(["build", str(tmp_path), "--gpu-check"])
+    assert built == needs_of_gpu_check()
+    built.clear()
+    flashinfer_kernels.main(["build", str(tmp_path), "--only", "norm"])
+    assert built == ["norm"]
+
+
 def test_an_unknown_module_is_refused_with_the_known_ones() -> None:
     pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
     with pytest.raises(ValueError, match="norm, rope"):
@@ -147,3 +161,24 @@ def test_a_step_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     source = "import time; time.sleep(100)"
     assert gpu_check._run([sys.executable, "-c", source], dict(os.environ), 0.5) == 1
     assert gpu_check._run([sys.executable, "-c", "pass"], dict(os.environ), 60) == 0
+
+
+def test_a_step_that_is_stopped_can_still_say_what_it_has_found(tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    source = f"""
+import pathlib, time
+try:
+    time.sleep(100)
+finally:
+    pathlib.Path({str(found)!r}).write_text("something")
+"""
+    assert gpu_check._run([sys.executable, "-c", source], dict(os.environ), 3) == 1
+    assert found.read_text() == "something"
+
+
+def test_compiling_can_be_allowed_where_the_shell_forbids_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")  # as the script of a carried folder does
+    assert gpu_check._environment(jit=False)["FLASHINFER_DISABLE_JIT"] == "1"
+    assert gpu_check._environment(jit=True)["FLASHINFER_DISABLE_JIT"] == ""

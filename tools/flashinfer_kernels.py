@@ -319,6 +319,9 @@ def main(arguments: list[str]) -> None:
             command.add_argument("--gpu-check", action="store_true")
             command.add_argument("--only", nargs="+", default=[], metavar="MODULE")
             command.add_argument(
+                "--gpu-check", action="store_true", help="also what `make gpu-check` calls"
+            )
+            command.add_argument(
                 "--arch", default="9.0a", help="default: %(default)s, for H100 and H200"
             )
             command.add_argument("--jobs", type=int, default=os.cpu_count())

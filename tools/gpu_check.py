@@ -26,6 +26,9 @@ FLASHINFER_SETTINGS = {
     "FLASHINFER_DISABLE_JIT": "1",  # a kernel that was not compiled ahead is told at once, not after minutes
     "FLASHINFER_USE_CUDA_NORM": "1",  # the compiled norms, also where a CuTe DSL is installed
 }
+STOP_S = 10.0
+"""What a step that ran out of time has to say what it has found."""
+
 ALONE = ("tests/gpu/test_worker.py", "tests/gpu/test_server.py")
 """They want shares of the GPU's memory, so nothing else may run."""
 
@@ -109,21 +112,22 @@ def _run(command: list[str], environment: dict[str, str], limit_s: float) -> int
         return int(process.wait(max(1.0, limit_s)) != 0)
     except subprocess.TimeoutExpired:
         print(f"Stopped after {limit_s:.0f} s.", flush=True)
-        os.killpg(process.pid, signal.SIGTERM)
+        # Like Ctrl-C: pytest still says what has failed, and the bench ends the session that holds the GPU.
+        os.killpg(process.pid, signal.SIGINT)
         try:
-            process.wait(5)
+            process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
         return 1
 
 
 def _environment(jit: bool) -> dict[str, str]:
-    settings = dict(FLASHINFER_SETTINGS)
-    if jit:
+    settings = {**FLASHINFER_SETTINGS, **os.environ}
+    if jit:  # whatever the shell was set up for
         settings["FLASHINFER_DISABLE_JIT"] = ""
     # radixrt need not be installed: every process finds it here.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**settings, **os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return {**settings, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _machine() -> dict[str, object]:

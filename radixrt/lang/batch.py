@@ -52,6 +52,7 @@ def run_side_by_side(
     inputs: Sequence[Any],
     backend: Backend,
     concurrency: int | None,
+    num_threads: int | None,
     title: str | None,
 ) -> list[BatchResult]:
     """Run once for each input.
@@ -59,6 +60,8 @@ def run_side_by_side(
     Args:
         backend: what answers them.
         concurrency: most runs that may have calls under way.
+        num_threads: most runs whose program's own code may be under way, waiting or not; by default as many as help to put
+            the first calls in order.
         title: of the progress bar; None: there is none.
 
     Returns:
@@ -67,7 +70,7 @@ def run_side_by_side(
     if not inputs:
         return []
     concurrency = concurrency or DEFAULT_CONCURRENCY
-    num_threads = min(len(inputs), max(concurrency, NUM_LOOKED_AT))
+    num_threads = min(len(inputs), num_threads or max(concurrency, NUM_LOOKED_AT))
     batch = _Batch(begin, BatchGate(backend, num_threads, concurrency))
     with batch, ThreadPoolExecutor(num_threads, "radixrt-program") as threads:
         futures: list[Future[BatchResult]] = []

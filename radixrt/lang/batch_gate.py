@@ -10,7 +10,7 @@ import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from radixrt.lang.backends.protocol import Backend, Prompt
+from radixrt.lang.backends.protocol import Backend, Prompt, Usage
 from radixrt.lang.background import BACKGROUND
 from radixrt.lang.batch_order import PrefixOrder, shared_length
 from radixrt.lang.pins import SHORTEST_CHARS, Pins
@@ -45,6 +45,8 @@ class _Inside:
     under_way: int = 0
     """Calls that were sent and have not ended."""
     was_answered: bool = False
+    usages: list[Usage] = field(default_factory=list)
+    """Of its calls that have ended, and of those of programs that it ran."""
     resting: "asyncio.TimerHandle | None" = None
 
 
@@ -157,6 +159,7 @@ class BatchGate:
 
     def _answered(self, run_id: str, inside: _Inside, text: str, record: CallRecord) -> None:
         inside.under_way -= 1
+        inside.usages.append(record.usage)
         if self._room is None or run_id not in self._inside:
             return
         if record.usage.prompt_tokens:
@@ -192,15 +195,16 @@ class BatchGate:
     # ------------------------------------------------------------ going
 
     def _leave(self, run: Run) -> None:
+        inside = self._inside.pop(run.id, None)
         if (waiting := self._waiting.pop(run.id, None)) is not None:
             self._order.remove(run.id)
             waiting.turn.cancel()
-        elif (inside := self._inside.pop(run.id, None)) is None:
+        elif inside is None:
             self._one_came()  # it made no call
         elif inside.resting is not None:
             inside.resting.cancel()
         if self._room is not None:
-            self._room.leave(run.id, [call.usage for call in run.record.calls])
+            self._room.leave(run.id, [] if inside is None else inside.usages)
             self._releases.ended(run.id)
             self._let_in()
         self._pins.let_go(self._is_needed)

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixrt.lang.answer import Answer
 from radixrt.lang.backends.protocol import CacheHints, Call, ChoiceCall, Piece, Prompt
-from radixrt.lang.errors import locate, unreadable
+from radixrt.lang.errors import AnswerError, locate, unreadable
 from radixrt.lang.expressions import Gen, Select
 from radixrt.lang.hole import Filling, Hole
 from radixrt.lang.records import CallRecord, tail_of
@@ -80,10 +80,11 @@ def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
             f"{call['function']['name']}({call['function']['arguments']})"
             for call in answers[0].tool_calls
         ]
-        values = [_value(answer, gen, kind, site) for answer in answers]
         return Filling(
             text=answers[0].text,
-            value=values[0] if gen.n == 1 else values,
+            value=_value(answers[0], gen, kind, site)
+            if gen.n == 1
+            else _values(answers, gen, kind, site),
             tool_calls=tuple(answers[0].tool_calls),
             finish_reason=answers[0].finish_reason,
             reasoning=answers[0].reasoning,
@@ -169,13 +170,32 @@ async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> l
     return answers
 
 
+def _values(answers: list[Answer], gen: Gen, kind: AnswerType, site: Site) -> list[Any]:
+    """Of several answers. In the place of one that is not of the type stands its AnswerError, so that it loses no other.
+
+    Raises:
+        AnswerError: none is of the type.
+    """
+    values: list[Any] = []
+    for answer in answers:
+        try:
+            values.append(_value(answer, gen, kind, site))
+        except AnswerError as error:
+            locate(error, site.hole.source, site.hole.what)
+            values.append(error)
+    if all(isinstance(value, AnswerError) for value in values):
+        raise values[0]
+    return values
+
+
 def _value(answer: Answer, gen: Gen, kind: AnswerType, site: Site) -> Any:
     """Raises:
     AnswerError: the answer is not of the type that was asked for.
     """
     if gen.tools:
         notes = site.run.record.tools_of(site.record.branch)
-        return ToolAnswer(answer.text, read_calls(answer.tool_calls, gen.tools, notes))
+        calls = read_calls(answer.tool_calls, gen.tools, notes)
+        return ToolAnswer(answer.text, calls, None if calls else _read(answer, kind))
     return _read(answer, kind)
 
 

@@ -77,7 +77,18 @@ class Select(Expression):
 
 def gen(
     name: str | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    stop: str | Sequence[str] | None = None,
     *,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    min_tokens: int | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
     regex: str | None = None,
     schema: Any = None,
     choices: Sequence[str] | None = None,
@@ -87,12 +98,14 @@ def gen(
     tools: Sequence[Callable[..., Any]] = (),
     tool_choice: str | None = None,
     stream: bool = False,
-    **sampling: Any,
+    **unknown: NoReturn,
 ) -> Gen:
     """What the model says here. It starts at once in the background; ``s[name]`` waits for it.
 
     Args:
         name: the variable that holds the value.
+        max_tokens, temperature, stop, top_p, top_k, min_p, min_tokens, presence_penalty, frequency_penalty,
+            repetition_penalty, seed: as :class:`radixrt.lang.Sampling` has them; None: as the run or function says.
         regex: hold the answer to a regular expression.
         schema: hold it to a JSON schema: a dict (the value is what the JSON says), or a pydantic model, dataclass,
             msgspec.Struct or TypedDict (the value is one of these).
@@ -100,12 +113,14 @@ def gen(
         grammar: hold it to an EBNF or Lark grammar.
         type: the Python type of the value: ``int``, ``bool``, ``float``, ``Literal[...]``, an Enum, ``list[...]``,
             or what ``schema`` takes.
-        n: so many answers; the value is the list of them, and the state goes on with the first.
-        tools: Python functions that the answer may call; the value is a :class:`radixrt.lang.ToolAnswer`.
+        n: so many answers; the value is the list of them, and the state goes on with the first. In the place of one that is
+            not of its type stands its :class:`radixrt.lang.AnswerError`.
+        tools: Python functions that the answer may call; the value is a :class:`radixrt.lang.ToolAnswer`, and its
+            ``value`` is of the type that was asked for.
         tool_choice: "auto" (default), "required", "none", or the name of the one function to call.
         stream: have the text come piece by piece for ``s.text_iter(name)``, also in programs that are not streamed
             themselves.
-        sampling: any field of :class:`radixrt.lang.Sampling`, such as ``max_tokens=64, temperature=0``.
+        unknown: no such setting exists; there to say which do.
 
     Raises:
         ProgramError: these exclude each other, or there is no such setting.
@@ -118,9 +133,15 @@ def gen(
         raise ProgramError(f"gen's n must be at least 1, not {n}.")
     if tool_choice is not None and not tools:
         raise ProgramError("gen's tool_choice needs tools; give them, or leave it out.")
+    _check_tool_choice(tool_choice, [getattr(function, "__name__", "") for function in tools])
+    sampling = {
+        "max_tokens": max_tokens, "temperature": temperature, "stop": stop, "top_p": top_p, "top_k": top_k,
+        "min_p": min_p, "min_tokens": min_tokens, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty, "repetition_penalty": repetition_penalty, "seed": seed,
+    }  # fmt: skip
     return Gen(
         name=name,
-        sampling=sampling_of("gen", sampling),
+        sampling=sampling_of("gen", sampling | unknown),
         source=caller(),
         n=n,
         regex=regex,
@@ -211,6 +232,14 @@ def _message(role: Role, content: Expression | str) -> Message:
             f"The model writes only the assistant's messages: move gen or select from rl.{role}(...) to rl.assistant(...)."
         )
     return Message(role, parts)
+
+
+def _check_tool_choice(tool_choice: str | None, names: Sequence[str]) -> None:
+    known = ("auto", "required", "none", *names)
+    if tool_choice is not None and tool_choice not in known:
+        raise ProgramError(
+            f"gen's tool_choice must be one of {', '.join(known)}, not {tool_choice!r}."
+        )
 
 
 def _choices(what: str, choices: Sequence[str]) -> tuple[str, ...]:

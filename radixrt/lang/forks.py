@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from radixrt.lang.errors import ProgramError
+from radixrt.lang.expressions import Expression
 
 if TYPE_CHECKING:
     from radixrt.lang.state import State
@@ -29,6 +30,12 @@ class Forks(Sequence["State"]):
         """
         if branch is not self._branches[index]:
             raise ProgramError("The branches of a fork can't be replaced; append to them with +=.")
+
+    def __iadd__(self, expression: Expression | str) -> "Forks":
+        """``forks += ...``: append it to each branch; every one makes its own calls."""
+        for branch in self._branches:
+            branch += expression
+        return self
 
     def __len__(self) -> int:
         return len(self._branches)

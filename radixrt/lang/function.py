@@ -101,8 +101,9 @@ class Function:
 
         Args:
             inputs: the arguments of each run.
-            max_concurrency: most runs that may have calls under way; 64 by default.
-            num_threads: another name of the same.
+            max_concurrency: most runs that may have calls under way, those of programs that they run included; 64 by default.
+            num_threads: most runs whose own code may be under way, each in a thread; 1 for code that bears no other beside
+                it. By default 512, so that many first calls are known when they are put in order.
             progress: show a progress bar, if ``rich`` is installed.
             backend, sampling: as of :meth:`run`.
 
@@ -110,18 +111,20 @@ class Function:
             A state for each input, in their order; a :class:`radixrt.lang.FailedRun` where the run raised an error.
 
         Raises:
-            ProgramError: the inputs are no list of arguments, or no run may have calls under way.
+            ProgramError: the inputs are no list of arguments, or no run may have calls or code under way.
         """
         inputs = _as_list(inputs)
-        concurrency = _concurrency(max_concurrency, num_threads)
+        _check_positive("max_concurrency", max_concurrency)
+        _check_positive("num_threads", num_threads)
+        enclosing = CURRENT_RUN.get()
         chosen = self._choose_backend(backend)
 
         def begin(arguments: Mapping[str, Any], gate: Gate) -> tuple[State, Callable[[], State]]:
-            state = State(self._new_run(chosen, sampling, gate))
+            state = State(self._new_run(chosen, sampling, gate, enclosing))
             return state, lambda: self._finished(state, (), arguments)
 
         title = self.__name__ if progress else None
-        return run_side_by_side(begin, inputs, chosen, concurrency, title)
+        return run_side_by_side(begin, inputs, chosen, max_concurrency, num_threads, title)
 
     # ------------------------------------------------------------ while it runs
 
@@ -156,10 +159,19 @@ class Function:
         return default_backend() if enclosing is None else enclosing.backend
 
     def _new_run(
-        self, backend: Backend | str | None, sampling: Sampling | None, gate: Gate | None = None
+        self,
+        backend: Backend | str | None,
+        sampling: Sampling | None,
+        gate: Gate | None = None,
+        outer: Run | None = None,
     ) -> Run:
+        """
+        Args:
+            outer: the run that this one is begun in, if another thread than its own begins it.
+        """
         settings = self._sampling if sampling is None else sampling.over(self._sampling)
-        run = Run(self._choose_backend(backend), settings, gate, self.__name__)
+        outer = outer if outer is not None else CURRENT_RUN.get()
+        run = Run(self._choose_backend(backend), settings, gate, self.__name__, outer)
         tell_recorders(run.record)
         return run
 
@@ -245,10 +257,8 @@ def _as_list(inputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return listed
 
 
-def _concurrency(max_concurrency: int | None, num_threads: int | None) -> int | None:
-    asked = max_concurrency if max_concurrency is not None else num_threads
-    if asked is not None and asked < 1:
+def _check_positive(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
         raise ProgramError(
-            f"run_batch's max_concurrency must be at least 1, not {asked}; leave it out for the default."
+            f"run_batch's {name} must be at least 1, not {value}; leave it out for the default."
         )
-    return asked

@@ -5,7 +5,8 @@ import contextvars
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Iterator
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Protocol
 
 from radixrt.lang.backends.protocol import Backend, Prompt
@@ -37,7 +38,13 @@ class Run:
         sampling: Sampling,
         gate: Gate | None = None,
         name: str = "program",
+        outer: "Run | None" = None,
     ) -> None:
+        """
+        Args:
+            outer: the run whose program began this one: this one's calls take the place that the outer one has in a batch,
+                and end with it.
+        """
         self.id = uuid.uuid4().hex
         self.backend = backend
         self.sampling = sampling
@@ -47,9 +54,14 @@ class Run:
         """Someone reads along, so that answers are to come piece by piece."""
         self.hints = Hints(self.id)
         self._gate = gate
+        self._outer = outer
         self._lock = threading.Lock()
         self._holes: list[Hole] = []
+        self._inner: weakref.WeakSet[Run] = weakref.WeakSet()
         self._cancelled = False
+        self._has_ended = False
+        if outer is not None:
+            outer._began(self)
 
     def start(self, hole: Hole, work: Coroutine[Any, Any, Filling]) -> None:
         """Fill a hole in the background.
@@ -65,13 +77,20 @@ class Run:
             self._holes.append(hole)
         hole.future.add_done_callback(lambda _: self.changes.tell())
 
-    def admission(
-        self, prompt: Prompt, record: CallRecord
-    ) -> contextlib.AbstractAsyncContextManager[None]:
-        """A block to send a call in. The first calls of a run in a batch wait for its turn, all others begin at once."""
-        if self._gate is None:
-            return contextlib.nullcontext()
-        return self._gate.admission(self, prompt, record)
+    @contextlib.asynccontextmanager
+    async def admission(self, prompt: Prompt, record: CallRecord) -> AsyncIterator[None]:
+        """A block to send a call in. The first calls of a run in a batch wait for its turn, all others begin at once.
+
+        The batch of the run itself comes first, then those of the runs around it. None of these waits for one further in, so
+        they can't wait for each other.
+        """
+        async with contextlib.AsyncExitStack() as entered:
+            run: Run | None = self
+            while run is not None:
+                if run._gate is not None and not run._has_ended:
+                    await entered.enter_async_context(run._gate.admission(run, prompt, record))
+                run = run._outer
+            yield
 
     def finish(self) -> None:
         """Wait for all that was started.
@@ -95,14 +114,25 @@ class Run:
         """Give up all calls under way; the servers drop them."""
         with self._lock:
             self._cancelled = True
-            holes = list(self._holes)
+            holes, inner = list(self._holes), list(self._inner)
         for hole in holes:
             hole.cancel()
+        for run in inner:
+            run.cancel()
 
     def ended(self) -> None:
         """Nothing more happens in the run."""
+        self._has_ended = True
         self.record.ended_at = time.monotonic()
         self.changes.tell()
+
+    def _began(self, inner: "Run") -> None:
+        """The program of this run began another."""
+        with self._lock:
+            self._inner.add(inner)
+            cancelled = self._cancelled
+        if cancelled:
+            inner.cancel()
 
     def _unsettled(self) -> list[Hole]:
         with self._lock:

@@ -40,6 +40,8 @@ class ToolAnswer:
     text: str
     """What the model says beside its calls."""
     calls: list[ToolCall]
+    value: Any = None
+    """What it says as the type that was asked for; None beside calls, which leave nothing to read. Without a type: the text."""
 
 
 def tool(call: ToolCall, result: Any) -> Message:

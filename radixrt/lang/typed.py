@@ -1,5 +1,6 @@
 """Which Python value does an answer stand for? A type becomes a constraint, and the text becomes a value again."""
 
+import dataclasses
 import enum
 import re
 import types
@@ -102,7 +103,7 @@ def schema_of(wanted: Any) -> dict[str, Any]:
         if is_pydantic(wanted):
             return _adapter(wanted).json_schema()
         return msgspec.json.schema(wanted)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # pydantic's own are RuntimeErrors
         raise ProgramError(
             f"{_name_of(wanted)} can't be described by a JSON schema: {error}. Use a pydantic model, a dataclass, a "
             "msgspec.Struct, a TypedDict, or lists and dicts of plain types."
@@ -130,10 +131,22 @@ def convert(wanted: Any, value: Any) -> Any:
 
 
 def is_pydantic(wanted: Any) -> bool:
-    """Whether pydantic models are part of a type. Who uses them has imported pydantic."""
+    """Whether pydantic models are part of a type, or of the fields of its dataclasses. Who uses them has imported pydantic."""
+    return _holds_model(wanted, set())
+
+
+def _holds_model(wanted: Any, met: set[type]) -> bool:
+    """
+    Args:
+        met: dataclasses that are being looked through; they may hold themselves.
+    """
     if hasattr(wanted, "__pydantic_validator__"):
         return True
-    return any(is_pydantic(inner) for inner in get_args(wanted))
+    inner = list(get_args(wanted))
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted) and wanted not in met:
+        met.add(wanted)
+        inner += parameter_types(wanted).values()
+    return any(_holds_model(one, met) for one in inner)
 
 
 def closed(schema: Any) -> Any:
@@ -209,7 +222,7 @@ def _name_of(wanted: Any) -> str:
 
 
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's parameters; without an annotation: Any.
+    """The types of a function's parameters, or of a dataclass's fields; without an annotation: Any.
 
     Raises:
         ProgramError: an annotation names what does not exist.

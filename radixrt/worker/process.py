@@ -15,6 +15,7 @@ from radixrt.ipc import Channels, Inbox, Outbox
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages import StepPlan, StepResult, ToWorker
 from radixrt.worker.build import build_runner
+from radixrt_kernels.memory import keep_freed_memory
 
 LOOK_AGAIN_S = 20e-6
 """Between two looks for a plan and for the end of a step. No system call waits for both a socket and a GPU."""
@@ -111,5 +112,6 @@ def join_ranks(run_dir: Path, rank: int, size: int, device: torch.device) -> Ten
 def run_worker(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
     """Entry point of ``python -m radixrt.worker``."""
     process = WorkerProcess(config, channels, arguments.rank)
+    keep_freed_memory()  # weights and KV pool are there; what follows comes again in every step
     gc.freeze()
     process.run()

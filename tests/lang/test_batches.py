@@ -54,6 +54,80 @@ def test_no_more_runs_than_asked_for_have_calls_under_way(concurrency: int) -> N
     assert backend.most_running <= concurrency
 
 
+@rl.function
+def nested(s: rl.State, word: str) -> None:
+    s["x"] = echo.run(word)["x"]
+
+
+@rl.function
+def nested_batch(s: rl.State, word: str) -> None:
+    inputs = [{"word": word + end} for end in "abc"]
+    s["x"] = [state["x"] for state in echo.run_batch(inputs, progress=False)]
+
+
+@rl.function
+async def nested_async(s: rl.State, word: str) -> None:
+    s["x"] = (await echo.arun(word))["x"]
+
+
+@pytest.mark.parametrize("program", [nested, nested_async])
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_programs_that_runs_run_take_their_places(program: rl.Function, concurrency: int) -> None:
+    backend = ScriptedBackend()
+    inputs = [{"word": str(number)} for number in range(20)]
+    results = program.run_batch(
+        inputs, max_concurrency=concurrency, backend=backend, progress=False
+    )
+    assert [result["x"] for result in results] == [f"<{i['word']}>" for i in inputs]
+    assert len(backend.calls) == 20 and backend.most_running <= concurrency
+
+
+def test_batches_that_runs_run_take_their_places() -> None:
+    backend = ScriptedBackend()
+    inputs = [{"word": str(number)} for number in range(8)]
+    results = nested_batch.run_batch(inputs, max_concurrency=1, backend=backend, progress=False)
+    assert [r["x"] for r in results] == [[f"<{i['word']}{end}>" for end in "abc"] for i in inputs]
+    runs = [last_words(call.prompt)[:1] for call in backend.calls]
+    assert sum(one != other for one, other in itertools.pairwise(runs)) == 7  # one run at a time
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_no_more_programs_than_threads_are_under_way(num_threads: int) -> None:
+    under_way: set[str] = set()
+    most: list[int] = []
+
+    @rl.function
+    def program(s: rl.State, word: str) -> None:
+        under_way.add(word)
+        most.append(len(under_way))
+        s += word + rl.gen("x")
+        s += s["x"] + rl.gen("y")
+        _ = s["y"]
+        under_way.remove(word)
+
+    inputs = [{"word": str(number)} for number in range(40)]
+    program.run_batch(inputs, num_threads=num_threads, backend=ScriptedBackend(), progress=False)
+    assert max(most) <= num_threads
+
+
+def test_a_program_that_fails_ends_those_it_began() -> None:
+    backend = ScriptedBackend()
+    backend.hold()
+    streams = []
+
+    @rl.function
+    def program(s: rl.State) -> None:
+        streams.append(echo.stream("a"))
+        while not backend.calls:
+            time.sleep(0.001)
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        program.run(backend=backend)
+    with pytest.raises(rl.Cancelled):
+        list(streams[0])
+
+
 def test_runs_that_begin_alike_go_one_after_another() -> None:
     backend = ScriptedBackend()
     documents = [f"document {letter} " * 20 for letter in "abcd"]

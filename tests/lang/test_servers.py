@@ -2,6 +2,8 @@
 
 import dataclasses
 import enum
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -247,7 +249,6 @@ def test_text_streams_as_it_comes(full: Any) -> None:
     [
         (lambda s: rl.assistant(rl.gen(regex="a")), "regular expressions"),
         (lambda s: rl.assistant(rl.gen(grammar="a")), "grammars"),
-        (lambda s: rl.assistant(rl.gen(choices=["a"])), "choices"),
         (lambda s: rl.assistant(rl.gen(top_k=1)), "top_k"),
         (lambda s: rl.assistant("a" + rl.gen()), "continues"),
         (lambda s: rl.assistant(rl.select("x", ["a"])), "log-probabilities"),
@@ -289,3 +290,33 @@ def test_what_the_server_refuses_is_told_in_its_words_with_the_line(full: Any) -
 def test_no_server_is_an_error_that_says_how_to_start_one() -> None:
     with pytest.raises(rl.ConnectionLost, match="radixrt serve"):
         ask.run(backend=f"http://127.0.0.1:{free_port()}")
+
+
+def test_text_that_is_no_unicode_is_refused_at_its_line(full: Any) -> None:
+    with pytest.raises(rl.BadRequest, match="lone surrogate") as caught:
+        ask.run("\ud800", backend=full)
+    assert caught.value.source is not None and caught.value.source.function == "ask"
+
+
+FORKED = """
+import os, sys
+import radixrt.lang as rl
+
+@rl.function(temperature=0, max_tokens=8)
+def program(s):
+    s += "The owner of Vidur is" + rl.gen("x")
+
+rl.set_default_backend(sys.argv[1])
+before = program.run()["x"]
+child = os.fork()
+if child == 0:
+    os._exit(0 if program.run()["x"] == before else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(status or program.run()["x"] != before)
+"""
+
+
+def test_a_forked_process_has_its_own_connections(server: Server) -> None:
+    command = [sys.executable, "-c", FORKED, server.url]
+    done = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,8 @@
 """What a program may rely on, whatever answers it: order, isolation, laziness, errors with their lines."""
 
 import asyncio
+import dataclasses
+import inspect
 import re
 import threading
 import time
@@ -193,6 +195,34 @@ def test_settings_come_from_the_gen_then_the_run_then_the_function(
     assert (given.temperature, given.max_tokens, given.top_p) == (0.3, 2, 0.5)
 
 
+def test_the_first_settings_of_gen_need_no_names(scripted: ScriptedBackend) -> None:
+    @rl.function
+    def program(s: rl.State) -> None:
+        s += "a" + rl.gen("x", 64, 0.5, ["b", "c"], seed=7)
+
+    program.run(backend=scripted)
+    given = scripted.calls[0].sampling.given()
+    assert given == {"max_tokens": 64, "temperature": 0.5, "stop": ("b", "c"), "seed": 7}
+
+
+def test_gen_has_every_sampling_setting() -> None:
+    named = inspect.signature(rl.gen).parameters.keys()
+    assert {field.name for field in dataclasses.fields(rl.Sampling)} <= named
+
+
+def test_what_is_appended_to_forks_is_appended_to_each_branch(scripted: ScriptedBackend) -> None:
+    @rl.function
+    def program(s: rl.State) -> None:
+        s += "a"
+        forks = s.fork(2)
+        forks[1] += "b"
+        forks += rl.gen("x")
+        s["all"] = forks.gather("x")
+
+    assert program.run(backend=scripted)["all"] == ["<a>", "<ab>"]
+    assert len(scripted.calls) == 2
+
+
 # ---------------------------------------------------------------- misuse
 
 MISUSES = {
@@ -206,6 +236,7 @@ MISUSES = {
     "two constraints": (lambda: "", lambda: rl.gen(regex="a", type=int), "regex, type"),
     "an unknown setting": (lambda: "", lambda: rl.gen(temprature=1), "temprature"),
     "a function's unknown setting": (lambda: "", lambda: rl.function(temprature=1), "function has no setting"),
+    "the choice of no tool": (lambda: "", lambda: rl.gen(tools=[run], tool_choice="walk"), "none, run, not 'walk'"),
     "tools in plain text": (lambda: "a", lambda: rl.gen(tools=[run]), "conversation"),
     "no choices": (lambda: "", lambda: rl.select("x", []), "choices"),
     "an unknown method": (lambda: "", lambda: rl.select("x", ["a"], "best"), "greedy"),

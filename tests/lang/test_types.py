@@ -13,7 +13,7 @@ import pytest
 
 import radixrt.lang as rl
 from radixrt.lang.backends.openai_format import is_strict
-from radixrt.lang.backends.protocol import Score
+from radixrt.lang.backends.protocol import Piece, Score, ToolCallPiece
 from radixrt.lang.constraints import Choices, JsonSchema
 from radixrt.lang.scoring import likeliest
 from radixrt.lang.tools import as_tools, read_calls
@@ -42,6 +42,12 @@ class Struct(msgspec.Struct):
     maybe: int | None
 
 
+@dataclasses.dataclass
+class Holder:
+    model: Model
+    others: "list[Holder]"
+
+
 class Typed(TypedDict):
     name: str
 
@@ -61,6 +67,11 @@ VALUES: list[tuple[Any, str, Any]] = [
     (list[Model], '[{"name": "a", "count": 1}]', [Model(name="a", count=1)]),
     (Data, '{"name": "a", "colours": ["red"]}', Data("a", [Colour.RED])),
     (Struct, '{"inner": {"name": "a", "colours": []}, "maybe": null}', Struct(Data("a", []), None)),
+    (
+        Holder,
+        '{"model": {"name": "a", "count": 1}, "others": []}',
+        Holder(Model(name="a", count=1), []),
+    ),
     (Typed, '{"name": "a"}', {"name": "a"}),
     (str, "anything", "anything"),
 ]
@@ -132,6 +143,17 @@ def test_an_answer_that_is_not_of_the_type_says_so() -> None:
     assert caught.value.text == "many" and "max_tokens" not in str(caught.value)
 
 
+def test_one_of_several_answers_that_is_not_of_the_type_loses_no_other() -> None:
+    backend = ScriptedBackend(lambda _: "[")  # and "[1", of the second
+    with pytest.raises(rl.AnswerError, match=r"'\['"):
+        answer.run(type=list[int], n=2, backend=backend)
+    first, second = answer.run(
+        type=Literal[4, 5], n=2, backend=ScriptedBackend(lambda _: "4")
+    ).result
+    assert first == 4
+    assert isinstance(second, rl.AnswerError) and second.text == "41" and second.source is not None
+
+
 class CutOff(ScriptedBackend):
     async def generate(self, call):
         async for piece in super().generate(call):
@@ -188,6 +210,40 @@ def test_values_that_are_written_alike_are_refused(wanted: Any) -> None:
         of_python_type(wanted)
 
 
+class OneOfTheEnum:
+    """Stands in for a server that holds answers to a schema: it takes the last text of its enum."""
+
+    async def answer(self, path: str, body: dict[str, Any]):
+        schema = body["response_format"]["json_schema"]
+        assert schema["strict"] and "stream" not in body
+        ((name, choice),) = schema["schema"]["properties"].items()
+        instance = {name: choice["enum"][-1]}
+        jsonschema.validate(instance, schema["schema"])
+        message = {"content": json.dumps(instance)}
+        yield {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "value"),
+    [
+        ({"type": Literal[1, 22], "stream": True}, 22),
+        ({"type": Colour}, Colour.BLUE),
+        ({"choices": ["a", 'b "\n']}, 'b "\n'),
+    ],
+)
+def test_openai_s_api_is_asked_for_choices_by_a_schema(asked: dict[str, Any], value: Any) -> None:
+    @rl.function
+    def program(s: rl.State) -> None:
+        s += rl.user("a") + rl.assistant(rl.gen("x", **asked))
+
+    backend = rl.OpenAI(model="any")
+    backend._http = OneOfTheEnum()  # type: ignore[assignment]
+    state = program.run(backend=backend)
+    assert state["x"] == value
+    text = str(value.value if isinstance(value, Colour) else value)
+    assert state.messages()[-1]["content"] == text
+
+
 # ---------------------------------------------------------------- tools
 
 
@@ -235,6 +291,36 @@ def test_calls_are_checked_and_converted() -> None:
 def test_a_call_that_does_not_fit_is_an_error(raw: dict[str, Any]) -> None:
     with pytest.raises(rl.AnswerError, match="weather"):
         read_calls([raw], [weather])
+
+
+class Calling(ScriptedBackend):
+    """Calls a tool, whatever it says."""
+
+    async def generate(self, call):
+        async for piece in super().generate(call):
+            yield piece
+        yield Piece(
+            tool_calls=(ToolCallPiece(index=0, id="1", name="weather", arguments='{"city": "a"}'),)
+        )
+
+
+def test_an_answer_with_tools_is_of_its_type_where_nothing_is_called() -> None:
+    def said(backend: ScriptedBackend, **asked: Any) -> rl.ToolAnswer:
+        result: rl.ToolAnswer = answer.run(tools=[weather], backend=backend, **asked).result
+        return result
+
+    @rl.function
+    def answer(s: rl.State, **asked: Any) -> Any:
+        s += rl.user("a") + rl.assistant(rl.gen("x", **asked))
+        return s["x"]
+
+    json_backend = ScriptedBackend(lambda _: '{"name": "b"}')
+    assert said(json_backend, schema=Model).value == Model(name="b")
+    assert said(json_backend).value == '{"name": "b"}'
+    with pytest.raises(rl.AnswerError, match="Model"):
+        said(ScriptedBackend(lambda _: "b"), schema=Model)
+    called = said(Calling(lambda _: ""), schema=Model)
+    assert called.value is None and called.calls[0].arguments == {"city": "a"}
 
 
 @pytest.mark.parametrize(

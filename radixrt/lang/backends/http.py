@@ -1,6 +1,7 @@
 """How does one talk to a server? JSON there, JSON or server-sent events back, every failure as a typed error."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ LONGEST_RETRY_S = 60.0
 
 
 class HttpClient:
-    """Connections to one server. Lives in the runtime's event loop, from the first call on."""
+    """Connections to one server. Lives in the runtime's event loop, from the first call on; a forked child has its own."""
 
     def __init__(self, base_url: str, api_key: str | None, if_absent: str) -> None:
         """
@@ -29,6 +30,8 @@ class HttpClient:
         self._api_key = api_key
         self._if_absent = if_absent
         self._client: httpx.AsyncClient | None = None
+        self._process_id = 0
+        """Of the process whose connections these are."""
 
     async def get(self, path: str) -> Any:
         """Raises:
@@ -118,7 +121,8 @@ class HttpClient:
             waited_s += retry_after_s
 
     def _request(self, httpx: Any, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        if self._client is None:
+        if self._client is None or self._process_id != os.getpid():
+            self._process_id = os.getpid()
             headers = {"content-type": "application/json"}
             if self._api_key:
                 headers["authorization"] = f"Bearer {self._api_key}"
@@ -128,7 +132,7 @@ class HttpClient:
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
                 trust_env=False,
             )
-        content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else _encoded(body)
         return self._client.stream(method, self.base_url + path, content=content)
 
 
@@ -140,6 +144,19 @@ async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    """Raises:
+    BadRequest: a text in it is no Unicode.
+    """
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            "A text of the call holds a lone surrogate (half of a UTF-16 pair), which is not a character; send valid "
+            "Unicode."
+        ) from error
 
 
 def _decoded(data: bytes, otherwise: Any = None) -> Any:

@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 from radixrt.lang.backends.http import HttpClient
+from radixrt.lang.backends.openai_choices import with_schema, without_object
 from radixrt.lang.backends.openai_format import (
     STANDARD_SAMPLING,
     path_of,
@@ -12,7 +13,7 @@ from radixrt.lang.backends.openai_format import (
     standard_body,
 )
 from radixrt.lang.backends.protocol import Call, ChoiceCall, Piece, Prompt, Score, Scored
-from radixrt.lang.constraints import FEATURE_NAMES, JsonSchema
+from radixrt.lang.constraints import FEATURE_NAMES, Choices, JsonSchema
 from radixrt.lang.errors import BadRequest, UnsupportedFeature
 
 
@@ -35,13 +36,16 @@ class OpenAI:
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
         self._refuse_unsupported(call)
+        choices = call.constraint if isinstance(call.constraint, Choices) else None
+        if choices is not None:
+            call = with_schema(call, choices)
         body = standard_body(call, self.model)
         if "messages" in body:
             body["messages"] = without_old_thoughts(call.prompt)
         async with aclosing(self._http.answer(path_of(call), body)) as events:
             async for event in events:
                 for piece in pieces_of(event):
-                    yield piece
+                    yield piece if choices is None else without_object(piece)
 
     async def score(self, call: ChoiceCall) -> Scored:
         """Have the prompt with each choice behind it echoed with log-probabilities; only completions offer that."""
@@ -99,13 +103,13 @@ class OpenAI:
         """Raises:
         UnsupportedFeature: the call needs a field that is not standard.
         """
-        if call.constraint is not None and not isinstance(call.constraint, JsonSchema):
+        if call.constraint is not None and not isinstance(call.constraint, JsonSchema | Choices):
             raise self._unsupported(
                 FEATURE_NAMES[type(call.constraint)], "Use gen's schema=, or a radixrt server."
             )
         if isinstance(call.prompt, str) and call.constraint is not None:
             raise self._unsupported(
-                "JSON schemas in plain text",
+                f"{FEATURE_NAMES[type(call.constraint)]} in plain text",
                 "Write the program with roles, or use a radixrt server.",
             )
         if call.continues:

@@ -1,5 +1,10 @@
-// Memory that kernels read at random, in pages of 2 MiB.
+// How the operating system hands out memory: in pages of 2 MiB, and not anew for every step.
 #include <sys/mman.h>
+
+#include <cstdlib>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include "bind/bind.hpp"
 #include "tensor.hpp"
@@ -25,8 +30,20 @@ bool advise_huge_pages(const Tensor& tensor) {
 #endif
 }
 
+// Whether the C library took the advice: to get memory from the heap only, and never to shrink it.
+bool keep_freed_memory() {
+#if defined(__GLIBC__)
+  return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, -1) == 1;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
-void bind_memory(nb::module_& module) { module.def("advise_huge_pages", advise_huge_pages, nb::arg("tensor")); }
+void bind_memory(nb::module_& module) {
+  module.def("advise_huge_pages", advise_huge_pages, nb::arg("tensor"));
+  module.def("keep_freed_memory", keep_freed_memory);
+}
 
 }  // namespace radixrt
