@@ -1,0 +1,1 @@
+"""radixrt beside other engines on the CPU: one client, one set of workloads, one checkpoint."""

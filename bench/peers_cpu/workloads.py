@@ -1,0 +1,104 @@
+"""What is asked of every engine: six workloads of seeded text, with fixed output lengths."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from radixrt.bench.workloads import Conversation, TextPrompts, Turn
+
+ANSWER_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "colours": {
+            "type": "array",
+            "items": {"enum": ["red", "green", "blue"]},
+            "minItems": 1,
+            "maxItems": 4,
+        },
+        "married": {"type": "boolean"},
+    },
+    "required": ["name", "age", "colours", "married"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Lengths are about so many tokens; the report has what the servers counted."""
+
+    name: str
+    what: str
+    conversations: list[Conversation]
+    concurrency: int
+    endpoint: str = "completions"
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields of the request."""
+    ignore_eos: bool = True
+    built_in_model: bool = False
+
+
+def make_workloads() -> dict[str, Workload]:
+    """By letter; the same on every run."""
+    return {w.name: w for w in (_rag(), _unrelated(), _chats(), _one_stream(), _json(), _short())}
+
+
+def _rag() -> Workload:
+    text = TextPrompts(np.random.default_rng(1))
+    documents = [text(1024) for _ in range(4)]
+    # the questions about a document arrive together
+    asked = [Conversation(each, [Turn(text(32), 32)]) for each in documents for _ in range(8)]
+    return Workload("a", "4 documents of 1024 x 8 questions of 32, 32 out", asked, 16)
+
+
+def _unrelated() -> Workload:
+    text = TextPrompts(np.random.default_rng(2))
+    return Workload(
+        "b",
+        "32 unrelated prompts of 256, 64 out",
+        [Conversation("", [Turn(text(256), 64)]) for _ in range(32)],
+        16,
+    )
+
+
+def _chats() -> Workload:
+    text = TextPrompts(np.random.default_rng(3))
+    chats = [Conversation("", [Turn(text(48), 32) for _ in range(5)]) for _ in range(8)]
+    return Workload("c", "8 chats of 5 turns, 48 in and 32 out each", chats, 8, "chat")
+
+
+def _one_stream() -> Workload:
+    text = TextPrompts(np.random.default_rng(4))
+    return Workload(
+        "d", "one stream, 128 in, 128 out", [Conversation("", [Turn(text(128), 128)])], 1
+    )
+
+
+def _json() -> Workload:
+    text = TextPrompts(np.random.default_rng(5))
+    response_format = {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "schema": ANSWER_SCHEMA, "strict": True},
+    }
+    return Workload(
+        "e",
+        "16 JSON-schema answers",
+        [Conversation("", [Turn(text(64), 128)]) for _ in range(16)],
+        8,
+        "chat",
+        {"response_format": response_format},
+        ignore_eos=False,
+    )
+
+
+def _short() -> Workload:
+    text = TextPrompts(np.random.default_rng(6))
+    return Workload(
+        "f",
+        "64 short requests on the built-in model",
+        [Conversation("", [Turn(text(16), 16)]) for _ in range(64)],
+        16,
+        built_in_model=True,
+    )
