@@ -269,12 +269,12 @@ def test_a_catastrophic_pattern_is_stopped_and_the_helper_replaced(
     with_pool: Callable[..., Any],
 ) -> None:
     async def body(pool: CompilePool) -> None:
-        with pytest.raises(RequestError, match="more than 1 seconds"):
+        with pytest.raises(RequestError, match="more than 3 seconds"):
             await pool.validate(SLOW_PATTERN, SLOW_TEXT)
         assert pool.killed == 1
         assert await pool.validate(SLOW_PATTERN, '"Aa"') != []
 
-    with_pool(body, time_limit_s=1.0, patience_s=0.2)
+    with_pool(body, time_limit_s=3.0, patience_s=0.2)
 
 
 def test_quick_jobs_overtake_any_number_of_slow_ones(with_pool: Callable[..., Any]) -> None:
