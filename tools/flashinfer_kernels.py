@@ -316,7 +316,6 @@ def main(arguments: list[str]) -> None:
         command = commands.add_parser(name)
         if name == "build":
             command.add_argument("out", type=Path)
-            command.add_argument("--gpu-check", action="store_true")
             command.add_argument("--only", nargs="+", default=[], metavar="MODULE")
             command.add_argument(
                 "--gpu-check", action="store_true", help="also what `make gpu-check` calls"

@@ -92,6 +92,8 @@ def _whole_vectors(tensor: torch.Tensor, elements: int) -> bool:
 class GpuKernels:
     """See ``LayerKernels``; ``TorchKernels`` is the reference."""
 
+    is_taped = False
+
     def __init__(self, flashinfer: FlashInferLayers | None) -> None:
         """
         Args:

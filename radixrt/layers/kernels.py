@@ -11,6 +11,9 @@ from radixrt.layers.matrix import Matrix
 class LayerKernels(Protocol):
     """Everything between a model's attention calls. ``TorchKernels`` is the reference for the others."""
 
+    is_taped: bool
+    """``radixrt_kernels.tape`` hears of every call, so that a step can be repeated without its layers."""
+
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
     ) -> torch.Tensor:

@@ -18,6 +18,8 @@ GATED_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class TorchKernels:
     """See ``LayerKernels``."""
 
+    is_taped = True
+
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
     ) -> torch.Tensor:

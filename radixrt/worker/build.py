@@ -20,6 +20,7 @@ from radixrt.config import ServerConfig
 from radixrt.device import Device
 from radixrt.errors import ConfigError
 from radixrt.layers.fastest_kernels import layer_kernels
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
 from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan
@@ -59,7 +60,8 @@ def build_runner(
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and KV pool.
     """
     model_dir = Path(config.model_path)
-    model = _load(config, device, tp)
+    kernels = layer_kernels(device.torch_device)
+    model = _load(config, device, tp, kernels)
     hf_config = read_config(model_dir)
     longest = served_context_length(hf_config, config.context_length)
     dtype, num_bytes = model.dtype, weight_bytes(model) * tp.size
@@ -78,7 +80,9 @@ def build_runner(
     )
     backend_name = resolve_backend(config.attention_backend, setup)
     shop = GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
-    parts = _Parts(config, model, setup, make_backend(backend_name, setup), eos_token_ids, shop)
+    backend = make_backend(backend_name, setup)
+    taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
+    parts = _Parts(config, model, setup, backend, eos_token_ids, shop, taped)
     if is_gpu(device):
         parts.try_largest_step(longest)
     pages = _pool_pages(config, setup, tp, longest)
@@ -105,7 +109,9 @@ def is_gpu(device: Device) -> bool:
     return device.torch_device.type == "cuda"
 
 
-def _load(config: ServerConfig, device: Device, tp: TensorParallel) -> CausalLM:
+def _load(
+    config: ServerConfig, device: Device, tp: TensorParallel, kernels: LayerKernels
+) -> CausalLM:
     begin = time.perf_counter()
     try:
         model = load_model(
@@ -118,7 +124,7 @@ def _load(config: ServerConfig, device: Device, tp: TensorParallel) -> CausalLM:
             seed=config.random_seed,
             context_length=config.context_length,
             trust_remote_code=config.trust_remote_code,
-            kernels=layer_kernels(device.torch_device),
+            kernels=kernels,
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -170,6 +176,8 @@ class _Parts:
     backend: AttentionBackend
     eos_token_ids: tuple[int, ...]
     shop: GrammarShop
+    taped: bool
+    """All that computes can be repeated from a tape."""
 
     def runner(self, pool: KVPool, *, with_graphs: bool) -> ModelRunner:
         graphs = self._graphs(pool) if with_graphs else None
@@ -205,7 +213,7 @@ class _Parts:
             grammars,
             self.setup.device,
             graphs,
-            taped=isinstance(self.backend, CpuBackend) and self.config.tp == 1,
+            taped=self.taped,
         )
 
     def _graphs(self, pool: KVPool) -> DecodeGraphs | None:
