@@ -20,7 +20,6 @@ from radixrt.messages import Admit, Prefill, StepPlan, pack_ids
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.build import build_runner
-from radixrt.worker.runner import ModelRunner
 from radixrt_kernels.tape import Tape
 
 STEPS = 20

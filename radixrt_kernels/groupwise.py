@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from radixrt_kernels import native, tape
-from radixrt_kernels.memory import advise_huge_pages
 from radixrt_kernels.linear import PANEL
+from radixrt_kernels.memory import advise_huge_pages
 
 if native is not None:
     _linear, _look_up = native.groupwise_linear, native.groupwise_look_up
