@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.scheduler.eviction.awaited import Awaited
-from radixrt.scheduler.eviction.names import EvictionPolicyName
-from radixrt.scheduler.eviction.registry import make_policy
+from radixrt.scheduler.eviction.registry import EvictionPolicyName, make_policy
 from radixrt.scheduler.hint_writer import HintWriter
 from radixrt.scheduler.leases import Leases
 from radixrt.scheduler.node import Node

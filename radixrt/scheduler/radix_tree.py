@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.messages import TokenIds, unpack_ids
-from radixrt.scheduler.eviction.lru import LeafLRU
+from radixrt.scheduler.eviction.by_key import least_recently_used
 from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.node import ID_BYTES, Node, Packed, part_of
@@ -57,7 +57,7 @@ class RadixTree:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.page_size = page_size
-        self.policy: EvictionPolicy = policy or LeafLRU()
+        self.policy: EvictionPolicy = policy or least_recently_used()
         self.observer: TreeObserver | None = None
         """Hears of every page that enters or leaves the tree."""
         self._page_bytes = page_size * ID_BYTES
