@@ -193,7 +193,8 @@ class ReleaseCacheCall(Message, frozen=True, kw_only=True):
 
 
 class CacheTreeCall(Message, frozen=True, kw_only=True):
-    """An aggregated view of the radix tree. Answered by a CallReply whose value is a CacheTree, as builtins."""
+    """An aggregated view of the radix tree. Answered by a CallReply whose value is a CacheTree, as builtins
+    but for packed ids."""
 
     call_id: int
     depth: int = 3
@@ -548,7 +549,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """An edge of the radix tree and all that hangs below it."""
 
-    first_token_ids: PackedIds
+    text: str | None = None
+    """Of the first tokens, in their place from the tokenizer process on; None: it is not told."""
+    first_token_ids: PackedIds = b""
     """Up to 32 of the edge's tokens."""
     num_tokens: int
     """Of the edge."""

@@ -221,7 +221,7 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
         for salted in (False, True)
     ]
     tree = CacheTree(page_size=16, total_tokens=64, total_nodes=2, namespaces=namespaces)
-    return CallReply(call_id=call.call_id, value=msgspec.to_builtins(tree))
+    return CallReply(call_id=call.call_id, value=msgspec.to_builtins(tree, builtin_types=[bytes]))
 
 
 def _row(owner: int, token_id: int, top: int) -> LogprobRow:

@@ -59,7 +59,11 @@ class CacheCalls:
             self._views.rotate(-1)
         except StopIteration as end:
             self._views.popleft()
-            self._send(CallReply(call_id=call_id, value=msgspec.to_builtins(end.value)))
+            self._send(
+                CallReply(
+                    call_id=call_id, value=msgspec.to_builtins(end.value, builtin_types=[bytes])
+                )
+            )
 
     def _pin(self, call: PinTokensCall) -> dict[str, object]:
         lease = self._scheduler.kv.leases.pin(

@@ -21,7 +21,6 @@ from radixrt.ipc import AsyncInbox, Channels, Outbox
 from radixrt.messages import (
     AbortRequest,
     CacheHints,
-    CacheTree,
     CacheTreeCall,
     CallReply,
     ChatPrompt,
@@ -336,12 +335,11 @@ class TokenizerProcess:
         if reply.error is not None:
             self._to_api.send(reply)
             return
-        tree = msgspec.convert(reply.value, CacheTree)
         show_texts = not self._config.hide_cache_texts
         self._call(
             reply.call_id,
-            num_shown_tokens(tree),
-            lambda: described(tree, self._vocabulary, show_texts),
+            num_shown_tokens(reply.value),
+            lambda: described(reply.value, self._vocabulary, show_texts),
         )
 
     def _with_own_stats(self, reply: CallReply) -> CallReply:
