@@ -289,13 +289,13 @@ class EngineClient:
                         self._outbox.send(AbortRequest(chunk.request_id))
             case RequestFailed():
                 if (arrivals := self._arrivals.get(message.request_id)) is not None:
-                    arrivals.put(_error_of(message))
+                    arrivals.put(message.as_error())
             case CallReply():
                 reply = self._calls.get(message.call_id)
                 if reply is None or reply.done():
                     return
                 if message.error is not None:
-                    reply.set_exception(_error_of(message.error))
+                    reply.set_exception(message.error.as_error())
                 else:
                     reply.set_result(message.value)
             case EngineInfo():
@@ -312,14 +312,4 @@ def _too_slow() -> RequestError:
 def id_in_use(request_id: str) -> RequestError:
     return RequestError(
         f"A request with id {request_id!r} is under way; choose another id.", param="rid"
-    )
-
-
-def _error_of(failed: RequestFailed) -> RequestError:
-    return RequestError(
-        failed.message,
-        status=failed.status,
-        param=failed.param,
-        code=failed.code,
-        retry_after_s=failed.retry_after_s,
     )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from radixrt.constrained.grammar import Grammar, Unenforced
 from radixrt.constrained.spec import Spec
+from radixrt.errors import RequestError
 from radixrt.sampling_params import SamplingParams
 
 TokenIds = NDArray[np.int32]
@@ -314,12 +315,33 @@ class AnswerBatch(Message, frozen=True):
 class RequestFailed(Message, frozen=True, kw_only=True):
     """The request was refused, or was lost. See :class:`radixrt.errors.RequestError`."""
 
-    request_id: str
+    request_id: str = ""
+    """Empty in a CallReply."""
     message: str
     status: int = 400
     param: str | None = None
     code: str | None = None
     retry_after_s: int | None = None
+
+    @staticmethod
+    def of(error: RequestError, request_id: str = "") -> "RequestFailed":
+        return RequestFailed(
+            request_id=request_id,
+            message=error.message,
+            status=error.status,
+            param=error.param,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+        )
+
+    def as_error(self) -> RequestError:
+        return RequestError(
+            self.message,
+            status=self.status,
+            param=self.param,
+            code=self.code,
+            retry_after_s=self.retry_after_s,
+        )
 
 
 class CallReply(Message, frozen=True, kw_only=True):
@@ -436,8 +458,8 @@ class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
 class TokenBatch(Message, frozen=True, kw_only=True):
     """The new tokens of one step, in columns; a sequence with several tokens has several entries."""
 
-    seq_ids: PackedIds
-    token_ids: PackedIds
+    seq_ids: PackedIds = b""
+    token_ids: PackedIds = b""
     started: list[SequenceStarted] = []
     finished: list[SequenceFinished] = []
     logprobs: list[LogprobRow] = []
@@ -445,11 +467,11 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     prompt_logprobs: list[LogprobRow] = []
     """In order of position, from the prompt's second token on."""
     refused: list["SequenceRefused"] = []
-    """Sequences that the model can't go on with."""
+    """Sequences that were not taken, or that the model can't go on with."""
 
 
-class SequenceRefused(Message, frozen=True, kw_only=True):
-    """The scheduler can't take this sequence; see RequestFailed."""
+class SequenceRefused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The scheduler can't take or go on with this sequence; see RequestFailed."""
 
     seq_id: int
     message: str
@@ -720,6 +742,6 @@ ToScheduler = (
     | CacheTreeCall
     | StatsCall
 )
-ToTokenizerFromScheduler = EngineInfo | TokenBatch | SequenceRefused | CallReply
+ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded

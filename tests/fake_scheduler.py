@@ -124,7 +124,7 @@ class FakeScheduler:
             case SequenceRequest():
                 self.requests.append(message)
                 if refusal := self.refuse(message):
-                    self._outbox.send(refusal)
+                    self._outbox.send(TokenBatch(refused=[refusal]))
                 else:
                     self._running[message.seq_id] = _Running(message, self.script(message))
             case ReleaseSequences():

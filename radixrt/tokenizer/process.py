@@ -35,7 +35,6 @@ from radixrt.messages import (
     Prompt,
     PromptInfo,
     ReleaseCacheCall,
-    SequenceRefused,
     SequenceRequest,
     StatsCall,
     TokenBatch,
@@ -317,10 +316,6 @@ class TokenizerProcess:
             match message:
                 case TokenBatch():
                     self._under_way.absorb(message)
-                    for refused in message.refused:
-                        self._under_way.refuse(refused)
-                case SequenceRefused():
-                    self._under_way.refuse(message)
                 case CallReply():
                     self._pass_on(message)
                 case EngineInfo():

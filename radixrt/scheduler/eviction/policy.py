@@ -38,3 +38,4 @@ class EvictionPolicy(Protocol):
 
     def observe_end(self, use: Use, num_output: int) -> None:
         """Its answer is complete, or its client gone, after so many tokens: may change its kind."""
+        return
