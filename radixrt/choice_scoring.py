@@ -12,6 +12,7 @@ import msgspec
 from radixrt.engine_client import EngineClient
 from radixrt.errors import EngineDiedError, RequestError
 from radixrt.messages import (
+    NO_HINTS,
     AnswerChunk,
     CacheHints,
     ChatPrompt,
@@ -82,7 +83,7 @@ def scoring_request(
     *,
     owner: str = "",
     cache_salt: str = "",
-    hints: CacheHints | None = None,
+    hints: CacheHints = NO_HINTS,
     priority: int = 0,
     deadline: float | None = None,
 ) -> GenerateRequest:
@@ -95,7 +96,7 @@ def scoring_request(
             max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
         ),
         cache_salt=cache_salt,
-        cache_hints=CacheHints() if hints is None else hints,
+        cache_hints=hints,
         priority=priority,
         deadline=deadline,
     )
@@ -150,7 +151,7 @@ async def score_in_process(
     question: ChoiceQuestion,
     request_id: str,
     cache_salt: str = "",
-    hints: CacheHints | None = None,
+    hints: CacheHints = NO_HINTS,
 ) -> ChoiceScores:
     """The same by an engine's own client, in its event loop.
 

@@ -6,6 +6,7 @@ All are ``msgspec.Struct``s in msgpack, told apart by a tag. Token ids travel as
 (:func:`pack_ids`, :func:`unpack_ids`). Nothing is ever pickled.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -107,6 +108,9 @@ class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose requests these are: a ReleaseCacheCall lets go of a session's KV all at once."""
 
 
+NO_HINTS = CacheHints()
+
+
 class GenerateRequest(Message, frozen=True, kw_only=True):
     """One prompt, ``sampling.n`` answers. Answered by AnswerChunks (in AnswerBatches) until each has finished,
     or by one RequestFailed."""
@@ -123,7 +127,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """Prefixes are shared only among requests with the same salt."""
     priority: int = 0
     """The smallest goes first on a server that orders by priority."""
-    cache_hints: CacheHints = CacheHints()
+    cache_hints: CacheHints = NO_HINTS
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
     return_prompt_token_ids: bool = False
@@ -385,7 +389,7 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """With ``max_tokens`` and ``seed`` filled in."""
     cache_salt: str = ""
     priority: int = 0
-    cache_hints: CacheHints = CacheHints()
+    cache_hints: CacheHints = NO_HINTS
     deadline: float | None = None
     num_output: int = 0
     """How many of token_ids, at their end, are an answer begun before: max_tokens and penalties count them."""
@@ -470,7 +474,7 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     """Sequences that were not taken, or that the model can't go on with."""
 
 
-class SequenceRefused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SequenceRefused(msgspec.Struct, frozen=True, array_like=True):
     """The scheduler can't take or go on with this sequence; see RequestFailed."""
 
     seq_id: int
@@ -479,16 +483,24 @@ class SequenceRefused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     retry_after_s: int | None = None
 
 
-class HistogramSnapshot(msgspec.Struct, frozen=True):
+class TimeHistogram(msgspec.Struct):
     """A Prometheus-style histogram: ``counts[i]`` observations ≤ ``bounds[i]``, not cumulative; the last
     entry of counts is what lies above all bounds."""
 
     bounds: list[float]
     counts: list[int]
-    total: float
+    total: float = 0.0
+
+    @staticmethod
+    def empty(bounds: list[float]) -> "TimeHistogram":
+        return TimeHistogram(bounds, [0] * (len(bounds) + 1))
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
 
 
-class StructuredStats(msgspec.Struct, frozen=True, kw_only=True):
+class StructuredStats(msgspec.Struct, kw_only=True):
     """Counters of structured output since start, from the tokenizer process."""
 
     requests: int = 0
@@ -510,21 +522,40 @@ class StructuredStats(msgspec.Struct, frozen=True, kw_only=True):
     """Helper processes that went over a limit of time or memory."""
 
 
-class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since start and gauges of this moment."""
+class Counters(msgspec.Struct, kw_only=True):
+    """What the scheduler counts since start."""
+
+    prompt_tokens: int = 0
+    """Of admitted sequences."""
+    cached_tokens: int = 0
+    """Of those, found in the tree."""
+    cache_write_tokens: int = 0
+    """Prompt tokens computed and put into the tree."""
+    output_tokens: int = 0
+    forced_tokens: int = 0
+    """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
+    finished: int = 0
+    aborted: int = 0
+    refused: int = 0
+    retractions: int = 0
+    steps: int = 0
+    step_seconds: TimeHistogram
+    """Wall time of a step on the worker."""
+    plan_seconds: TimeHistogram
+    """Time the scheduler took to plan a step."""
+    forward_seconds: float = 0.0
+    """Of step_seconds, the model's forward passes; all steps together."""
+    wait_seconds: float = 0.0
+    """Time that the worker waited for plans although there was work; all steps together."""
+
+
+class SchedulerStats(Counters, kw_only=True):
+    """The counters, and gauges of this moment."""
 
     running: int
     waiting: int
-    prompt_tokens: int
-    """Of admitted sequences."""
-    cached_tokens: int
-    """Of those, found in the tree."""
-    output_tokens: int
-    finished: int
-    aborted: int
-    refused: int
-    retractions: int
     evicted_pages: int
+    """Since start."""
     pages_total: int
     pages_owned: int
     """Held by running sequences alone."""
@@ -533,21 +564,16 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_evictable: int
     """In the tree and not locked."""
     pages_free: int
-    pages_pinned: int = 0
+    pages_pinned: int
     """In the tree, under a lease."""
-    leases: int = 0
-    leases_broken: int = 0
-    """Given up before their time, since a sequence could not have gone on."""
-    sessions: int = 0
+    leases: int
+    leases_broken: int
+    """Since start, given up before their time, as a sequence could not have gone on."""
+    sessions: int
     """Named by hints and not ended."""
-    cache_write_tokens: int = 0
-    """Prompt tokens computed and put into the tree."""
-    forced_tokens: int = 0
-    """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
-    grammars: int = 0
+    grammars: int
     """That the worker holds."""
     tree_nodes: int
-    steps: int
     malformed_frames: int
     """Frames that any process could not read."""
     kv_events: int = 0
@@ -556,15 +582,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Times that a subscriber got batches again that it had missed."""
     kv_event_snapshots: int = 0
     """Times that a subscriber lacked more than is kept."""
-    step_seconds: HistogramSnapshot
-    """Wall time of a step on the worker."""
-    forward_seconds: float
-    """Of that, the model's forward passes; all steps together."""
-    wait_seconds: float
-    """Time that the worker waited for plans although there was work; all steps together."""
-    plan_seconds: HistogramSnapshot
-    """Time the scheduler took to plan a step."""
-    structured: StructuredStats = StructuredStats()
+    structured: StructuredStats = msgspec.field(default_factory=StructuredStats)
     """Filled in by the tokenizer process."""
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from radixrt.messages import AnswerChunk, CacheHints, GenerateRequest, Prompt
+from radixrt.messages import NO_HINTS, AnswerChunk, CacheHints, GenerateRequest, Prompt
 from radixrt.sampling_params import PREFILL_ONLY
 
 DEFAULT_PIN_S = 300.0
@@ -33,7 +33,7 @@ def warm_request(
     prompt: Prompt,
     *,
     cache_salt: str = "",
-    hints: CacheHints | None = None,
+    hints: CacheHints = NO_HINTS,
     priority: int = 0,
     deadline: float | None = None,
 ) -> GenerateRequest:
@@ -42,7 +42,7 @@ def warm_request(
         prompt=prompt,
         sampling=PREFILL_ONLY,
         cache_salt=cache_salt,
-        cache_hints=CacheHints() if hints is None else hints,
+        cache_hints=hints,
         priority=priority,
         deadline=deadline,
     )

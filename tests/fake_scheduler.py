@@ -16,7 +16,6 @@ from radixrt.messages import (
     CallReply,
     EngineInfo,
     FlushCacheCall,
-    HistogramSnapshot,
     LogprobRow,
     PinTokensCall,
     ReleaseCacheCall,
@@ -28,6 +27,7 @@ from radixrt.messages import (
     SequenceRequest,
     SequenceStarted,
     StatsCall,
+    TimeHistogram,
     TokenBatch,
     ToScheduler,
     pack_ids,
@@ -188,7 +188,7 @@ class FakeScheduler:
         )
 
     def _stats(self) -> SchedulerStats:
-        histogram = HistogramSnapshot(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
+        histogram = TimeHistogram(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
         counts = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
         counts["running"] = len(self._running)
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
