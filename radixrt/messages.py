@@ -120,7 +120,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     owner: str = ""
     """Whose turn encoding this prompt is: the prompts of one HTTP request share one. Default: its own."""
     prompt: Prompt
-    sampling: SamplingParams
+    sampling: SamplingParams = SamplingParams()
     stream: bool = False
     """False: one AnswerChunk an answer, when it is complete."""
     cache_salt: str = ""
