@@ -368,11 +368,9 @@ class LLM:
     ) -> list[Output]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
-        each = (
-            [sampling_params] * len(prompts)
-            if isinstance(sampling_params, SamplingParams)
-            else sampling_params
-        )
+        each = sampling_params
+        if isinstance(each, SamplingParams):
+            each = [each] * len(prompts)
         if len(each) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
