@@ -179,8 +179,11 @@ class ServerConfig:
         "Most sequences that may wait; beyond it requests get status 503 with Retry-After.",
         at_least=1,
     )
-    max_prefill_tokens: int = _scheduling(
-        8192, "Most prompt tokens computed in one step, over all sequences.", at_least=1
+    max_prefill_tokens: int | None = _scheduling(
+        None,
+        "Most prompt tokens computed in one step, over all sequences; 8192 on a GPU and 512 on a CPU if not given, where "
+        "larger steps are no faster and running answers wait for them.",
+        at_least=1,
     )
     chunked_prefill_size: int = _scheduling(
         2048, "Most prompt tokens of one sequence computed in one step.", at_least=1
@@ -267,6 +270,12 @@ class ServerConfig:
         "How the model marks the thought before its answer, which is given out apart from it: deepseek-r1 (the "
         "answer begins inside a thought) and qwen3 (it may think), both in think tags.",
     )
+
+    def prefill_budget(self, device: str) -> int:
+        """Most prompt tokens of one step on ``device`` ("cpu", "cuda:0")."""
+        if self.max_prefill_tokens is not None:
+            return self.max_prefill_tokens
+        return 512 if device == "cpu" else 8192
 
     def validate(self) -> "ServerConfig":
         """Return self.
