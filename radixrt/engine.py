@@ -1,6 +1,5 @@
 """The offline door: the same processes as a server, in reach of one Python program."""
 
-import asyncio
 import dataclasses
 import itertools
 import os
@@ -21,7 +20,7 @@ from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_in_proces
 from radixrt.config import DEMO_MODEL, ServerConfig
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
 from radixrt.constrained.spec import Spec
-from radixrt.errors import ConfigError, EngineDiedError, RequestError
+from radixrt.errors import ConfigError, RequestError
 from radixrt.launch import prepare
 from radixrt.messages import (
     AnswerChunk,
@@ -37,8 +36,8 @@ from radixrt.nesting import check_depth
 from radixrt.outputs import Answer, Output, output_of
 from radixrt.pinned_prompt import PinnedPrompt
 from radixrt.prompt_forms import Conversation, PromptLike, list_of, prompt_of, prompt_or_chat
-from radixrt.sampling_params import SamplingParams
-from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
+from radixrt.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.warming import DEFAULT_PIN_S, Warmed
 
 __all__ = ["LLM", "Answer", "Output"]
 
@@ -369,11 +368,9 @@ class LLM:
     ) -> list[Output]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
-        each = (
-            [sampling_params] * len(prompts)
-            if isinstance(sampling_params, SamplingParams)
-            else sampling_params
-        )
+        each = sampling_params
+        if isinstance(each, SamplingParams):
+            each = [each] * len(prompts)
         if len(each) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
@@ -387,8 +384,14 @@ class LLM:
         return f"llm-{os.getpid()}-{next(self._new_id)}"
 
     async def _warm(self, prompt: Prompt, cache_salt: str, hints: CacheHints) -> Warmed:
-        request = warm_request(self._new_request_id(), prompt, cache_salt=cache_salt, hints=hints)
-        (chunk,) = [chunk async for chunk in self._engine.client.generate(request)]
+        request = GenerateRequest(
+            request_id=self._new_request_id(),
+            prompt=prompt,
+            sampling=PREFILL_ONLY,
+            cache_salt=cache_salt,
+            cache_hints=hints,
+        )
+        ((chunk,),) = await self._engine.client.answers([request])
         return Warmed.of(chunk)
 
     async def _pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> PinnedPrompt:
@@ -399,20 +402,10 @@ class LLM:
 
     async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
         task = bar.add_task("", total=len(requests))
-        room = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
-
-        async def answer(request: GenerateRequest) -> Output:
-            async with room:
-                chunks = [chunk async for chunk in self._engine.client.generate(request)]
-            bar.advance(task)
-            return output_of(chunks)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer(request)) for request in requests]
-        except* (RequestError, EngineDiedError) as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        answers = await self._engine.client.answers(
+            requests, MAX_CONCURRENT_REQUESTS, lambda: bar.advance(task)
+        )
+        return [output_of(chunks) for chunks in answers]
 
 
 async def _forward(source: AsyncIterator[AnswerChunk], target: queue.SimpleQueue) -> None:

@@ -46,9 +46,7 @@ class _Child:
     def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
         """Pass the child's log on and keep its end; tell when the child is gone."""
         assert self.process.stderr is not None
-        for (
-            line
-        ) in self.process.stderr:  # to the end, whatever happens: a full pipe would block the child
+        for line in self.process.stderr:  # to the end: a full pipe would block the child
             self.log_tail.append(line)
             with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
                 sys.stderr.write(line)
@@ -83,16 +81,10 @@ class Supervisor:
     def _start(self, name: str, *arguments: str, rank: int = 0, pass_fd: int | None = None) -> None:
         parent_fd = self._parent_pipe[0]
         # -P: a file of the user's folder called http.py must not stand in for the standard library's
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            f"radixrt.{name}",
-            "--run-dir",
-            str(self.channels.run_dir),
-        ]
+        command = [sys.executable, "-P", "-m", f"radixrt.{name}"]
+        own = ["--run-dir", str(self.channels.run_dir), "--parent-fd", str(parent_fd)]
         process = subprocess.Popen(
-            [*command, "--parent-fd", str(parent_fd), *arguments],
+            [*command, *own, *arguments],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             env=_environment(),
@@ -176,11 +168,9 @@ def prepare(config: ServerConfig) -> ServerConfig:
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
     served_context_length(model_config, config.context_length)
     generation_config(model_dir)
-    tokenizer_path = (
-        None
-        if config.tokenizer_path is None
-        else str(resolve_model_path(config.tokenizer_path, "--tokenizer-path"))
-    )
+    tokenizer_path = config.tokenizer_path
+    if tokenizer_path is not None:
+        tokenizer_path = str(resolve_model_path(tokenizer_path, "--tokenizer-path"))
     return dataclasses.replace(
         config,
         model_path=str(model_dir),

@@ -6,6 +6,7 @@ All are ``msgspec.Struct``s in msgpack, told apart by a tag. Token ids travel as
 (:func:`pack_ids`, :func:`unpack_ids`). Nothing is ever pickled.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from radixrt.constrained.grammar import Grammar, Unenforced
 from radixrt.constrained.spec import Spec
+from radixrt.errors import RequestError
 from radixrt.sampling_params import SamplingParams
 
 TokenIds = NDArray[np.int32]
@@ -106,6 +108,9 @@ class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose requests these are: a ReleaseCacheCall lets go of a session's KV all at once."""
 
 
+NO_HINTS = CacheHints()
+
+
 class GenerateRequest(Message, frozen=True, kw_only=True):
     """One prompt, ``sampling.n`` answers. Answered by AnswerChunks (in AnswerBatches) until each has finished,
     or by one RequestFailed."""
@@ -115,14 +120,14 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     owner: str = ""
     """Whose turn encoding this prompt is: the prompts of one HTTP request share one. Default: its own."""
     prompt: Prompt
-    sampling: SamplingParams
+    sampling: SamplingParams = SamplingParams()
     stream: bool = False
     """False: one AnswerChunk an answer, when it is complete."""
     cache_salt: str = ""
     """Prefixes are shared only among requests with the same salt."""
     priority: int = 0
     """The smallest goes first on a server that orders by priority."""
-    cache_hints: CacheHints = CacheHints()
+    cache_hints: CacheHints = NO_HINTS
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
     return_prompt_token_ids: bool = False
@@ -193,7 +198,8 @@ class ReleaseCacheCall(Message, frozen=True, kw_only=True):
 
 
 class CacheTreeCall(Message, frozen=True, kw_only=True):
-    """An aggregated view of the radix tree. Answered by a CallReply whose value is a CacheTree, as builtins."""
+    """An aggregated view of the radix tree. Answered by a CallReply whose value is a CacheTree, as builtins
+    but for packed ids."""
 
     call_id: int
     depth: int = 3
@@ -313,12 +319,33 @@ class AnswerBatch(Message, frozen=True):
 class RequestFailed(Message, frozen=True, kw_only=True):
     """The request was refused, or was lost. See :class:`radixrt.errors.RequestError`."""
 
-    request_id: str
+    request_id: str = ""
+    """Empty in a CallReply."""
     message: str
     status: int = 400
     param: str | None = None
     code: str | None = None
     retry_after_s: int | None = None
+
+    @staticmethod
+    def of(error: RequestError, request_id: str = "") -> "RequestFailed":
+        return RequestFailed(
+            request_id=request_id,
+            message=error.message,
+            status=error.status,
+            param=error.param,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+        )
+
+    def as_error(self) -> RequestError:
+        return RequestError(
+            self.message,
+            status=self.status,
+            param=self.param,
+            code=self.code,
+            retry_after_s=self.retry_after_s,
+        )
 
 
 class CallReply(Message, frozen=True, kw_only=True):
@@ -362,7 +389,7 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """With ``max_tokens`` and ``seed`` filled in."""
     cache_salt: str = ""
     priority: int = 0
-    cache_hints: CacheHints = CacheHints()
+    cache_hints: CacheHints = NO_HINTS
     deadline: float | None = None
     num_output: int = 0
     """How many of token_ids, at their end, are an answer begun before: max_tokens and penalties count them."""
@@ -435,8 +462,8 @@ class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
 class TokenBatch(Message, frozen=True, kw_only=True):
     """The new tokens of one step, in columns; a sequence with several tokens has several entries."""
 
-    seq_ids: PackedIds
-    token_ids: PackedIds
+    seq_ids: PackedIds = b""
+    token_ids: PackedIds = b""
     started: list[SequenceStarted] = []
     finished: list[SequenceFinished] = []
     logprobs: list[LogprobRow] = []
@@ -444,11 +471,11 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     prompt_logprobs: list[LogprobRow] = []
     """In order of position, from the prompt's second token on."""
     refused: list["SequenceRefused"] = []
-    """Sequences that the model can't go on with."""
+    """Sequences that were not taken, or that the model can't go on with."""
 
 
-class SequenceRefused(Message, frozen=True, kw_only=True):
-    """The scheduler can't take this sequence; see RequestFailed."""
+class SequenceRefused(msgspec.Struct, frozen=True, array_like=True):
+    """The scheduler can't take or go on with this sequence; see RequestFailed."""
 
     seq_id: int
     message: str
@@ -456,16 +483,24 @@ class SequenceRefused(Message, frozen=True, kw_only=True):
     retry_after_s: int | None = None
 
 
-class HistogramSnapshot(msgspec.Struct, frozen=True):
+class TimeHistogram(msgspec.Struct):
     """A Prometheus-style histogram: ``counts[i]`` observations ≤ ``bounds[i]``, not cumulative; the last
     entry of counts is what lies above all bounds."""
 
     bounds: list[float]
     counts: list[int]
-    total: float
+    total: float = 0.0
+
+    @staticmethod
+    def empty(bounds: list[float]) -> "TimeHistogram":
+        return TimeHistogram(bounds, [0] * (len(bounds) + 1))
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
 
 
-class StructuredStats(msgspec.Struct, frozen=True, kw_only=True):
+class StructuredStats(msgspec.Struct, kw_only=True):
     """Counters of structured output since start, from the tokenizer process."""
 
     requests: int = 0
@@ -487,21 +522,40 @@ class StructuredStats(msgspec.Struct, frozen=True, kw_only=True):
     """Helper processes that went over a limit of time or memory."""
 
 
-class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since start and gauges of this moment."""
+class Counters(msgspec.Struct, kw_only=True):
+    """What the scheduler counts since start."""
+
+    prompt_tokens: int = 0
+    """Of admitted sequences."""
+    cached_tokens: int = 0
+    """Of those, found in the tree."""
+    cache_write_tokens: int = 0
+    """Prompt tokens computed and put into the tree."""
+    output_tokens: int = 0
+    forced_tokens: int = 0
+    """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
+    finished: int = 0
+    aborted: int = 0
+    refused: int = 0
+    retractions: int = 0
+    steps: int = 0
+    step_seconds: TimeHistogram
+    """Wall time of a step on the worker."""
+    plan_seconds: TimeHistogram
+    """Time the scheduler took to plan a step."""
+    forward_seconds: float = 0.0
+    """Of step_seconds, the model's forward passes; all steps together."""
+    wait_seconds: float = 0.0
+    """Time that the worker waited for plans although there was work; all steps together."""
+
+
+class SchedulerStats(Counters, kw_only=True):
+    """The counters, and gauges of this moment."""
 
     running: int
     waiting: int
-    prompt_tokens: int
-    """Of admitted sequences."""
-    cached_tokens: int
-    """Of those, found in the tree."""
-    output_tokens: int
-    finished: int
-    aborted: int
-    refused: int
-    retractions: int
     evicted_pages: int
+    """Since start."""
     pages_total: int
     pages_owned: int
     """Held by running sequences alone."""
@@ -510,21 +564,16 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_evictable: int
     """In the tree and not locked."""
     pages_free: int
-    pages_pinned: int = 0
+    pages_pinned: int
     """In the tree, under a lease."""
-    leases: int = 0
-    leases_broken: int = 0
-    """Given up before their time, since a sequence could not have gone on."""
-    sessions: int = 0
+    leases: int
+    leases_broken: int
+    """Since start, given up before their time, as a sequence could not have gone on."""
+    sessions: int
     """Named by hints and not ended."""
-    cache_write_tokens: int = 0
-    """Prompt tokens computed and put into the tree."""
-    forced_tokens: int = 0
-    """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
-    grammars: int = 0
+    grammars: int
     """That the worker holds."""
     tree_nodes: int
-    steps: int
     malformed_frames: int
     """Frames that any process could not read."""
     kv_events: int = 0
@@ -533,22 +582,16 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Times that a subscriber got batches again that it had missed."""
     kv_event_snapshots: int = 0
     """Times that a subscriber lacked more than is kept."""
-    step_seconds: HistogramSnapshot
-    """Wall time of a step on the worker."""
-    forward_seconds: float
-    """Of that, the model's forward passes; all steps together."""
-    wait_seconds: float
-    """Time that the worker waited for plans although there was work; all steps together."""
-    plan_seconds: HistogramSnapshot
-    """Time the scheduler took to plan a step."""
-    structured: StructuredStats = StructuredStats()
+    structured: StructuredStats = msgspec.field(default_factory=StructuredStats)
     """Filled in by the tokenizer process."""
 
 
 class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """An edge of the radix tree and all that hangs below it."""
 
-    first_token_ids: PackedIds
+    text: str | None = None
+    """Of the first tokens, in their place from the tokenizer process on; None: it is not told."""
+    first_token_ids: PackedIds = b""
     """Up to 32 of the edge's tokens."""
     num_tokens: int
     """Of the edge."""
@@ -717,6 +760,6 @@ ToScheduler = (
     | CacheTreeCall
     | StatsCall
 )
-ToTokenizerFromScheduler = EngineInfo | TokenBatch | SequenceRefused | CallReply
+ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded

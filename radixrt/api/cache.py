@@ -24,8 +24,9 @@ from radixrt.cache_hint import (
 )
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RequestError
-from radixrt.messages import CacheHints, Prompt, TextPrompt
-from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
+from radixrt.messages import CacheHints, GenerateRequest, Prompt, TextPrompt
+from radixrt.sampling_params import PREFILL_ONLY
+from radixrt.warming import DEFAULT_PIN_S, Warmed
 
 MOST_TREE_LEVELS = 16
 MOST_TREE_CHILDREN = 100
@@ -122,11 +123,12 @@ async def _read(request: Request, struct: type[Any], state: ServerState) -> Any:
 async def _warm(
     fields: CachePrompt, hints: CacheHints, state: ServerState, request: Request
 ) -> Warmed:
-    warming = warm_request(
-        request_id("warm", fields.rid),
-        _prompt(fields, state, request),
+    warming = GenerateRequest(
+        request_id=request_id("warm", fields.rid),
+        prompt=_prompt(fields, state, request),
+        sampling=PREFILL_ONLY,
         cache_salt=fields.cache_salt or "",
-        hints=hints,
+        cache_hints=hints,
         priority=priority(fields.priority, state.config),
         deadline=deadline(fields.timeout),
     )

@@ -26,9 +26,9 @@ from prometheus_client.registry import Collector
 from radixrt.engine_client import EngineClient
 from radixrt.messages import (
     AnswerChunk,
-    HistogramSnapshot,
     SchedulerStats,
     StructuredStats,
+    TimeHistogram,
     num_ids,
 )
 
@@ -204,7 +204,7 @@ def _structured_counters(stats: StructuredStats) -> list[tuple[str, str, float]]
     ]
 
 
-def _histogram(name: str, text: str, snapshot: HistogramSnapshot) -> HistogramMetricFamily:
+def _histogram(name: str, text: str, snapshot: TimeHistogram) -> HistogramMetricFamily:
     bounds = [*(str(bound) for bound in snapshot.bounds), "+Inf"]
     cumulative = list(itertools.accumulate(snapshot.counts))
     buckets = list(zip(bounds, cumulative, strict=True))

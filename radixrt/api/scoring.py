@@ -14,9 +14,9 @@ from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
 from radixrt.api.sampling import deadline, priority
 from radixrt.api.state import ServerState, request_id
 from radixrt.cache_hint import CacheHint, hints_of
-from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices, scoring_request
+from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, Prompt, TextPrompt
+from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, TextPrompt
 
 
 class ScoreRequest(RememberedPrompt, kw_only=True):
@@ -61,24 +61,15 @@ async def _scores(
 ) -> ChoiceScores:
     num_sequences = len(fields.choices) * (2 if question.unconditional else 1)
     state.check_answer_count(num_sequences, 1)
-    hints, rank = hints_of(fields.cache), priority(fields.priority, state.config)
-    by_when = deadline(fields.timeout)
-
-    def request(number: int, ids: list[int], start: int) -> GenerateRequest:
-        return scoring_request(
-            f"{name}-{number}",
-            ids,
-            start,
-            owner=name,
-            cache_salt=fields.cache_salt or "",
-            hints=hints,
-            priority=rank,
-            deadline=by_when,
-        )
-
-    async def encode(prompt: Prompt) -> list[int]:
-        ids, _ = await state.client.tokenize(prompt)
-        return ids
+    like = GenerateRequest(
+        request_id=name,
+        owner=name,
+        prompt=question.prompt,
+        cache_salt=fields.cache_salt or "",
+        cache_hints=hints_of(fields.cache),
+        priority=priority(fields.priority, state.config),
+        deadline=deadline(fields.timeout),
+    )
 
     async def answer(requests: list[GenerateRequest]) -> list[AnswerChunk]:
         found: dict[int, AnswerChunk] = {}
@@ -89,7 +80,7 @@ async def _scores(
             raise RequestError("The request was dropped before all was scored.", status=408)
         return [found[index] for index in range(len(requests))]
 
-    return await score_choices(question, encode, request, answer)
+    return await score_choices(state.client, question, like, answer)
 
 
 def _prompt(fields: ScoreRequest, state: ServerState, request: Request) -> TextPrompt | ChatPrompt:

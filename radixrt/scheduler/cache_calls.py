@@ -45,7 +45,7 @@ class CacheCalls:
         try:
             value = self._pin(call) if isinstance(call, PinTokensCall) else self._release(call)
         except RequestError as error:
-            self._send(CallReply(call_id=call.call_id, error=_failed(error)))
+            self._send(CallReply(call_id=call.call_id, error=RequestFailed.of(error)))
         else:
             self._send(CallReply(call_id=call.call_id, value=value))
 
@@ -59,7 +59,11 @@ class CacheCalls:
             self._views.rotate(-1)
         except StopIteration as end:
             self._views.popleft()
-            self._send(CallReply(call_id=call_id, value=msgspec.to_builtins(end.value)))
+            self._send(
+                CallReply(
+                    call_id=call_id, value=msgspec.to_builtins(end.value, builtin_types=[bytes])
+                )
+            )
 
     def _pin(self, call: PinTokensCall) -> dict[str, object]:
         lease = self._scheduler.kv.leases.pin(
@@ -77,14 +81,3 @@ class CacheCalls:
             return {"released_tokens": lease.num_pages * self._scheduler.limits.page_size}
         tokens = self._scheduler.release_session(call.session, call.cache_salt)
         return {"released_tokens": tokens}
-
-
-def _failed(error: RequestError) -> RequestFailed:
-    return RequestFailed(
-        request_id="",
-        message=error.message,
-        status=error.status,
-        param=error.param,
-        code=error.code,
-        retry_after_s=error.retry_after_s,
-    )

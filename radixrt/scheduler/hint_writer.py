@@ -72,7 +72,7 @@ class HintWriter:
         start = stop - node.num_pages
         inside = [wish.num_pages for wish in wishes if start < wish.num_pages < stop]
         if inside:
-            self._tree.cut_edge(node, max(inside) - start)
+            self._tree.split(node, max(inside) - start)
 
 
 def _highest(wishes: list[_Wish], num_pages: int, priority: int) -> Hint:

@@ -8,7 +8,7 @@ them would stop the scheduler for a tenth of a second. So the tree itself has to
 and does when it removes a node.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -68,6 +68,14 @@ class Node(msgspec.Struct, gc=False, eq=False):
     def pages(self) -> Pages:
         """One page id for each page of ``tokens``: [num_pages], read-only."""
         return np.frombuffer(self.page_ids, dtype=np.int32)
+
+    def path(self, end: "Node | None" = None) -> "Iterator[Node]":
+        """This node and all above it, up to the root, or to below ``end``."""
+        node: Node | None = self
+        while node is not end:
+            assert node is not None
+            yield node
+            node = node.parent
 
     def inherit(self, other: "Node") -> None:
         """Take over what eviction policies know of ``other``, of which this node has been a part."""

@@ -47,7 +47,7 @@ from radixrt.scheduler.radix_tree import Match
 from radixrt.scheduler.retraction import choose_victim
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.stats import Counters
+from radixrt.scheduler.stats import count_step, new_counters, stats_of
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 from radixrt.scheduler.waiting_queue import WaitingQueue
 
@@ -83,20 +83,11 @@ class Scheduler:
             -(-limits.context_length // limits.page_size),
             limits.page_size,
         )
-        self.kv = KVCache(
-            limits.num_pages,
-            limits.page_size,
-            self.slots,
-            share_prefixes=limits.share_prefixes,
-            eviction_policy=limits.eviction_policy,
-            max_pinned_fraction=limits.max_pinned_fraction,
-            max_pin_seconds=limits.max_pin_seconds,
-            clock=clock,
-        )
+        self.kv = KVCache(limits, self.slots, clock)
         self._order = ORDERS[limits.schedule_policy]
         self.waiting = WaitingQueue(self._order, self.kv)
         self.grammars = GrammarShelf(limits.num_ranks)
-        self.counters = Counters()
+        self.counters = new_counters()
         self._admission = Admission(self.slots, self.kv, limits.context_length)
         self._sequences: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
@@ -127,23 +118,17 @@ class Scheduler:
             self.limits.context_length, self.limits.num_pages * self.limits.page_size
         ):
             return SequenceRefused(
-                seq_id=request.seq_id,
-                message=f"{max_tokens} tokens do not fit this engine.",
-                status=400,
+                request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
         num_waiting = len(self.waiting) + self.grammars.num_waiting
         if num_waiting >= self.limits.max_queued_requests:
             self.counters.refused += 1
-            return SequenceRefused(
-                seq_id=request.seq_id,
-                message=f"The server's queue is full ({num_waiting} sequences wait); retry later.",
-                status=503,
-                retry_after_s=self._seconds_until_room(),
-            )
+            message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
+            return SequenceRefused(request.seq_id, message, 503, self._seconds_until_room())
         grammar = None
         if request.constraint is not None:
             grammar = self.grammars.use(request.constraint, request.num_output)
-        sequence = Sequence.from_request(request, self.clock(), self.limits.eos_token_ids, grammar)
+        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids, grammar)
         self._sequences[sequence.seq_id] = sequence
         if sequence.deadline is not None:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
@@ -167,15 +152,12 @@ class Scheduler:
         for sequence in waited:
             del self._sequences[sequence.seq_id]
         self.counters.refused += len(waited)
-        return [
-            SequenceRefused(seq_id=sequence.seq_id, message=message.error, status=400)
-            for sequence in waited
-        ]
+        return [SequenceRefused(sequence.seq_id, message.error, 400) for sequence in waited]
 
     def _seconds_until_room(self) -> int:
         """A guess from the mean step time: one running batch's worth of answers."""
         steps = self.counters.steps
-        mean_step_s = self.counters.step_seconds.snapshot().total / steps if steps else 0.1
+        mean_step_s = self.counters.step_seconds.total / steps if steps else 0.1
         mean_output = self._admission.outputs.mean()
         if mean_output is None:
             mean_output = sum(s.max_output / 2 for s in self.running()) / max(1, self.num_running)
@@ -213,11 +195,6 @@ class Scheduler:
     def next_deadline(self) -> float | None:
         """Unix time of the earliest deadline; of a sequence that may have ended already."""
         return self._deadlines[0][0] if self._deadlines else None
-
-    def seconds_to_next_expiry(self) -> float | None:
-        """Until a lease ends, and :meth:`drop_expired` has to be called so that it does; None: there is none."""
-        expiry = self.kv.leases.next_expiry()
-        return None if expiry is None else max(0.0, expiry - self.clock())
 
     def flush_cache(self) -> int:
         """Empty the tree of all that no running sequence uses and no lease holds; returns the pages freed."""
@@ -404,7 +381,7 @@ class Scheduler:
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the tokens of the oldest step in flight; ends the sequences they end."""
         step, draft = self._in_flight.take(result), BatchDraft()
-        self.counters.observe_step(result, step.follows)
+        count_step(self.counters, result, step.follows)
         draft.add_logprobs(result, step)
         self._absorb_jumps(result, step)
         for slot, token in zip(
@@ -471,7 +448,7 @@ class Scheduler:
         del self._sequences[sequence.seq_id]
         self.grammars.release(sequence)
         self._leave_slot(sequence, keep_kv=False)
-        return SequenceRefused(seq_id=sequence.seq_id, message=message, status=status)
+        return SequenceRefused(sequence.seq_id, message, status)
 
     def _finished(
         self, sequence: Sequence, reason: FinishReason, stop_token: int | None
@@ -484,36 +461,11 @@ class Scheduler:
 
     def stats(self, malformed_frames: int = 0) -> SchedulerStats:
         """A snapshot of all counters and gauges."""
-        counters, tree = self.counters, self.kv.tree
-        free = self.kv.allocator.num_free
-        return SchedulerStats(
+        return stats_of(
+            self.counters,
+            self.kv,
             running=self.num_running,
             waiting=len(self.waiting),
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            output_tokens=counters.output_tokens,
-            finished=counters.finished,
-            aborted=counters.aborted,
-            refused=counters.refused,
-            retractions=counters.retractions,
-            evicted_pages=self.kv.evicted_pages,
-            pages_total=self.limits.num_pages,
-            pages_owned=self.limits.num_pages - free - tree.num_pages,
-            pages_cached=tree.num_pages,
-            pages_evictable=tree.num_evictable_pages,
-            pages_free=free,
-            pages_pinned=tree.num_pinned_pages,
-            leases=len(self.kv.leases),
-            leases_broken=self.kv.leases.broken,
-            sessions=len(self.kv.sessions),
-            cache_write_tokens=counters.cache_write_tokens,
-            forced_tokens=counters.forced_tokens,
             grammars=len(self.grammars),
-            tree_nodes=tree.num_nodes,
-            steps=counters.steps,
             malformed_frames=malformed_frames,
-            step_seconds=counters.step_seconds.snapshot(),
-            forward_seconds=counters.forward_seconds,
-            wait_seconds=counters.wait_seconds,
-            plan_seconds=counters.plan_seconds.snapshot(),
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages import (
+    NO_HINTS,
     NO_TOKEN,
     CacheHints,
     Constraint,
@@ -27,7 +28,6 @@ from radixrt.scheduler.admission import FORECASTS
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.sequence import NO_HINTS
 from tests.scheduler.fake_worker import FakeWorker, expected_answer
 
 EOS = 7

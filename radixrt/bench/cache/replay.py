@@ -21,7 +21,7 @@ from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
 from radixrt.errors import ConfigError
 from radixrt.messages import PackedIds, SequenceRequest, StepPlan, TokenBatch, pack_ids
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.eviction.names import EvictionPolicyName
+from radixrt.scheduler.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
 

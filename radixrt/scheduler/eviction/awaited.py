@@ -17,7 +17,7 @@ MOST_NOTED = 64
 """Sequences noted for one leaf. Where more wait for it, the others are noted when they come to be next in line."""
 
 
-class Awaited:
+class Awaited(EvictionPolicy):
     """Asks ``base``, and puts the leaves aside that somebody waits for.
 
     A leaf that a client wants kept at the level "high" goes after the awaited ones of others. O(log n) amortised besides what the
