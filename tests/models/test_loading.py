@@ -314,8 +314,8 @@ def test_an_unknown_rope_type_or_activation_is_refused(copy: Callable[[str], Pat
     edit_config(folder, hidden_act="relu")
     with pytest.raises(ConfigError, match="'relu' is not supported"):
         load_model(folder)
-    edit_config(folder, hidden_act="silu", rope_parameters={"rope_type": "proportional"})
-    with pytest.raises(ConfigError, match="'proportional' is not supported"):
+    edit_config(folder, hidden_act="silu", rope_parameters={"rope_type": "cubic"})
+    with pytest.raises(ConfigError, match="'cubic' is not supported"):
         load_model(folder)
 
 
