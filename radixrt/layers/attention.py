@@ -72,12 +72,6 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = self.rotary(positions, query, key)
-        attended = context.backend.attend(
-            query,
-            key,
-            value,
-            context.key_caches[self.layer_index],
-            context.value_caches[self.layer_index],
-            self.spec,
-        )
+        kv_cache = context.kv_caches[self.layer_index]
+        attended = context.backend.attend(query, key, value, kv_cache, self.spec)
         return self.o_proj(attended.flatten(1))

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixrt.layers.activation import gated_activation
-from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.kernels import KernelLayer
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.torch_kernels import TorchKernels
 from radixrt.layers.weights import WeightSlot, parameter
 
 
@@ -35,7 +34,7 @@ class Router(nn.Module):
         return weights, experts
 
 
-class Experts(nn.Module):
+class Experts(KernelLayer):
     """Gated MLPs, each split over ranks like a dense one. Loads ``experts.0.gate_proj.weight``, ..."""
 
     def __init__(
@@ -47,7 +46,6 @@ class Experts(nn.Module):
         tp: TensorParallel,
     ) -> None:
         super().__init__()
-        self.kernels: LayerKernels = TorchKernels()
         self.tp = tp
         self.intermediate_size = intermediate_size
         self.activation = gated_activation(activation)

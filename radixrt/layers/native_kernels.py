@@ -1,11 +1,10 @@
 """The layers' operations by the native kernels of ``radixrt_kernels``: what a CPU serves with."""
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, Matrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, unpack_halves
-from radixrt.layers.torch_kernels import TorchKernels
 from radixrt_kernels import activation, groupwise, linear, norm, rotary
 
 _GATED = {
@@ -15,36 +14,25 @@ _GATED = {
 }
 
 
-class NativeKernels(TorchKernels):
+class NativeKernels(LayerKernels):
     """See ``LayerKernels``. What has no native kernel is PyTorch's."""
 
-    def rms_norm(
-        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
-    ) -> torch.Tensor:
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)
 
     def add_rms_norm(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        unit_offset: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool
+    ) -> tuple[Tensor, Tensor]:
         norm.add_rms_norm_(hidden, residual, weight, eps, unit_offset)
         return hidden, residual
 
     def rotate(
-        self,
-        positions: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        cos_sin: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         rotary.rotate_(positions, query, key, cos_sin)
         return query, key
 
-    def gated_activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
+    def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         return _GATED[name](gate_up)
 
     def pack(self, matrix: Matrix) -> Matrix:
@@ -62,17 +50,17 @@ class PackedMatrix(Matrix):
         super().__init__(dense.rows, dense.columns)
         self.weight = nn.Parameter(linear.pack(dense.weight), requires_grad=False)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         return linear.linear(hidden, self.weight, self.rows, bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         return linear.look_up(self.weight, self.rows, self.columns, rows)
 
 
 class PackedGroupwiseMatrix(Matrix):
     """A quantized matrix in the order in which the kernels read it; see ``radixrt_kernels.groupwise``."""
 
-    column_order: torch.Tensor | None
+    column_order: Tensor | None
 
     def __init__(self, matrix: GroupwiseMatrix) -> None:
         super().__init__(matrix.rows, matrix.columns)
@@ -86,10 +74,10 @@ class PackedGroupwiseMatrix(Matrix):
         self.register_buffer("zeros", self.packed.zeros)
         self.register_buffer("column_order", matrix.column_order)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         if self.column_order is not None:
             hidden = hidden[:, self.column_order]
         return groupwise.linear(hidden, self.packed, bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         return groupwise.look_up(self.packed, rows, self._dtype)

@@ -3,11 +3,10 @@
 import torch
 from torch import nn
 
-from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.torch_kernels import TorchKernels
+from radixrt.layers.kernels import KernelLayer
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(KernelLayer):
     """``x / rms(x) * weight``, computed in float32; Gemma stores ``weight - 1`` (``unit_offset``).
 
     The two variants also round differently: Llama rounds to the activations' dtype before it multiplies
@@ -16,7 +15,6 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, unit_offset: bool = False) -> None:
         super().__init__()
-        self.kernels: LayerKernels = TorchKernels()
         self.eps = eps
         self.unit_offset = unit_offset
         initial = torch.zeros(size) if unit_offset else torch.ones(size)

@@ -3,16 +3,14 @@
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from radixrt.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
-from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.torch_kernels import TorchKernels
+from radixrt.layers.kernels import KernelLayer
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(KernelLayer):
     """Rotates queries and keys by their positions; one instance serves all layers that agree on it.
 
     Some checkpoints choose their frequencies by the length of a sequence (``dynamic``, ``longrope``), and transformers
@@ -34,7 +32,6 @@ class RotaryEmbedding(nn.Module):
             ConfigError: a rope type that transformers does not know.
         """
         super().__init__()
-        self.kernels: LayerKernels = TorchKernels()
         frequencies, attention_factor = _frequencies(config, context_length, layer_type)
         angles = torch.outer(torch.arange(context_length).float(), frequencies)
         table = torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor

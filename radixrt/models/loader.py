@@ -14,7 +14,6 @@ from radixrt.layers.linear import allocate_matrices, pack_matrices
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.formats import matrix_formats, refuse_experts, rounded_alike
 from radixrt.layers.quantization.scheme import quantization_scheme
-from radixrt.layers.torch_kernels import TorchKernels
 from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
@@ -70,7 +69,7 @@ def load_model(
         fill_with_dummy_weights(model, seed)
     else:
         model.load_weights(read_tensors(model_dir))
-    kernels = kernels or TorchKernels()
+    kernels = kernels or LayerKernels()
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     return model

@@ -72,7 +72,7 @@ class DecodeGraphs:
 
     def _capture(self, rung: int, attention: AttentionBackend) -> _Graph:
         attention.plan(self._nobody(rung))
-        context = ForwardContext(attention, self._pool.key_caches, self._pool.value_caches)
+        context = ForwardContext(attention, self._pool.kv_caches)
         token_ids, positions = self._token_ids[:rung], self._positions[:rung]
         try:
             replay, hidden = self._device.capture(

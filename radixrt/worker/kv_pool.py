@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionSpec, KVCache
 from radixrt.errors import ConfigError
 from radixrt_kernels.memory import advise_huge_pages
 
@@ -39,17 +39,15 @@ class KVPool:
         self.page_size = page_size
         self.spare_page = num_pages
         shapes = [(num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
-        names = shapes if one_for_all else range(len(shapes))
+        if one_for_all:
+            of_shape = {shape: _pair(shape, dtype, device) for shape in set(shapes)}
+            self.kv_caches = [of_shape[shape] for shape in shapes]
+        else:
+            self.kv_caches = [_pair(shape, dtype, device) for shape in shapes]
 
-        def tensors() -> list[torch.Tensor]:
-            made = {
-                name: _empty(shape, dtype, device)
-                for name, shape in dict(zip(names, shapes, strict=True)).items()
-            }
-            return [made[name] for name in names]
 
-        self.key_caches = tensors()
-        self.value_caches = tensors()
+def _pair(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> KVCache:
+    return _empty(shape, dtype, device), _empty(shape, dtype, device)
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

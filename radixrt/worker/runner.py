@@ -65,7 +65,7 @@ class ModelRunner:
         self.grammars = grammars
         self._device = device
         self._graphs = graphs
-        self._context = ForwardContext(backend, pool.key_caches, pool.value_caches)
+        self._context = ForwardContext(backend, pool.kv_caches)
         self._tapes = StepTapes(model, self._context) if taped else None
         self._in_flight: StepInFlight | None = None
         self._last_end: Mark | None = None

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import radixrt_kernels
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import Matrix
 from radixrt.layers.native_kernels import NativeKernels, PackedGroupwiseMatrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
-from radixrt.layers.torch_kernels import TorchKernels
 from radixrt.models.loader import load_model
 from radixrt_kernels.reference import groupwise
 from tests.checkpoints import CONFIGS
@@ -60,7 +60,7 @@ class RoundingMatrix(PackedGroupwiseMatrix):
         return groupwise.linear(hidden, self.packed, bias)
 
 
-class RoundingKernels(TorchKernels):
+class RoundingKernels(LayerKernels):
     def pack(self, matrix: Matrix) -> Matrix:
         return RoundingMatrix(matrix) if isinstance(matrix, GroupwiseMatrix) else matrix
 

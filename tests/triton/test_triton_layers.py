@@ -5,14 +5,14 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.torch_kernels import GATED_ACTIVATIONS, TorchKernels
+from radixrt.layers.kernels import GATED_ACTIVATIONS, LayerKernels
 from radixrt_kernels.triton.activation import gated_activation
 from radixrt_kernels.triton.append import append_kv
 from radixrt_kernels.triton.norm import add_rms_norm, rms_norm
 from radixrt_kernels.triton.rotary import rotate
 from tests.triton.numbers import DEVICE, assert_close, draw
 
-REFERENCE = TorchKernels()
+REFERENCE = LayerKernels()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

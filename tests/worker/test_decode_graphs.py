@@ -58,7 +58,7 @@ def test_the_spare_page_is_none_that_is_handed_out() -> None:
     spec = AttentionSpec(1, 1, 8, 1.0)
     pool = KVPool([spec] * 2, 5, 16, torch.float32, torch.device("cpu"))
     assert pool.num_pages == 5 and pool.spare_page == 5
-    assert [len(cache) for cache in pool.key_caches] == [6, 6]
+    assert [len(cache) for pair in pool.kv_caches for cache in pair] == [6, 6, 6, 6]
 
 
 def test_what_cannot_be_captured_says_how_to_start_without() -> None:
