@@ -35,7 +35,6 @@ from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling_state import SamplingState
 from radixrt.worker.threads import use_fitting_threads
 from radixrt.worker.trial_run import largest_step, num_pages, too_large
-from radixrt_kernels import available
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +195,6 @@ class _Parts:
             vocab_size,
             eos_token_ids=self.eos_token_ids,
             device=device,
-            draws_natively=device.torch_device.type == "cpu" and available(),
         )
         grammars = GrammarState(
             self.shop,
