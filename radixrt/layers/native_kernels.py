@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, Matrix
-from radixrt.layers.quantization.groupwise import GroupwiseMatrix, unpack_halves
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 from radixrt_kernels import activation, groupwise, linear, norm, rotary
 
 _GATED = {
@@ -39,7 +39,7 @@ class NativeKernels(LayerKernels):
         if isinstance(matrix, DenseMatrix):
             return PackedMatrix(matrix)
         if isinstance(matrix, GroupwiseMatrix):
-            return PackedGroupwiseMatrix(matrix)
+            return NativeGroupwiseMatrix(matrix)
         return matrix
 
 
@@ -57,27 +57,14 @@ class PackedMatrix(Matrix):
         return linear.look_up(self.weight, self.rows, self.columns, rows)
 
 
-class PackedGroupwiseMatrix(Matrix):
-    """A quantized matrix in the order in which the kernels read it; see ``radixrt_kernels.groupwise``."""
-
-    column_order: Tensor | None
+class NativeGroupwiseMatrix(PackedGroupwiseMatrix):
+    """See ``radixrt_kernels.groupwise``."""
 
     def __init__(self, matrix: GroupwiseMatrix) -> None:
-        super().__init__(matrix.rows, matrix.columns)
-        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
-        self.packed = groupwise.pack(
-            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
-        )
-        self._dtype = matrix.dtype
-        self.register_buffer("codes", self.packed.codes)
-        self.register_buffer("scales", self.packed.scales)
-        self.register_buffer("zeros", self.packed.zeros)
-        self.register_buffer("column_order", matrix.column_order)
+        super().__init__(matrix, groupwise.pack)
 
-    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
-        if self.column_order is not None:
-            hidden = hidden[:, self.column_order]
+    def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         return groupwise.linear(hidden, self.packed, bias)
 
     def look_up(self, rows: Tensor) -> Tensor:
-        return groupwise.look_up(self.packed, rows, self._dtype)
+        return groupwise.look_up(self.packed, rows, self.dtype)

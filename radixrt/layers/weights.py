@@ -30,12 +30,17 @@ class WeightSlot:
     """From the whole tensor as the checkpoint has it to the whole as ``target`` has it, where they differ."""
     weights_an_element: int = 1
     """How many of the model's weights one element stands for; 0 for what only describes others."""
+    count: int | None = None
+    """This rank's part of ``dim``; None: as much as ``target`` has."""
+    store: Callable[[torch.Tensor], None] | None = None
+    """Takes this rank's part where it is not simply copied into ``target``."""
 
     def load(self, tensor: torch.Tensor) -> None:
-        """Copy this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
+        """Take this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
         if self.convert is not None:
             tensor = self.convert(tensor)
-        self.target.copy_(tensor.narrow(self.dim, self.start, self.target.shape[self.dim]))
+        count = self.target.shape[self.dim] if self.count is None else self.count
+        (self.store or self.target.copy_)(tensor.narrow(self.dim, self.start, count))
 
 
 @runtime_checkable

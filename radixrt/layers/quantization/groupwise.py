@@ -3,14 +3,22 @@
 Every format of a checkpoint is brought into this one form while it is loaded, so kernels know only this.
 """
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from radixrt.errors import ConfigError
 from radixrt.layers.matrix import Matrix, Placement
+from radixrt.layers.quantization.scheme import QuantizationScheme
+from radixrt.layers.weights import WeightSlot
 
 SCALE_DTYPE = torch.float16
 """What AWQ's and GPTQ's checkpoints hold."""
+
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
 class GroupwiseMatrix(Matrix):
@@ -30,10 +38,11 @@ class GroupwiseMatrix(Matrix):
     zeros: torch.Tensor
     column_order: torch.Tensor | None
 
-    def __init__(self, rows: int, columns: int, bits: int, group_size: int | None) -> None:
+    def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
         super().__init__(rows, columns)
-        self.bits = bits
-        self.group_size = min(group_size or columns, columns)
+        self.scheme = scheme
+        self.bits = bits = scheme.bits
+        self.group_size = min(scheme.group_size or columns, columns)
         self.num_groups = -(-columns // self.group_size)
         self.dtype = torch.get_default_dtype()
         groups = (rows, self.num_groups)
@@ -45,7 +54,7 @@ class GroupwiseMatrix(Matrix):
     def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self.column_order is not None:
             hidden = hidden[:, self.column_order]
-        return F.linear(hidden, self._decode(self.codes, self.scales, self.zeros), bias)
+        return F.linear(hidden, self.dequantized(), bias)
 
     def look_up(self, rows: torch.Tensor) -> torch.Tensor:
         if self.column_order is not None:
@@ -67,6 +76,27 @@ class GroupwiseMatrix(Matrix):
         )
         return ((codes.float() - zeros.float()) * scales.float()).to(self.dtype)
 
+    def slots_of_words(
+        self, placement: Placement, shape: tuple[int, int], codes: Convert, zeros: Convert
+    ) -> Iterator[tuple[str, WeightSlot]]:
+        """``qweight``, ``qzeros`` and ``scales``, as AWQ and GPTQ keep them: input features first, codes in int32 words.
+
+        Args:
+            shape: of ``qweight``.
+            codes, zeros: from the words of ``qweight`` and ``qzeros`` to ``codes`` and ``zeros`` as they are here.
+        """
+        outputs, inputs = placement.size
+        a_word = 32 // self.bits
+        groups, group = -(-inputs // self.group_size), self.first_group(placement)
+        for name, size, target, start, convert, weights in (
+            ("qweight", shape, self.codes, self.first_code(placement), codes, a_word),
+            ("qzeros", (groups, outputs // a_word), self.zeros, group, zeros, 0),
+            ("scales", (groups, outputs), self.scales, group, torch.t, 0),
+        ):
+            rows = target[placement.rows]
+            slot = WeightSlot(size, rows, placement.dim, start, convert, weights)
+            yield f"{placement.name}.{name}", slot
+
     def first_code(self, placement: Placement) -> int:
         """Where this rank's part begins in dimension ``placement.dim`` of the whole projection's ``codes``."""
         return placement.start * self.bits // 8 if placement.dim == 1 else placement.start
@@ -86,6 +116,37 @@ class GroupwiseMatrix(Matrix):
                 f"its quantization groups of {self.group_size}; choose a smaller --tp."
             )
         return placement.start // self.group_size
+
+
+class PackedGroupwiseMatrix(Matrix):
+    """A quantized matrix in the order in which some kernels read it."""
+
+    column_order: torch.Tensor | None
+
+    def __init__(self, matrix: GroupwiseMatrix, pack: Callable[..., Any]) -> None:
+        """
+        Args:
+            pack: makes what the kernels read of codes [rows, columns], scales, zeros, bits and group size.
+        """
+        super().__init__(matrix.rows, matrix.columns)
+        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
+        self.packed = pack(
+            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
+        )
+        self.dtype = matrix.dtype
+        self.register_buffer("codes", self.packed.codes)
+        self.register_buffer("scales", self.packed.scales)
+        self.register_buffer("zeros", self.packed.zeros)
+        self.register_buffer("column_order", matrix.column_order)
+
+    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.column_order is not None:
+            hidden = hidden[:, self.column_order]
+        return self.multiply_packed(hidden, bias)
+
+    def multiply_packed(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """As ``multiply``, of features in the order of the columns."""
+        raise NotImplementedError
 
 
 def pack_halves(codes: torch.Tensor) -> torch.Tensor:
