@@ -7,12 +7,6 @@ from radixrt.layers.matrix import DenseMatrix, Matrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 from radixrt_kernels import activation, groupwise, linear, norm, rotary
 
-_GATED = {
-    "silu": activation.silu_and_mul,
-    "gelu": activation.gelu_and_mul,
-    "gelu_tanh": activation.gelu_tanh_and_mul,
-}
-
 
 class NativeKernels(LayerKernels):
     """See ``LayerKernels``. What has no native kernel is PyTorch's."""
@@ -33,7 +27,7 @@ class NativeKernels(LayerKernels):
         return query, key
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
-        return _GATED[name](gate_up)
+        return activation.gated_activation(gate_up, name)
 
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, DenseMatrix):
