@@ -9,7 +9,7 @@ import torch
 import radixrt_kernels
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import Matrix
-from radixrt.layers.native_kernels import NativeKernels, NativeGroupwiseMatrix
+from radixrt.layers.native_kernels import NativeGroupwiseMatrix, NativeKernels
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
 from radixrt.models.loader import load_model
 from radixrt_kernels.reference import groupwise
