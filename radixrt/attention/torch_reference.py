@@ -152,11 +152,7 @@ def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) 
 
 
 def _dense_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    visible: Tensor | None,
-    spec: AttentionSpec,
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, spec: AttentionSpec
 ) -> Tensor:
     """
     Args:

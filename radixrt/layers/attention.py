@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.layers.hf_config import head_dim
@@ -61,9 +60,7 @@ class SelfAttention(nn.Module):
         self.k_norm = key_norm
         self.o_proj = RowParallelLinear(num_heads * size, config.hidden_size, output_bias, tp)
 
-    def forward(
-        self, hidden: torch.Tensor, positions: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
+    def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size], positions [num_tokens] -> [num_tokens, hidden_size]"""
         query, key, value = (
             part.unflatten(-1, (-1, self.spec.head_dim))  # [num_tokens, heads, head_dim]

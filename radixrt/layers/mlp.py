@@ -1,6 +1,6 @@
 """The gated MLP (Shazeer, 2020) of a decoder layer."""
 
-import torch
+from torch import Tensor
 
 from radixrt.layers.activation import gated_activation
 from radixrt.layers.kernels import KernelLayer
@@ -28,7 +28,7 @@ class GatedMLP(KernelLayer):
         self.activation = gated_activation(activation)
         self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias, tp)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
         gate_up = self.gate_up_proj(hidden)
         return self.down_proj(self.kernels.gated_activation(self.activation, gate_up))

@@ -1,7 +1,7 @@
 """RMSNorm (Zhang & Sennrich, 2019), alone and after a residual addition."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.layers.kernels import KernelLayer
 
@@ -20,13 +20,11 @@ class RMSNorm(KernelLayer):
         initial = torch.zeros(size) if unit_offset else torch.ones(size)
         self.weight = nn.Parameter(initial, requires_grad=False)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """[..., size] -> [..., size]"""
         return self.kernels.rms_norm(hidden, self.weight, self.eps, self.unit_offset)
 
-    def add_and_norm(
-        self, hidden: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_and_norm(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Add a block's output to the residual stream, then norm: (normed, new residual).
 
         Both inputs may be overwritten.

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from radixrt.errors import ConfigError
@@ -19,7 +20,7 @@ class RotaryEmbedding(KernelLayer):
     original context, every prompt gets the numbers of transformers; else those prompts do that are past it.
     """
 
-    cos_sin: torch.Tensor
+    cos_sin: Tensor
 
     def __init__(self, config: Any, context_length: int, layer_type: str | None = None) -> None:
         """
@@ -38,16 +39,12 @@ class RotaryEmbedding(KernelLayer):
         self.register_buffer("cos_sin", table.float(), persistent=False)
         # [context_length, rotary_dim] float32, cosines then sines: what FlashInfer's kernel takes
 
-    def forward(
-        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated. Both may be overwritten."""
         return self.kernels.rotate(positions, query, key, self.cos_sin)
 
 
-def _frequencies(
-    config: Any, context_length: int, layer_type: str | None
-) -> tuple[torch.Tensor, float]:
+def _frequencies(config: Any, context_length: int, layer_type: str | None) -> tuple[Tensor, float]:
     """Radians per position of each rotated pair [rotary_dim / 2], and the factor of cos and sin."""
     parameters = (
         config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]

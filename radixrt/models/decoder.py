@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.layers.attention import SelfAttention
@@ -34,12 +34,8 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        context: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
         """Activations travel as the last block's output and the residual stream it is yet to join.
 
         Args:
@@ -119,7 +115,7 @@ class CausalLM(nn.Module):
         """Under which key of the config's ``rope_parameters`` those of layer ``index`` stand; None: it is not nested."""
         return None
 
-    def translate(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """A checkpoint's tensor under the names used here: renamed, split into several, or dropped."""
         yield name, tensor
 
@@ -131,9 +127,7 @@ class CausalLM(nn.Module):
         return type(self).layer_class(self.config, attention, self.mlp(index))
 
     @torch.inference_mode()
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """Compute one step; the backend of ``context`` is planned for it.
 
         Args:
@@ -152,7 +146,7 @@ class CausalLM(nn.Module):
         return self.model.norm.add_and_norm(hidden, residual)[0]
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the whole vocabulary, on every rank.
 
         Args:
@@ -171,7 +165,7 @@ class CausalLM(nn.Module):
         """What each layer's KV cache and attention kernel must be like, on this rank."""
         return [block.spec for block in self.modules() if isinstance(block, SelfAttention)]
 
-    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors into the model.
 
         Raises:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
 from radixrt.layers.attention import SelfAttention
@@ -27,12 +27,8 @@ class GemmaDecoderLayer(nn.Module):
         self.post_feedforward_layernorm = gemma_norm(config, config.hidden_size)
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        context: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
         """See ``DecoderLayer.forward``."""
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
         hidden = self.post_attention_layernorm(self.self_attn(hidden, positions, context))

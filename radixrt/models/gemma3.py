@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
@@ -33,7 +33,7 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         super().__init__(config.text_config, tp, context_length)
 
-    def translate(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Strip the language model's prefix: ``language_model.model.`` or ``model.language_model.``"""
         if "vision_tower." in name or "multi_modal_projector." in name:
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels, use_kernels
@@ -97,7 +98,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def read_tensors(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part."""
     from safetensors import SafetensorError, safe_open
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-import torch
+from torch import Tensor
 
 from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
 from radixrt.models.mistral import MistralForCausalLM
@@ -20,7 +20,7 @@ class MixtralForCausalLM(MistralForCausalLM):
         router = Router(hidden, count, config.num_experts_per_tok, normalize=True)
         return SparseMoE(router, Experts(count, hidden, size, config.hidden_act, self.tp))
 
-    def translate(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """``block_sparse_moe.experts.0.w1`` is ``mlp.experts.0.gate_proj`` here, as in other models."""
         name = name.replace(".block_sparse_moe.", ".mlp.")
         name = re.sub(r"\.(w[123])\.weight$", lambda w: f".{_PROJECTIONS[w[1]]}.weight", name)

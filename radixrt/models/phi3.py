@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-import torch
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
@@ -12,7 +12,7 @@ from radixrt.models.mistral import MistralForCausalLM
 class Phi3ForCausalLM(MistralForCausalLM):
     """The 128k checkpoints use LongRoPE; ``radixrt.layers.rotary`` says how it is decided once."""
 
-    def translate(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """``qkv_proj`` and ``gate_up_proj`` are cut into the projections they are made of."""
         config, dim = self.config, head_dim(self.config)
         query, key_value = config.num_attention_heads * dim, config.num_key_value_heads * dim

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
 from radixrt.models.qwen3 import Qwen3ForCausalLM
@@ -22,5 +21,5 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
         size, act = config.moe_intermediate_size, config.hidden_act
         return SparseMoE(router, Experts(count, hidden, size, act, self.tp))
 
-    def translate(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield from split_fused_experts(name, tensor)

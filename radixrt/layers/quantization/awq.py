@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-import torch
+from torch import Tensor
 
 from radixrt.layers.matrix import Placement
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, codes_of_words, pack_halves
@@ -30,7 +30,7 @@ class AwqMatrix(GroupwiseMatrix):
         )
 
 
-def _outputs_first(words: torch.Tensor) -> torch.Tensor:
+def _outputs_first(words: Tensor) -> Tensor:
     """int32 [n, O / 8] -> uint8 [O, n]"""
     codes = codes_of_words(words, BITS).unflatten(1, (-1, CODES_A_WORD))
     return codes[:, :, _PLACES].flatten(1).t().contiguous()

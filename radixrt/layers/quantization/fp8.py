@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from radixrt.layers.matrix import Matrix, Placement
 from radixrt.layers.quantization.scheme import QuantizationScheme
@@ -28,8 +29,8 @@ class Fp8Matrix(Matrix):
     ``codes`` is float8_e4m3fn [rows, columns], ``scales`` float32 [rows].
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
+    codes: Tensor
+    scales: Tensor
 
     def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
         super().__init__(rows, columns)
@@ -37,7 +38,7 @@ class Fp8Matrix(Matrix):
         self.register_buffer("codes", torch.zeros(rows, columns, dtype=FP8))
         self.register_buffer("scales", torch.ones(rows, dtype=torch.float32))
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         codes, scales = quantize_rows(hidden)
         product = F.linear(codes.float(), self.codes.float()) * scales * self.scales
         if bias is not None:
@@ -45,7 +46,7 @@ class Fp8Matrix(Matrix):
         return product.to(hidden.dtype)
 
 
-def quantize_rows(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, columns] -> float8_e4m3fn alike, and the scale of each row [rows, 1] float32."""
     exact = numbers.float()
     scales = (exact.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
@@ -65,7 +66,7 @@ class RoundedFp8Matrix(Fp8Matrix):
         )
         yield f"{placement.name}.weight", slot
 
-    def _round(self, rows: slice, weight: torch.Tensor) -> None:
+    def _round(self, rows: slice, weight: Tensor) -> None:
         """Fill ``rows``; a rank that keeps a part of the columns scales by that part."""
         codes, scales = quantize_rows(weight.to(self.codes.device))
         self.codes[rows], self.scales[rows] = codes, scales.squeeze(-1)
@@ -116,8 +117,8 @@ class ScaledFp8Matrix(Matrix):
         self._quantize_rows = quantize_rows
         self.register_buffer("codes", matrix.codes)
         self.register_buffer("scales", matrix.scales.unsqueeze(0))
-        self.codes: torch.Tensor
-        self.scales: torch.Tensor
+        self.codes: Tensor
+        self.scales: Tensor
 
     @staticmethod
     def takes(matrix: Fp8Matrix) -> bool:
@@ -127,7 +128,7 @@ class ScaledFp8Matrix(Matrix):
         device = matrix.codes.device
         return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         if hidden.stride(1) != 1:
             hidden = hidden.contiguous()
         codes, scales = self._quantize_rows(hidden)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 from radixrt.layers.matrix import Placement
@@ -26,7 +27,7 @@ class GptqMatrix(GroupwiseMatrix):
 
     def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
         super().__init__(rows, columns, scheme)
-        self._groups_of_features: dict[str, torch.Tensor] = {}
+        self._groups_of_features: dict[str, Tensor] = {}
         """int32 [columns] of each projection."""
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
@@ -78,12 +79,12 @@ class GptqMatrix(GroupwiseMatrix):
             self.codes = self.codes[:, order]
         self.column_order = order
 
-    def _codes(self, words: torch.Tensor) -> torch.Tensor:
+    def _codes(self, words: Tensor) -> Tensor:
         """int32 [I / C, O] -> as ``codes`` [O, bytes]"""
         codes = codes_of_words(words.t().contiguous(), self.bits)
         return pack_halves(codes) if self.bits == 4 else codes
 
-    def _zeros(self, words: torch.Tensor) -> torch.Tensor:
+    def _zeros(self, words: Tensor) -> Tensor:
         """int32 [G, O / C] -> uint8 [O, G]. A stored 15 (255) is 16 (256) less one, which has no code of its own
         and whose writers mean 0, as it is there: they add one and cut off."""
         zeros = codes_of_words(words, self.bits).t()

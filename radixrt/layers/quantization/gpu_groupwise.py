@@ -1,7 +1,7 @@
 """A quantized matrix on a GPU: decoded inside the product for few tokens, written out once for many."""
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 
@@ -26,12 +26,12 @@ class TritonGroupwiseMatrix(PackedGroupwiseMatrix):
 
         return half_of(matrix.columns, matrix.group_size) is not None
 
-    def multiply_packed(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         if len(hidden) >= DECODED_FROM_TOKENS:
             return F.linear(hidden, self._kernels.dequantize(self.packed, self.dtype), bias)
         return self._kernels.linear(hidden, self.packed, bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         if self.packed.bits != 8:
             raise NotImplementedError("an embedding has 8 bits")
         of_rows = (of_all[rows] for of_all in (self.packed.scales, self.packed.zeros))

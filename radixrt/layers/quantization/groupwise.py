@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 from radixrt.layers.matrix import Matrix, Placement
@@ -18,7 +19,7 @@ SCALE_DTYPE = torch.float16
 """What AWQ's and GPTQ's checkpoints hold."""
 
 
-Convert = Callable[[torch.Tensor], torch.Tensor]
+Convert = Callable[[Tensor], Tensor]
 
 
 class GroupwiseMatrix(Matrix):
@@ -33,10 +34,10 @@ class GroupwiseMatrix(Matrix):
     device, and is what kernels are tested against.
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-    column_order: torch.Tensor | None
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    column_order: Tensor | None
 
     def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
         super().__init__(rows, columns)
@@ -51,23 +52,21 @@ class GroupwiseMatrix(Matrix):
         self.register_buffer("zeros", torch.zeros(groups, dtype=torch.uint8))
         self.register_buffer("column_order", None)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         if self.column_order is not None:
             hidden = hidden[:, self.column_order]
         return F.linear(hidden, self.dequantized(), bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         if self.column_order is not None:
             raise NotImplementedError("an embedding's columns stand in their order")
         return self._decode(self.codes[rows], self.scales[rows], self.zeros[rows])
 
-    def dequantized(self) -> torch.Tensor:
+    def dequantized(self) -> Tensor:
         """[rows, columns] of the model's dtype, the columns as they stand."""
         return self._decode(self.codes, self.scales, self.zeros)
 
-    def _decode(
-        self, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
-    ) -> torch.Tensor:
+    def _decode(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         if self.bits == 4:
             codes = unpack_halves(codes)[:, : self.columns]
         zeros, scales = (
@@ -121,7 +120,7 @@ class GroupwiseMatrix(Matrix):
 class PackedGroupwiseMatrix(Matrix):
     """A quantized matrix in the order in which some kernels read it."""
 
-    column_order: torch.Tensor | None
+    column_order: Tensor | None
 
     def __init__(self, matrix: GroupwiseMatrix, pack: Callable[..., Any]) -> None:
         """
@@ -139,29 +138,29 @@ class PackedGroupwiseMatrix(Matrix):
         self.register_buffer("zeros", self.packed.zeros)
         self.register_buffer("column_order", matrix.column_order)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         if self.column_order is not None:
             hidden = hidden[:, self.column_order]
         return self.multiply_packed(hidden, bias)
 
-    def multiply_packed(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         """As ``multiply``, of features in the order of the columns."""
         raise NotImplementedError
 
 
-def pack_halves(codes: torch.Tensor) -> torch.Tensor:
+def pack_halves(codes: Tensor) -> Tensor:
     """uint8 [rows, columns] below 16 -> uint8 [rows, ceil(columns / 2)], the even column in the low half."""
     if codes.shape[1] % 2:
         codes = F.pad(codes, (0, 1))
     return codes[:, ::2] | (codes[:, 1::2] << 4)
 
 
-def unpack_halves(packed: torch.Tensor) -> torch.Tensor:
+def unpack_halves(packed: Tensor) -> Tensor:
     """The reverse of ``pack_halves``: uint8 [rows, 2 * bytes]"""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
-def codes_of_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+def codes_of_words(words: Tensor, bits: int) -> Tensor:
     """The codes of int32 words, the lowest bits first: [rows, words] -> uint8 [rows, words * 32 / bits]"""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from radixrt.layers.matrix import Placement
 from radixrt.layers.quantization.groupwise import SCALE_DTYPE, GroupwiseMatrix, pack_halves
@@ -32,7 +33,7 @@ class RoundedMatrix(GroupwiseMatrix):
         )
         yield f"{placement.name}.weight", slot
 
-    def _round(self, rows: slice, weight: torch.Tensor) -> None:
+    def _round(self, rows: slice, weight: Tensor) -> None:
         """Fill ``rows`` with what stands for ``weight`` [rows, columns]."""
         at_once = max(1, ROWS_AT_ONCE // self.columns)
         first = rows.start or 0
@@ -45,7 +46,7 @@ class RoundedMatrix(GroupwiseMatrix):
             self.codes[filled] = pack_halves(codes) if self.bits == 4 else codes
             self.scales[filled], self.zeros[filled] = scales, zeros
 
-    def _grouped(self, weight: torch.Tensor) -> torch.Tensor:
+    def _grouped(self, weight: Tensor) -> Tensor:
         """[rows, columns] -> [rows, groups, group_size]; a short last group is filled with its last weight."""
         missing = -weight.shape[1] % self.group_size
         if missing:
@@ -53,9 +54,7 @@ class RoundedMatrix(GroupwiseMatrix):
         return weight.unflatten(1, (-1, self.group_size))
 
 
-def quantize(
-    groups: torch.Tensor, bits: int, symmetric: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantize(groups: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and zeros that stand for ``groups`` with little squared error.
 
     Args:
@@ -83,8 +82,8 @@ def quantize(
 
 
 def _round(
-    groups: torch.Tensor, bits: int, symmetric: bool, share: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    groups: Tensor, bits: int, symmetric: bool, share: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes over ``share`` of each group's range."""
     largest_code = (1 << bits) - 1
     smallest_scale = torch.finfo(SCALE_DTYPE).smallest_normal
@@ -102,9 +101,7 @@ def _round(
     return codes, scales, zeros
 
 
-def _squared_error(
-    groups: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
-) -> torch.Tensor:
+def _squared_error(groups: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """[rows, groups]"""
     decoded = (codes.float() - zeros.float().unsqueeze(-1)) * scales.float().unsqueeze(-1)
     return decoded.sub_(groups).square_().sum(-1)
