@@ -2,23 +2,22 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from radixrt.bench.structured import Record
+from radixrt.bench.structured_record import Record
 
 
-def report(records: "Sequence[Record]") -> dict[str, dict[str, Any]]:
+def report(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """The numbers of each engine."""
     engines = dict.fromkeys(record.engine for record in records)
     return {name: _of_engine([r for r in records if r.engine == name]) for name in engines}
 
 
-def _of_engine(records: "Sequence[Record]") -> dict[str, Any]:
+def _of_engine(records: Sequence[Record]) -> dict[str, Any]:
     taken = [record for record in records if record.backend]
     covered = [record for record in taken if record.covered]
     tokens = sum(record.tokens for record in taken)
@@ -56,7 +55,7 @@ def _of_engine(records: "Sequence[Record]") -> dict[str, Any]:
     }
 
 
-def _checks_whole(record: "Record") -> bool:
+def _checks_whole(record: Record) -> bool:
     return any(not check["path"] for check in record.checks)
 
 
