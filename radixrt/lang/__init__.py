@@ -3,8 +3,9 @@
 docs/lang.md teaches it in ten minutes. It needs neither torch nor a model in this process.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from radixrt.lang.backends.default import set_default_backend
-from radixrt.lang.backends.engine import Engine
 from radixrt.lang.backends.openai import OpenAI
 from radixrt.lang.backends.server import Server
 from radixrt.lang.batch import FailedRun
@@ -29,6 +30,9 @@ from radixrt.lang.stream import Stream
 from radixrt.lang.tools import ToolAnswer, ToolCall, tool
 from radixrt.lang.tracing.recorder import Recorder as trace
 from radixrt.lang.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from radixrt.lang.backends.engine import Engine
 
 __all__ = [
     "AnswerError",
@@ -65,3 +69,12 @@ __all__ = [
     "trace",
     "user",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what needs an engine in this process."""
+    if name == "Engine":
+        from radixrt.lang.backends.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'radixrt.lang' has no attribute {name!r}")

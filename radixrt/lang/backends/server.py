@@ -1,4 +1,4 @@
-"""How does a radixrt server answer a program's calls? With all it has: constraints, scoring, cache hints."""
+"""How does radixrt answer a program's calls? With all it has: constraints, scoring, cache hints."""
 
 import asyncio
 import contextlib
@@ -28,24 +28,13 @@ CONVERSATION_GONE = "conversation_gone"
 """The code of the error that says that a conversation is not kept any more."""
 
 
-class Server:
-    """A radixrt server.
+class RadixrtBackend:
+    """Whatever answers at a radixrt server's endpoints."""
 
-    Args:
-        url: its address, with or without ``/v1``.
-        api_key: where it was started with ``--api-key``.
-    """
-
-    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self.name = f"The radixrt server at {self.url}"
-        self._http = HttpClient(
-            self.url,
-            api_key,
-            "Start one with `radixrt serve` (the built-in model) or `radixrt serve --model-path DIR`, or give the "
-            "address of one: rl.set_default_backend(rl.Server(url)), or RADIXRT_URL in the environment.",
-        )
-        self._sent = SentOnce(self._http, self._offers)
+    def __init__(self, name: str, http: HttpClient) -> None:
+        self.name = name
+        self._http = http
+        self._sent = SentOnce(http, self._offers)
         self._endpoints: asyncio.Future[frozenset[str]] | None = None
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
@@ -161,6 +150,25 @@ class Server:
         except (BackendError, KeyError, TypeError):
             self._endpoints = None  # asked again at the next call
             return frozenset()
+
+
+class Server(RadixrtBackend):
+    """A radixrt server.
+
+    Args:
+        url: its address, with or without ``/v1``.
+        api_key: where it was started with ``--api-key``.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        http = HttpClient(
+            self.url,
+            api_key,
+            "Start one with `radixrt serve` (the built-in model) or `radixrt serve --model-path DIR`, or give the "
+            "address of one: rl.set_default_backend(rl.Server(url)), or RADIXRT_URL in the environment.",
+        )
+        super().__init__(f"The radixrt server at {self.url}", http)
 
 
 def cache_fields(hints: CacheHints) -> dict[str, Any]:
