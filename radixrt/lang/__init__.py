@@ -22,10 +22,9 @@ from radixrt.lang.errors import (
     UnsupportedFeature,
 )
 from radixrt.lang.expressions import assistant, gen, image, select, system, user
-from radixrt.lang.forks import Forks, join
 from radixrt.lang.function import Function, function
 from radixrt.lang.sampling import Sampling
-from radixrt.lang.state import State
+from radixrt.lang.state import Forks, State
 from radixrt.lang.stream import Stream
 from radixrt.lang.tools import ToolAnswer, ToolCall, tool
 from radixrt.lang.tracing.recorder import Recorder as trace
@@ -61,7 +60,6 @@ __all__ = [
     "function",
     "gen",
     "image",
-    "join",
     "select",
     "set_default_backend",
     "system",

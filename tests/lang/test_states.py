@@ -403,6 +403,15 @@ def test_plain_programs_can_be_awaited_and_cancelled(scripted: ScriptedBackend) 
     wait_until(lambda: scripted.running == 0)
 
 
+def test_what_an_async_program_has_not_looked_at_is_raised_at_its_end() -> None:
+    @rl.function
+    async def program(s: rl.State) -> None:
+        s += "a" + rl.gen("x", type=int)  # answered after the program's own code has ended
+
+    with pytest.raises(rl.AnswerError, match="can't be read as int"):
+        program.run(backend=ScriptedBackend())
+
+
 def test_a_stream_gives_the_text_in_order_as_it_comes(scripted: ScriptedBackend) -> None:
     @rl.function
     def program(s: rl.State) -> None:

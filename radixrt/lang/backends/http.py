@@ -89,11 +89,6 @@ class HttpClient:
                 yield event
         raise ConnectionLost(f"The server at {self.base_url} ended its answer in the middle.")
 
-    async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
-
     @asynccontextmanager
     async def _answer(
         self, method: str, path: str, body: dict[str, Any] | None, is_patient: bool = True

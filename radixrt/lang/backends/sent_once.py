@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from radixrt.lang.backends.http import HttpClient
-from radixrt.lang.backends.kept_prompts import KeptPrefix, KeptPrompts, is_long, num_chars
+from radixrt.lang.backends.kept_prompts import KeptPrefix, KeptPrompts, is_long
 from radixrt.lang.backends.protocol import Prompt
-from radixrt.lang.batch_order import shared_length
 from radixrt.lang.errors import BackendError
+from radixrt.lang.prefixes import num_chars, num_shared
 
 SENT_AHEAD_CHARS = 8192
 """A prompt with at least so much that the server does not keep is sent ahead of the call."""
@@ -95,13 +95,3 @@ def prompt_fields(prompt: Prompt, kept: KeptPrefix | None) -> dict[str, Any]:
         "continue_from": kept.conversation,
         "continue_after": kept.length,
     }
-
-
-def num_shared(one: Prompt, other: Prompt) -> int:
-    """How much two prompts begin with alike: messages, or characters."""
-    if isinstance(one, str) or isinstance(other, str):
-        return shared_length(one, other) if isinstance(one, str) and isinstance(other, str) else 0
-    for number, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return number
-    return min(len(one), len(other))

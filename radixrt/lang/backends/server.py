@@ -135,9 +135,6 @@ class RadixrtBackend:
         with contextlib.suppress(BackendError):
             await self._http.post("/v1/cache/release", {"lease": lease})
 
-    async def close(self) -> None:
-        await self._http.close()
-
     async def _offers(self, endpoint: str) -> bool:
         """Whether the server has an endpoint; it is asked once."""
         if self._endpoints is None:
