@@ -4,6 +4,7 @@
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ import msgspec
 from fastapi import Request
 
 from radixrt.api.conversations import Conversation, Conversations, Items, Kind
-from radixrt.api.protocol import GenerationFields
+from radixrt.api.protocol import GenerationFields, KeepRequest, PromptRequest
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk
+
+AnyContinuing = GenerationFields | KeepRequest | PromptRequest
 
 
 def owner_of(request: Request, cache_salt: str | None) -> bytes:
@@ -34,16 +36,12 @@ class Continuation:
 
     @staticmethod
     def of(
-        fields: GenerationFields, kind: Kind, owner: bytes, conversations: Conversations
+        fields: AnyContinuing, kind: Kind, conversations: Conversations, request: Request
     ) -> "Continuation":
         """Raises:
         RequestError: the fields don't fit each other, or there is no such conversation.
         """
-        if fields.keep and (fields.rid is not None or fields.request_id is not None):
-            raise RequestError(
-                "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
-                param="keep",
-            )
+        owner = owner_of(request, fields.cache_salt)
         if fields.continue_from is None:
             if fields.continue_after is not None:
                 raise RequestError(
@@ -59,6 +57,18 @@ class Continuation:
                 param="continue_from",
             )
         return Continuation(owner, source, _taken(fields.continue_after, source))
+
+    @staticmethod
+    def of_one_prompt(
+        fields: KeepRequest | PromptRequest, conversations: Conversations, request: Request
+    ) -> "Continuation":
+        """Raises:
+        RequestError: there is not exactly one prompt, or there is no such conversation.
+        """
+        if (fields.messages is None) == (fields.prompt is None):
+            raise RequestError("Give either messages or a prompt (a string).", param="messages")
+        kind: Kind = "text" if fields.messages is None else "messages"
+        return Continuation.of(fields, kind, conversations, request)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -111,17 +121,37 @@ class Keeper:
         self._reasoning: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
 
-    def add_text(self, text: str) -> None:
-        self._content.append(text)
+    @staticmethod
+    def of(
+        fields: GenerationFields,
+        conversations: Conversations,
+        conversation_id: str,
+        continuation: Continuation,
+        new: Items,
+        continues_last_message: bool = False,
+    ) -> "Keeper | None":
+        """None: the conversation is not to be remembered. For the arguments see :meth:`__init__`.
 
-    def add(self, told: dict[str, Any], chunk: AnswerChunk) -> None:
+        Raises:
+            RequestError: the request chose its id.
+        """
+        if not fields.keep:
+            return None
+        if fields.rid is not None or fields.request_id is not None:
+            raise RequestError(
+                "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
+                param="keep",
+            )
+        return Keeper(conversations, conversation_id, continuation, new, continues_last_message)
+
+    def add(self, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> None:
         """
         Args:
-            told: the message, or the piece of one, that the client gets.
+            calls: of tools, or pieces of them, as the client gets them.
         """
-        self._content.append(told["content"] or "")
-        self._reasoning.append(chunk.reasoning)
-        for call in told.get("tool_calls", ()):
+        self._content.append(text)
+        self._reasoning.append(reasoning)
+        for call in calls:
             if "id" in call:
                 self._tool_calls.append(
                     {"id": call["id"], "type": "function", "function": dict(call["function"])}

@@ -12,14 +12,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.body import read_json, to_struct
-from radixrt.api.completions import token_prompt
+from radixrt.api.endpoints import Endpoints
 from radixrt.api.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.formats import json_logprob
-from radixrt.api.protocol import ConstraintFields, refuse_unsupported
-from radixrt.api.sampling import deadline, logit_bias, priority, stop_strings
+from radixrt.api.prompts import token_prompt
+from radixrt.api.protocol import ConstraintFields, QueueFields, refuse_unsupported
+from radixrt.api.sampling import queueing, sampling_of
 from radixrt.api.state import ServerState, new_id, request_id
 from radixrt.api.structured import asked_constraint, structured_extras
-from radixrt.cache_hint import CacheHint, hints_of
 from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
@@ -73,7 +73,7 @@ _RENAMED = {
 }
 
 
-class NativeRequest(msgspec.Struct, kw_only=True):
+class NativeRequest(QueueFields, kw_only=True):
     text: str | list[str] | None = None
     input_ids: list[Any] | None = None
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
@@ -84,21 +84,14 @@ class NativeRequest(msgspec.Struct, kw_only=True):
     """From which prompt token on log-probabilities are returned; -1: none of the prompt."""
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
-    cache_salt: str | None = None
-    cache: CacheHint | None = None
-    priority: int | None = None
-    timeout: float | None = None
 
 
 def native_routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = Endpoints(state)
 
-    @router.post("/generate")
-    async def generate(request: Request) -> Response:
-        body = await read_json(request)
-        refuse_unsupported(body)
-        _refuse_constraints(body)
-        call = _Call.plan(to_struct(body, NativeRequest), state)
+    @router.takes("/generate", NativeRequest, _refuse)
+    async def generate(request: Request, fields: NativeRequest) -> Response:
+        call = _Call.plan(fields, state)
         request.state.request_id = call.id
         if call.stream:
             return EventStream(_stream(call, state))
@@ -191,7 +184,6 @@ class _Call:
             sampling.append(_sampling(given, report, state))
             constraints.append(_constraint(given, report, sampling[-1], state))
         state.check_answer_count(count, max(params.n for params in sampling))
-        hints = hints_of(fields.cache)
         call_id, rids = _request_ids(fields.rid, count)
         requests = [
             GenerateRequest(
@@ -200,11 +192,8 @@ class _Call:
                 prompt=prompt,
                 sampling=params,
                 stream=bool(fields.stream),
-                cache_salt=fields.cache_salt or "",
-                priority=priority(fields.priority, state.config),
-                cache_hints=hints,
-                deadline=deadline(fields.timeout),
                 structured=structured,
+                **queueing(fields, state.config),
             )
             for rid, prompt, params, structured in zip(
                 rids, prompts, sampling, constraints, strict=True
@@ -335,8 +324,7 @@ def _given_sampling(
 
     def check(one: dict[str, Any]) -> NativeSampling:
         with _native_names():
-            refuse_unsupported(one)
-            _refuse_constraints(one, "sampling_params.", _CONSTRAINTS)
+            _refuse(one, "sampling_params.", _CONSTRAINTS)
             return to_struct(one, NativeSampling)
 
     if isinstance(params, list):
@@ -352,23 +340,22 @@ def _sampling(given: NativeSampling, report: _Report, state: ServerState) -> Sam
     """Raises:
     RequestError: a value is out of its range; names the field.
     """
-    settings: dict[str, Any] = dict(state.default_sampling)
-    for name in NativeSampling.__struct_fields__:
-        if name not in _CONSTRAINTS and (value := getattr(given, name)) is not None:
+    names = [name for name in NativeSampling.__struct_fields__ if name not in _CONSTRAINTS]
+    settings: dict[str, Any] = {}
+    for name in names:
+        if (value := getattr(given, name)) is not None:
             settings[_RENAMED.get(name, name)] = value
     if report.prompt_only:
         settings["max_tokens"] = 1
-    elif _max_new_tokens(given) is None:
-        settings["max_tokens"] = max(DEFAULT_MAX_NEW_TOKENS, settings.get("min_tokens", 0))
+    else:
+        least = max(DEFAULT_MAX_NEW_TOKENS, settings.get("min_tokens", 0))
+        settings.setdefault("max_tokens", least)
     settings["logprobs"] = report.logprobs
     if report.logprobs is not None and report.prompt_start >= 0:
         settings["prompt_logprobs"] = report.logprobs
         settings["prompt_logprobs_start"] = report.prompt_start
     with _native_names():
-        settings["stop"] = stop_strings(given.stop)
-        settings["stop_token_ids"] = tuple(given.stop_token_ids or ())
-        settings["logit_bias"] = logit_bias(given.logit_bias)
-        return SamplingParams(**settings).validate(state.info.vocab_size)
+        return sampling_of(settings, state)
 
 
 def _constraint(
@@ -388,12 +375,11 @@ def _constraint(
     return structured
 
 
-def _refuse_constraints(
-    body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()
-) -> None:
+def _refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
     """Raises:
-    RequestError: a constraint stands where this endpoint has none.
+    RequestError: a constraint stands where this endpoint has none, or what can't be done is asked for.
     """
+    refuse_unsupported(body)
     for name in ConstraintFields.__struct_fields__:
         if name not in allowed and body.get(name) is not None:
             raise RequestError(
