@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.answering import Answering, Part, respond
-from radixrt.api.continuation import Continuation, Keeper
+from radixrt.api.continuation import Continuation, Keeper, is_kept
 from radixrt.api.endpoints import Endpoints
 from radixrt.api.formats import chat_logprobs, prompt_extras
 from radixrt.api.prompts import chat_prompt
@@ -45,14 +45,10 @@ def _plan(fields: ChatCompletionRequest, state: ServerState, request: Request) -
     structured = tool_constraint(fields, FORMATS[written], structured)
     check_sampling(structured, sampling)
     response_id = request_id("chatcmpl", fields.rid, fields.request_id)
-    keeper = Keeper.of(
-        fields,
-        state.conversations,
-        response_id,
-        continuation,
-        prompt.messages[continuation.taken :],
-        prompt.continue_final_message,
-    )
+    keeper = None
+    if is_kept(fields):
+        new, continues = prompt.messages[continuation.taken :], prompt.continue_final_message
+        keeper = Keeper(state.conversations, response_id, continuation, new, continues)
     generate = GenerateRequest(
         request_id=response_id,
         prompt=prompt,

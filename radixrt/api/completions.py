@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.answering import Answering, Part, respond
-from radixrt.api.continuation import Continuation, Keeper
+from radixrt.api.continuation import Continuation, Keeper, is_kept
 from radixrt.api.endpoints import Endpoints
 from radixrt.api.formats import completion_logprobs, prompt_extras
 from radixrt.api.prompts import parse_prompts
@@ -51,7 +51,9 @@ def _plan(fields: CompletionRequest, state: ServerState, request: Request) -> "_
             param="max_tokens",
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
-    keeper = Keeper.of(fields, state.conversations, response_id, continuation, str(fields.prompt))
+    keeper = None
+    if is_kept(fields):
+        keeper = Keeper(state.conversations, response_id, continuation, str(fields.prompt))
     requests = [
         GenerateRequest(
             request_id=f"{response_id}-{number}",

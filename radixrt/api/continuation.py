@@ -96,6 +96,20 @@ def _taken(given: int | None, source: Conversation) -> int:
     return given
 
 
+def is_kept(fields: GenerationFields) -> bool:
+    """Whether the conversation is to be remembered.
+
+    Raises:
+        RequestError: the request chose its id.
+    """
+    if fields.keep and (fields.rid is not None or fields.request_id is not None):
+        raise RequestError(
+            "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
+            param="keep",
+        )
+    return bool(fields.keep)
+
+
 class Keeper:
     """Gathers one answer, and has the conversation remembered when it has ended."""
 
@@ -120,29 +134,6 @@ class Keeper:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
-
-    @staticmethod
-    def of(
-        fields: GenerationFields,
-        conversations: Conversations,
-        conversation_id: str,
-        continuation: Continuation,
-        new: Items,
-        continues_last_message: bool = False,
-    ) -> "Keeper | None":
-        """None: the conversation is not to be remembered. For the arguments see :meth:`__init__`.
-
-        Raises:
-            RequestError: the request chose its id.
-        """
-        if not fields.keep:
-            return None
-        if fields.rid is not None or fields.request_id is not None:
-            raise RequestError(
-                "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
-                param="keep",
-            )
-        return Keeper(conversations, conversation_id, continuation, new, continues_last_message)
 
     def add(self, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> None:
         """

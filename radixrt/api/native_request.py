@@ -246,13 +246,9 @@ def native_names() -> Iterator[None]:
         native = _NATIVE_NAMES.get(ours)
         if native is None or error.param is None:
             raise
-        raise RequestError(
-            re.sub(rf"\b{ours}\b", native, error.message),
-            status=error.status,
-            param=native + error.param.removeprefix(ours),
-            code=error.code,
-            retry_after_s=error.retry_after_s,
-        ) from error
+        error.message = re.sub(rf"\b{ours}\b", native, error.message)
+        error.param = native + error.param.removeprefix(ours)
+        raise
 
 
 def _request_ids(rid: str | list[str] | None, count: int) -> tuple[str, list[str]]:
