@@ -158,11 +158,6 @@ class State:
         for hole in self._transcript.holes():
             hole.wait()
 
-    async def wait_for_all_async(self) -> None:
-        """The same without blocking the event loop."""
-        for hole in self._transcript.holes():
-            await hole.wait_async()
-
     def finish_reason(self, name: str) -> str | None:
         """Wait for a variable; why its answer ended: "stop", "length", "tool_calls"; None: it is no gen's."""
         return self._filling(name).finish_reason
