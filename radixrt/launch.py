@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 LOG_TAIL_LINES = 40
 STOP_TIMEOUT_S = 5.0
 
+SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
+"""For OpenMP's libraries, which torch computes with on a CPU. By default its threads look for further work for milliseconds
+after each operation, and keep those of the native kernels and the other processes from their cores meanwhile."""
+
 
 @dataclass(eq=False)
 class _Child:
@@ -155,10 +159,10 @@ class Supervisor:
 
 
 def _environment() -> dict[str, str]:
-    """Children find radixrt where this process has found it."""
+    """Children find radixrt where this process has found it. What the user has set is not changed."""
     package_parent = str(Path(__file__).parents[1])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**SHORT_SPINS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def prepare(config: ServerConfig) -> ServerConfig:
