@@ -14,6 +14,9 @@ from radixrt.messages import EngineInfo
 
 Result = TypeVar("Result")
 
+PATIENCE_S = 2.0
+"""How long a closed engine waits at most for what is under way to have heard of it."""
+
 
 class BackgroundEngine:
     """Starts the processes, runs the client's event loop in a thread, and notices when a process dies."""
@@ -88,6 +91,9 @@ class BackgroundEngine:
         if hasattr(self, "client"):
             self.client.engine_died("The engine was closed.")
             self.client.close()
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        if under_way:  # they hear of it in some turns of the loop, and whoever waits for them hears it from them
+            await asyncio.wait(under_way, timeout=PATIENCE_S)
 
     def _watch(self) -> None:
         try:
