@@ -1,12 +1,15 @@
-"""Serves OpenVINO GenAI's continuous batching: a thread steps the pipeline and passes on what each request has got.
+"""Serves OpenVINO GenAI's continuous batching: a process steps the pipeline and tells what each request has got.
 
 Runs in the environment of OpenVINO.
 """
 
 import argparse
-import queue
+import contextlib
+import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import openvino
@@ -23,69 +26,74 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, required=True, help="tokens in a step, at most")
     parser.add_argument("--cache-gb", type=int, required=True, help="size of the KV cache")
     arguments = parser.parse_args()
+    serve(SteppedPipeline(arguments), arguments.checkpoint, arguments.port)
+
+
+def _pipeline(arguments: argparse.Namespace) -> openvino_genai.ContinuousBatchingPipeline:
     scheduling = openvino_genai.SchedulerConfig()
     scheduling.enable_prefix_caching = True
     scheduling.max_num_batched_tokens = arguments.step_tokens
     scheduling.max_num_seqs = arguments.max_running
     scheduling.cache_size = arguments.cache_gb
-    # Activations, products and keys and values in bfloat16 as the weights are.
+    # Products, keys and values in bfloat16 as the weights are.
     precision = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
     properties = {**precision, "PERFORMANCE_HINT": "LATENCY"}
-    pipeline = openvino_genai.ContinuousBatchingPipeline(
-        arguments.model, scheduling, "CPU", properties
-    )
-    serve(SteppedPipeline(pipeline), arguments.checkpoint, arguments.port)
+    return openvino_genai.ContinuousBatchingPipeline(arguments.model, scheduling, "CPU", properties)
 
 
 class SteppedPipeline:
-    """Owns the pipeline: only its thread calls it."""
+    """The pipeline in a process of its own: a step holds Python's lock, and would hold up the stream of the step before it."""
 
-    def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline) -> None:
-        self._pipeline = pipeline
-        self._arrived: queue.SimpleQueue[tuple[Generation, Callable[[Progress], None]]] = (
-            queue.SimpleQueue()
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._connection, other_end = multiprocessing.Pipe()
+        self._tell: dict[int, Callable[[Progress], None]] = {}
+        process = multiprocessing.get_context("spawn").Process(
+            target=_step_forever, args=(arguments, other_end), daemon=True
         )
-        self._running: dict[
-            int, tuple[openvino_genai.GenerationHandle, Callable[[Progress], None]]
-        ] = {}
-        self._next_id = 0
-        threading.Thread(target=self._run, daemon=True).start()
+        process.start()
+        other_end.close()
+        self._connection.recv()  # it says when the model is loaded
+        threading.Thread(target=self._pass_on, daemon=True).start()
 
     def start(self, generation: Generation, tell: Callable[[Progress], None]) -> None:
-        self._arrived.put((generation, tell))
-
-    def _run(self) -> None:
-        while True:
-            self._admit()
-            try:
-                self._pipeline.step()
-            except RuntimeError as error:
-                for _, tell in self._running.values():
-                    tell(Progress([], error=str(error)))
-                self._running.clear()
-                continue
-            self._pass_on()
-
-    def _admit(self) -> None:
-        """Take what has arrived; wait for something to arrive if nothing runs."""
-        while not self._running or not self._arrived.empty():
-            generation, tell = self._arrived.get()
-            prompt = openvino.Tensor(np.asarray([generation.prompt], dtype=np.int64))
-            try:
-                handle = self._pipeline.add_request(self._next_id, prompt, _settings(generation))
-            except RuntimeError as error:
-                tell(Progress([], error=str(error)))
-                continue
-            self._running[self._next_id] = handle, tell
-            self._next_id += 1
+        request_id = len(self._tell)
+        self._tell[request_id] = tell
+        self._connection.send((request_id, generation))
 
     def _pass_on(self) -> None:
-        for request_id, (handle, tell) in list(self._running.items()):
-            while handle.can_read():
-                (output,) = handle.read().values()
-                tell(Progress(list(output.generated_ids), _finish_reason(output.finish_reason)))
-            if handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
-                del self._running[request_id]
+        while True:
+            for request_id, progress in self._connection.recv():
+                self._tell[request_id](progress)
+
+
+def _step_forever(arguments: argparse.Namespace, connection: Connection) -> None:
+    """The process of the pipeline: admit, step, tell, until the other end closes."""
+    pipeline = _pipeline(arguments)
+    connection.send("loaded")
+    running: dict[int, Any] = {}
+    with contextlib.suppress(EOFError):
+        while True:
+            while not running or connection.poll():
+                request_id, generation = connection.recv()
+                prompt = openvino.Tensor(np.asarray([generation.prompt], dtype=np.int64))
+                running[request_id] = pipeline.add_request(
+                    request_id, prompt, _settings(generation)
+                )
+            pipeline.step()
+            connection.send([*_new_progress(running)])
+
+
+def _new_progress(
+    running: dict[int, Any],
+) -> Iterator[tuple[int, Progress]]:
+    """What each request, by id with its handle, has got in a step; what has ended leaves ``running``."""
+    for request_id, handle in list(running.items()):
+        while handle.can_read():
+            (output,) = handle.read().values()
+            reason = _finish_reason(output.finish_reason)
+            yield request_id, Progress(list(output.generated_ids), reason)
+        if handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
+            del running[request_id]
 
 
 def _settings(generation: Generation) -> openvino_genai.GenerationConfig:
