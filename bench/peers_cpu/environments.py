@@ -92,7 +92,12 @@ def _build_llama_cpp(folder: Path) -> None:
     run(
         *(cmake, "-G", "Ninja", "-S", str(sources), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"),
         f"-DCMAKE_MAKE_PROGRAM={folder / 'bin' / 'ninja'}",
-        *("-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF"),
+        *(
+            "-DGGML_NATIVE=ON",
+            "-DBUILD_SHARED_LIBS=OFF",
+            "-DLLAMA_BUILD_TESTS=OFF",
+            "-DLLAMA_USE_PREBUILT_UI=OFF",
+        ),
     )
     run(cmake, "--build", str(build), "-j", str(os.cpu_count()), "--target", *targets)
     for target in targets:
