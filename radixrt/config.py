@@ -223,9 +223,10 @@ class ServerConfig:
         4096, "Most sequences that may wait; beyond it requests get status 503 with Retry-After.",
         group="Scheduling", at_least=1,
     )  # fmt: skip
-    max_prefill_tokens: int = setting(
-        8192,
-        "Most prompt tokens computed in one step, over all sequences.",
+    max_prefill_tokens: int | None = setting(
+        None,
+        "Most prompt tokens computed in one step, over all sequences; 8192 on a GPU and 512 on a CPU if not given, where "
+        "larger steps are no faster and running answers wait for them.",
         group="Scheduling",
         at_least=1,
     )
@@ -335,6 +336,12 @@ class ServerConfig:
         "answer begins inside a thought) and qwen3 (it may think), both in think tags.",
         group="Structured output",
     )
+
+    def prefill_budget(self, device: str) -> int:
+        """Most prompt tokens of one step on ``device`` ("cpu", "cuda:0")."""
+        if self.max_prefill_tokens is not None:
+            return self.max_prefill_tokens
+        return 512 if device == "cpu" else 8192
 
     def validate(self) -> "ServerConfig":
         """Return self.

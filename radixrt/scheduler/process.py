@@ -182,7 +182,7 @@ def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
     return SchedulerLimits(
         max_running_requests=config.max_running_requests,
         max_queued_requests=config.max_queued_requests,
-        max_prefill_tokens=config.max_prefill_tokens,
+        max_prefill_tokens=config.prefill_budget(info.device),
         chunked_prefill_size=config.chunked_prefill_size,
         context_length=info.context_length,
         num_pages=info.kv_pool_tokens // info.page_size,
