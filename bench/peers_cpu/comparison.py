@@ -78,5 +78,10 @@ class Comparison:
 
     def _note(self, workload: Workload, engine: Engine, outcome: Run | str) -> None:
         self.results.setdefault((workload.name, engine.name), []).append(outcome)
-        if isinstance(outcome, Run) and outcome.summary.failed:
-            print(f"{engine.name}, ({workload.name}): {outcome.summary.errors}", flush=True)
+        if isinstance(outcome, Run):
+            summary = outcome.summary
+            failed = f", {summary.failed} failed: {summary.errors}" if summary.failed else ""
+            print(
+                f"{engine.name} ({workload.name}): {summary.output_tokens_per_s:.1f} tokens/s{failed}",
+                flush=True,
+            )

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from bench.peers_cpu.engines import Engine
 
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 600
+"""vLLM compiles on its first start, for minutes on two cores."""
 END_TIMEOUT_S = 30
 
 _NAMED_ERROR = re.compile(r"\b\w*(Error|Exception)\b: \S.*")
