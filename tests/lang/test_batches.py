@@ -150,7 +150,8 @@ def test_a_program_that_fails_ends_those_it_began() -> None:
         list(streams[0])
 
 
-def test_runs_that_begin_alike_go_one_after_another() -> None:
+def test_runs_that_begin_alike_go_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.lang.batch_gate.SETTLING_S", 30.0)  # until all have come
     backend = ScriptedBackend()
     documents = [f"document {letter} " * 20 for letter in "abcd"]
     inputs = [{"word": documents[number % 4] + str(number)} for number in range(24)]
