@@ -18,7 +18,6 @@ from rich.progress import track
 
 from radixrt.bench.output import console_beside, write_json
 from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
-from radixrt.bench.structured_order import accepted_order
 from radixrt.bench.structured_record import Record
 from radixrt.bench.structured_report import print_tables, report
 from radixrt.config import DEMO_MODEL
@@ -112,7 +111,6 @@ def _count(
         record.valid += 1
         record.valid_accepted += accepted
         if not accepted:
-            record.other_order += _accepts_other_order(test["data"], text, held, facts)
             record.wrong.append(f"valid, rejected: {text[:300]}")
         return
     record.invalid += 1
@@ -126,14 +124,6 @@ def _count(
     else:
         record.invalid_accepted += 1
         record.wrong.append(f"invalid ({', '.join(test.get('kw', ()))}), accepted: {text[:300]}")
-
-
-def _accepts_other_order(value: Any, text: str, held: Held, facts: TokenizerFacts) -> bool:
-    try:
-        found = accepted_order(value, held.matcher, facts, held.schema)
-    except GrammarExhausted:
-        return False
-    return found is not None and held.checks_pass(text)
 
 
 def _feed(record: Record, text: str, held: Held, facts: TokenizerFacts, mask: np.ndarray) -> bool:

@@ -26,8 +26,6 @@ class Record:
     """Tokens that were the only ones allowed."""
     valid: int = 0
     valid_accepted: int = 0
-    other_order: int = 0
-    """Valid instances that are accepted with their properties in another order."""
     invalid: int = 0
     invalid_accepted: int = 0
     format_only_accepted: int = 0
@@ -38,11 +36,6 @@ class Record:
     """Instances in whose middle the library ran into a limit of its own."""
     wrong: list[str] = field(default_factory=list)
     """Instances that were treated wrongly, with what was wrong."""
-
-    @property
-    def covered_in_some_order(self) -> bool:
-        """As :attr:`covered`, with the properties of objects in the order that the grammar fixes."""
-        return bool(self.backend) and self.valid_accepted + self.other_order == self.valid
 
     @property
     def covered(self) -> bool:
