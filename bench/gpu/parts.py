@@ -35,7 +35,7 @@ class Bench:
     @property
     def scheduling(self) -> Scheduling:
         config = self.llm.config
-        return Scheduling(config.max_running_requests, config.max_prefill_tokens)
+        return Scheduling(config.max_running_requests, config.prefill_budget("cuda"))
 
 
 def warm_up(bench: Bench) -> None:
