@@ -14,7 +14,8 @@ from radixrt.api.formats import Usage, times_extras
 from radixrt.api.protocol import GenerationFields
 from radixrt.api.state import ServerState
 from radixrt.api.structured import constraint_field
-from radixrt.messages import AnswerChunk, GenerateRequest
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.requests import GenerateRequest
 
 Part = tuple[dict[str, Any], dict[str, Any]]
 """A choice or, in a stream, a piece of one; and what the response says beside the choices."""

@@ -16,7 +16,7 @@ from radixrt.api.state import ServerState, request_id
 from radixrt.cache_hint import check_pin_seconds, check_session
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateRequest, Prompt
+from radixrt.messages.requests import GenerateRequest, Prompt
 from radixrt.sampling_params import PREFILL_ONLY
 from radixrt.warming import DEFAULT_PIN_S, Warmed
 

@@ -17,7 +17,9 @@ from radixrt.api.state import ServerState, request_id
 from radixrt.api.structured import asked_constraint, structured_extras
 from radixrt.constrained.requests import check_sampling
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, GenerateRequest, unpack_ids
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.requests import GenerateRequest
 from radixrt.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16

@@ -16,7 +16,8 @@ from radixrt.api.native_request import NativePlan, NativeRequest, native_names, 
 from radixrt.api.state import ServerState
 from radixrt.api.structured import structured_extras
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, TokenLogprob, unpack_ids
+from radixrt.messages.answers import AnswerChunk, TokenLogprob
+from radixrt.messages.ids import unpack_ids
 
 
 def native_routes(state: ServerState) -> APIRouter:

@@ -16,7 +16,7 @@ from radixrt.api.structured import asked_constraint
 from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateRequest, Prompt, TextPrompt
+from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt
 from radixrt.sampling_params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128

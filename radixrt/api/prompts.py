@@ -11,7 +11,8 @@ from radixrt.api.protocol import ChatCompletionRequest, ChatMessage, PromptReque
 from radixrt.api.state import ServerState
 from radixrt.api.tools import offered_tools
 from radixrt.errors import RequestError
-from radixrt.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from radixrt.nesting import check_depth
 
 

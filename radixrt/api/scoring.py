@@ -14,7 +14,8 @@ from radixrt.api.sampling import queueing
 from radixrt.api.state import ServerState, request_id
 from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, GenerateRequest
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.requests import GenerateRequest
 
 
 class ScoreRequest(PromptRequest, kw_only=True):

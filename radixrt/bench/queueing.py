@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixrt.bench.cache.service import SimulatedWorker
-from radixrt.messages import SequenceRequest, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue_order import SchedulePolicy
