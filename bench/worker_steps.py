@@ -16,7 +16,8 @@ import torch
 from radixrt.config import ServerConfig
 from radixrt.device import CPU
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages import Admit, Prefill, StepPlan, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.build import build_runner

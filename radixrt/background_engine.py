@@ -10,7 +10,7 @@ from radixrt.config import ServerConfig
 from radixrt.engine_client import EngineClient
 from radixrt.errors import ConfigError, EngineDiedError
 from radixrt.launch import Supervisor
-from radixrt.messages import EngineInfo
+from radixrt.messages.answers import EngineInfo
 
 Result = TypeVar("Result")
 

@@ -11,16 +11,16 @@ import msgspec
 
 from radixrt.engine_client import EngineClient
 from radixrt.errors import RequestError
-from radixrt.messages import (
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import (
     NO_HINTS,
-    AnswerChunk,
     CacheHints,
     ChatPrompt,
     GenerateRequest,
     Prompt,
     TextPrompt,
     TokenPrompt,
-    pack_ids,
 )
 from radixrt.sampling_params import SamplingParams
 

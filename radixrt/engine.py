@@ -22,16 +22,9 @@ from radixrt.constrained.requests import ConstraintKeywords, check_sampling, fro
 from radixrt.constrained.spec import Spec
 from radixrt.errors import ConfigError, RequestError
 from radixrt.launch import prepare
-from radixrt.messages import (
-    AnswerChunk,
-    CacheHints,
-    ChatPrompt,
-    EngineInfo,
-    GenerateRequest,
-    Prompt,
-    SchedulerStats,
-    TokenPrompt,
-)
+from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.requests import CacheHints, ChatPrompt, GenerateRequest, Prompt, TokenPrompt
+from radixrt.messages.stats import SchedulerStats
 from radixrt.nesting import check_depth
 from radixrt.outputs import Answer, Output, output_of
 from radixrt.pinned_prompt import PinnedPrompt

@@ -12,27 +12,22 @@ import msgspec
 from radixrt.constrained.spec import Spec
 from radixrt.errors import EngineDiedError, RequestError
 from radixrt.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
-from radixrt.messages import (
-    AbortRequest,
-    AnswerBatch,
-    AnswerChunk,
+from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
+from radixrt.messages.calls import (
     CacheTreeCall,
     CallReply,
     CompileCall,
     DetokenizeCall,
-    EngineInfo,
     FlushCacheCall,
-    GenerateRequest,
     PinCall,
-    Prompt,
     ReleaseCacheCall,
-    RequestFailed,
-    SchedulerStats,
     StatsCall,
-    ToApi,
     TokenizeCall,
-    pack_ids,
 )
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.links import ToApi
+from radixrt.messages.requests import AbortRequest, GenerateRequest, Prompt
+from radixrt.messages.stats import SchedulerStats
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +217,7 @@ class EngineClient:
         return value["released_tokens"]
 
     async def cache_tree(self, depth: int, children: int) -> dict[str, Any]:
-        """A view of the radix tree: a :class:`radixrt.messages.CacheTree` as builtins, with texts of tokens.
+        """A view of the radix tree: a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, with texts of tokens.
 
         Args:
             depth: levels of nodes below each root.

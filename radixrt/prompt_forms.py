@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from radixrt.errors import RequestError
-from radixrt.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from radixrt.nesting import check_depth
 
 PromptLike = str | Sequence[int]

@@ -5,7 +5,7 @@ It is a request with the settings :data:`radixrt.sampling_params.PREFILL_ONLY`.
 
 import msgspec
 
-from radixrt.messages import AnswerChunk
+from radixrt.messages.answers import AnswerChunk
 
 DEFAULT_PIN_S = 300.0
 """How long a lease lasts unless something else is asked for."""

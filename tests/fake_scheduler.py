@@ -8,31 +8,28 @@ from collections.abc import Callable
 import msgspec
 
 from radixrt.ipc import Channels, Inbox, Outbox, Poller
-from radixrt.messages import (
-    CacheNamespace,
-    CacheTree,
+from radixrt.messages.answers import EngineInfo, RequestFailed
+from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
+from radixrt.messages.calls import (
     CacheTreeCall,
-    CacheTreeNode,
     CallReply,
-    EngineInfo,
     FlushCacheCall,
-    LogprobRow,
     PinTokensCall,
     ReleaseCacheCall,
+    StatsCall,
+)
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.links import ToScheduler
+from radixrt.messages.sequences import (
+    LogprobRow,
     ReleaseSequences,
-    RequestFailed,
-    SchedulerStats,
     SequenceFinished,
     SequenceRefused,
     SequenceRequest,
     SequenceStarted,
-    StatsCall,
-    TimeHistogram,
     TokenBatch,
-    ToScheduler,
-    pack_ids,
-    unpack_ids,
 )
+from radixrt.messages.stats import SchedulerStats, TimeHistogram
 
 CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
 """Of every sequence."""

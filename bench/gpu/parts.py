@@ -14,7 +14,8 @@ from bench.gpu.shapes import ModelShape
 from bench.gpu.workloads import Sizes, of_length, sharegpt_like, token_ids, uniform
 from radixrt.bench.constrained import Load, measure_masks
 from radixrt.engine import LLM
-from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import GenerateRequest, TokenPrompt
 from radixrt.sampling_params import SamplingParams
 
 CONSTRAINED_ROUNDS = 2

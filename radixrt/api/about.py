@@ -12,7 +12,8 @@ from radixrt import __version__
 from radixrt.api.events import json_response, while_connected
 from radixrt.api.state import ServerState, new_id
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import GenerateRequest, TokenPrompt
 from radixrt.sampling_params import SamplingParams
 
 HEALTH_TIMEOUT_S = 30

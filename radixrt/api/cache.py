@@ -24,7 +24,7 @@ from radixrt.cache_hint import (
 )
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RequestError
-from radixrt.messages import CacheHints, GenerateRequest, Prompt, TextPrompt
+from radixrt.messages.requests import CacheHints, GenerateRequest, Prompt, TextPrompt
 from radixrt.sampling_params import PREFILL_ONLY
 from radixrt.warming import DEFAULT_PIN_S, Warmed
 

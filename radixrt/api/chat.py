@@ -34,7 +34,9 @@ from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, unpack_ids
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.requests import ChatPrompt, GenerateRequest
 from radixrt.nesting import check_depth
 
 

@@ -23,15 +23,9 @@ from radixrt.api.structured import (
 from radixrt.cache_hint import hints_of
 from radixrt.constrained.requests import check_sampling
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    AnswerChunk,
-    GenerateRequest,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-    pack_ids,
-    unpack_ids,
-)
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt, TokenPrompt
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""

@@ -13,7 +13,7 @@ from fastapi import Request
 from radixrt.api.conversations import Conversation, Conversations, Items, Kind
 from radixrt.api.protocol import GenerationFields
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk
+from radixrt.messages.answers import AnswerChunk
 
 
 def owner_of(request: Request, cache_salt: str | None) -> bytes:

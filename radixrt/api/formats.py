@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from radixrt.messages import AnswerChunk, TokenLogprob, unpack_ids
+from radixrt.messages.answers import AnswerChunk, TokenLogprob
+from radixrt.messages.ids import unpack_ids
 
 _LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks (as in OpenAI's API)."""
@@ -114,7 +115,7 @@ def prompt_logprobs(tokens: Sequence[TokenLogprob] | None) -> list[dict[str, Any
 
 
 def times_extras(chunk: AnswerChunk) -> dict[str, Any]:
-    """Where an answer's time went, with its last chunk; see :class:`radixrt.messages.AnswerTimes`."""
+    """Where an answer's time went, with its last chunk; see :class:`radixrt.messages.answers.AnswerTimes`."""
     if chunk.times is None:
         return {}
     times = chunk.times

@@ -24,13 +24,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from radixrt.engine_client import EngineClient
-from radixrt.messages import (
-    AnswerChunk,
-    SchedulerStats,
-    StructuredStats,
-    TimeHistogram,
-    num_ids,
-)
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import num_ids
+from radixrt.messages.stats import SchedulerStats, StructuredStats, TimeHistogram
 
 log = logging.getLogger(__name__)
 

@@ -23,14 +23,9 @@ from radixrt.cache_hint import CacheHint, hints_of
 from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    AnswerChunk,
-    GenerateRequest,
-    Prompt,
-    TextPrompt,
-    TokenLogprob,
-    unpack_ids,
-)
+from radixrt.messages.answers import AnswerChunk, TokenLogprob
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt
 from radixrt.sampling_params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128

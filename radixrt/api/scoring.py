@@ -16,7 +16,8 @@ from radixrt.api.state import ServerState, request_id
 from radixrt.cache_hint import CacheHint, hints_of
 from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, TextPrompt
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.requests import ChatPrompt, GenerateRequest, TextPrompt
 
 
 class ScoreRequest(RememberedPrompt, kw_only=True):

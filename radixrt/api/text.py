@@ -13,7 +13,8 @@ from radixrt.api.events import json_response
 from radixrt.api.protocol import ChatCompletionRequest
 from radixrt.api.state import ServerState
 from radixrt.errors import RequestError
-from radixrt.messages import Prompt, TextPrompt, unpack_ids
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.requests import Prompt, TextPrompt
 
 
 class TokenizeText(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ from radixrt.api.structured import constraint_field
 from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
 from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
 from radixrt.errors import RequestError
-from radixrt.messages import ToolCall
+from radixrt.messages.answers import ToolCall
 from radixrt.nesting import check_depth
 
 

@@ -26,7 +26,8 @@ from radixrt.bench.tokenizer import train_tokenizer
 from radixrt.config import ServerConfig
 from radixrt.constrained.spec import JsonSchema, Spec
 from radixrt.launch import prepare
-from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import GenerateRequest, TokenPrompt
 from radixrt.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 64

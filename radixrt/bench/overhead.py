@@ -21,7 +21,9 @@ from rich.table import Table
 
 from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
 from radixrt.bench.queueing import WAITING, QueueCost, measure_queueing
-from radixrt.messages import SequenceRequest, StepResult, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.steps import StepResult
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue_order import ORDERS

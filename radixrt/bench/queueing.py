@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixrt.messages import SequenceRequest, StepPlan, StepResult, num_ids, pack_ids
+from radixrt.messages.ids import num_ids, pack_ids
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue_order import SchedulePolicy

@@ -6,14 +6,9 @@ from collections.abc import Callable
 import msgspec
 
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    CacheTreeCall,
-    CallReply,
-    PinTokensCall,
-    ReleaseCacheCall,
-    RequestFailed,
-    unpack_ids,
-)
+from radixrt.messages.answers import RequestFailed
+from radixrt.messages.calls import CacheTreeCall, CallReply, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.tree_view import Slices, TreeView
 

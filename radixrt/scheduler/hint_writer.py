@@ -12,7 +12,7 @@ A node may be used by many, and they may want different things of it:
 
 from dataclasses import dataclass
 
-from radixrt.messages import CacheHints
+from radixrt.messages.requests import CacheHints
 from radixrt.scheduler.hint import DEFAULT, HIGH, LEVELS, NONE, Hint
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.radix_tree import RadixTree

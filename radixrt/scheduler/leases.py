@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from radixrt.cache_hint import check_pin_seconds
 from radixrt.errors import RequestError
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.radix_tree import Match, RadixTree

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.hint import Hint
 from radixrt.scheduler.page_allocator import Pages
 

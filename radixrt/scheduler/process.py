@@ -9,25 +9,24 @@ import msgspec
 
 from radixrt.config import ServerConfig
 from radixrt.ipc import Channels, Inbox, Outbox, Poller
-from radixrt.messages import (
+from radixrt.messages.answers import EngineInfo, RequestFailed
+from radixrt.messages.calls import (
     CacheTreeCall,
     CallReply,
-    EngineInfo,
     FlushCacheCall,
-    GrammarLoaded,
     PinTokensCall,
     ReleaseCacheCall,
+    StatsCall,
+)
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
+from radixrt.messages.sequences import (
     ReleaseSequences,
-    RequestFailed,
     SequenceRefused,
     SequenceRequest,
-    StatsCall,
-    StepResult,
     TokenBatch,
-    ToScheduler,
-    ToSchedulerFromWorker,
-    unpack_ids,
 )
+from radixrt.messages.steps import GrammarLoaded, StepResult
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.kv_events.publisher import start_publisher

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from radixrt.messages import TokenIds, unpack_ids
+from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.scheduler.eviction.by_key import least_recently_used
 from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.hint import Hint, earliest_next_use, is_kept_alike

@@ -13,27 +13,27 @@ from collections.abc import Callable
 
 import numpy as np
 
-from radixrt.messages import (
+from radixrt.messages.answers import FinishReason
+from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.sequences import (
+    SequenceFinished,
+    SequenceRefused,
+    SequenceRequest,
+    SequenceStarted,
+    TokenBatch,
+)
+from radixrt.messages.stats import SchedulerStats
+from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     NO_TOKEN,
     Admit,
     BlockTable,
     DropGrammar,
-    FinishReason,
     GrammarLoaded,
     LoadGrammar,
     Prefill,
-    SchedulerStats,
-    SequenceFinished,
-    SequenceRefused,
-    SequenceRequest,
-    SequenceStarted,
     StepPlan,
     StepResult,
-    TokenBatch,
-    num_ids,
-    pack_ids,
-    unpack_ids,
 )
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.batch_draft import BatchDraft

@@ -2,13 +2,10 @@
 
 import numpy as np
 
-from radixrt.messages import (
-    FinishReason,
-    GrammarUse,
-    SequenceRequest,
-    TokenIds,
-    unpack_ids,
-)
+from radixrt.messages.answers import FinishReason
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.steps import GrammarUse
 from radixrt.scheduler.eviction.policy import Use
 from radixrt.scheduler.node import Node
 

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from radixrt.messages import Counters, SchedulerStats, StepResult, TimeHistogram
+from radixrt.messages.stats import Counters, SchedulerStats, TimeHistogram
+from radixrt.messages.steps import StepResult
 from radixrt.scheduler.kv_cache import KVCache
 
 STEP_BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from radixrt.messages import num_ids, unpack_ids
+from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 Tree = dict[str, Any]
-"""A :class:`radixrt.messages.CacheTree` as builtins."""
+"""A :class:`radixrt.messages.cache_tree.CacheTree` as builtins."""
 
 
 def described(tree: Tree, vocabulary: Vocabulary, show_texts: bool) -> Tree:

@@ -19,34 +19,30 @@ from radixrt.config import ServerConfig
 from radixrt.constrained.grammar import Compiled
 from radixrt.errors import RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
-from radixrt.messages import (
-    AbortRequest,
-    CacheHints,
+from radixrt.messages.answers import EngineInfo, PromptInfo
+from radixrt.messages.calls import (
     CacheTreeCall,
     CallReply,
-    ChatPrompt,
     CompileCall,
     DetokenizeCall,
-    EngineInfo,
     FlushCacheCall,
-    GenerateRequest,
-    PackedIds,
     PinCall,
     PinTokensCall,
-    Prompt,
-    PromptInfo,
     ReleaseCacheCall,
-    SequenceRequest,
     StatsCall,
-    TokenBatch,
     TokenizeCall,
-    TokenPrompt,
-    ToTokenizerFromApi,
-    ToTokenizerFromScheduler,
-    num_ids,
-    pack_ids,
-    unpack_ids,
 )
+from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
+from radixrt.messages.links import ToTokenizerFromApi, ToTokenizerFromScheduler
+from radixrt.messages.requests import (
+    AbortRequest,
+    CacheHints,
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    TokenPrompt,
+)
+from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.sampling_params import PREFILL_ONLY
 from radixrt.tokenizer.answers import Answer
 from radixrt.tokenizer.cache_tree import described, num_shown_tokens

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 
 SHORTEST_KEPT = 256
 """Characters; shorter segments are encoded about as quickly as they are found."""

@@ -18,15 +18,11 @@ from radixrt.constrained.compiler.route import BackendChoice, CompileOptions
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    Constraint,
-    EngineInfo,
-    GenerateRequest,
-    PackedIds,
-    SequenceRequest,
-    StructuredStats,
-    pack_ids,
-)
+from radixrt.messages.answers import EngineInfo
+from radixrt.messages.ids import PackedIds, pack_ids
+from radixrt.messages.requests import GenerateRequest
+from radixrt.messages.sequences import Constraint, SequenceRequest
+from radixrt.messages.stats import StructuredStats
 from radixrt.tokenizer.checked_sequence import CheckedSequence
 from radixrt.tokenizer.reasoning import FORMATS
 from radixrt.tokenizer.vocabulary import Vocabulary

@@ -4,7 +4,7 @@ import json
 import re
 
 from radixrt.constrained.tool_calls import FORMATS, ToolCallFormat
-from radixrt.messages import ToolCall
+from radixrt.messages.answers import ToolCall
 from radixrt.tokenizer.json_scanner import JsonScanner
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(\w+)"\s*:\s*(?=\{)')

@@ -15,15 +15,13 @@ import msgspec
 from radixrt.constrained.checks.checked_answer import DueCheck
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    AnswerBatch,
-    AnswerChunk,
+from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import (
     ReleaseSequences,
-    RequestFailed,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
-    pack_ids,
 )
 from radixrt.tokenizer.answers import Answer, SequenceNews, news_by_sequence
 from radixrt.tokenizer.checked_sequence import CheckedSequence

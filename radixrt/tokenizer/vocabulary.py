@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
-from radixrt.messages import TokenLogprob
+from radixrt.messages.answers import TokenLogprob
 from radixrt.token_bytes import TokenBytes
 from radixrt.tokenizer.segments import SegmentEncoder
 

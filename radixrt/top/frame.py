@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from radixrt.cache_stats import CacheStats
-from radixrt.messages import CacheNamespace, CacheTree, CacheTreeNode
+from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.top.readings import Rates, Reading
 
 _POOL_COLOURS = {

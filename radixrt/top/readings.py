@@ -11,7 +11,8 @@ import msgspec
 
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RadixrtError
-from radixrt.messages import CacheTree, SchedulerStats
+from radixrt.messages.cache_tree import CacheTree
+from radixrt.messages.stats import SchedulerStats
 
 TIMEOUT_S = 5
 TREE_LEVELS = 3

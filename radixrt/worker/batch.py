@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.device import Device
-from radixrt.messages import Admit, StepPlan, TokenIds, num_ids, unpack_ids
+from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
+from radixrt.messages.steps import Admit, StepPlan
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.ragged import RaggedStep
 from radixrt.worker.shared_prefixes import PrefixFinder, PrefixGroups

@@ -23,7 +23,8 @@ from radixrt.layers.fastest_kernels import layer_kernels
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
-from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan
+from radixrt.messages.answers import EngineInfo
+from radixrt.messages.steps import GrammarLoaded, StepPlan
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixrt.messages import LogprobRow, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import LogprobRow
 
 
 def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor]:

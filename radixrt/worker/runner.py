@@ -14,15 +14,8 @@ from numpy.typing import NDArray
 
 from radixrt.attention.backend import AttentionBackend, ForwardContext
 from radixrt.device import Device, Mark
-from radixrt.messages import (
-    GRAMMAR_FAILED,
-    Admit,
-    StepPlan,
-    StepResult,
-    TokenIds,
-    pack_ids,
-    unpack_ids,
-)
+from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
+from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
 from radixrt.worker.decode_graphs import DecodeGraphs

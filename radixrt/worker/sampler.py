@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device import Device
-from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import NO_TOKEN
 from radixrt.worker.cpu_sampler import draw_by_native_kernel
 from radixrt.worker.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.grammars import TokenMask

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device import CPU, Device
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.noise import seed_keys
 

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device import Download, Mark
-from radixrt.messages import LogprobRow, TokenIds
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.sequences import LogprobRow
 from radixrt.worker.batch import Jumps, PromptSpan
 from radixrt.worker.logprobs import logprob_rows
 from radixrt.worker.sampler import SampledTokens

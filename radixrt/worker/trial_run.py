@@ -7,7 +7,8 @@ import torch
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
-from radixrt.messages import Admit, Prefill, StepPlan, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.sampling_params import SamplingParams
 
 DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)

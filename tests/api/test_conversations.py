@@ -52,7 +52,7 @@ def events(server: RunningServer, path: str, body: dict[str, Any]) -> list[dict[
 
 
 def prompt_of_last(server: RunningServer) -> str:
-    from radixrt.messages import unpack_ids
+    from radixrt.messages.ids import unpack_ids
 
     ids = unpack_ids(server.scheduler.requests[-1].token_ids).tolist()
     return server.vocabulary.decode(ids)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from radixrt.cli import main
-from radixrt.messages import CacheNamespace, CacheTree, CacheTreeNode
+from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.top.frame import frame, pool_parts
 from radixrt.top.readings import ServerAwayError, ServerWatch, rates_between
 from tests.api.conftest import RunningServer, StartServer

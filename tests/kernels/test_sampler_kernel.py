@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import radixrt_kernels
-from radixrt.messages import NO_TOKEN
+from radixrt.messages.steps import NO_TOKEN
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.grammars import TokenMask
 from radixrt.worker.sampler import sample

@@ -8,21 +8,10 @@ import msgspec
 import numpy as np
 
 from radixrt.constrained.grammar import Grammar
-from radixrt.messages import (
-    NO_HINTS,
-    NO_TOKEN,
-    CacheHints,
-    Constraint,
-    DropGrammar,
-    GrammarLoaded,
-    LoadGrammar,
-    SequenceRequest,
-    StepPlan,
-    TokenBatch,
-    num_ids,
-    pack_ids,
-    unpack_ids,
-)
+from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.requests import NO_HINTS, CacheHints
+from radixrt.messages.sequences import Constraint, SequenceRequest, TokenBatch
+from radixrt.messages.steps import NO_TOKEN, DropGrammar, GrammarLoaded, LoadGrammar, StepPlan
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.admission import FORECASTS
 from radixrt.scheduler.invariants import check_invariants

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.messages import CacheHints, Retention
+from radixrt.messages.requests import CacheHints, Retention
 from radixrt.scheduler.eviction.registry import EvictionPolicyName, make_base_policy, make_policy
 from radixrt.scheduler.hint_writer import HintWriter
 from radixrt.scheduler.node import Node

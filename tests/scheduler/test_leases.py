@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from radixrt.errors import RequestError
-from radixrt.messages import PinTokensCall, ReleaseCacheCall, pack_ids
+from radixrt.messages.calls import PinTokensCall, ReleaseCacheCall
+from radixrt.messages.ids import pack_ids
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.leases import Lease

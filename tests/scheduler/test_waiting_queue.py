@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.messages import SequenceRequest, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.lazy_heap import LazyHeap

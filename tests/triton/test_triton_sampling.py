@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 
 from radixrt.device import CPU, Device, make_device
-from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import NO_TOKEN
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker import noise
 from radixrt.worker.grammars import TokenMask

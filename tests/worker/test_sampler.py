@@ -18,7 +18,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from radixrt.messages import NO_TOKEN, LogprobRow, unpack_ids
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import NO_TOKEN
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker import sampler
 from radixrt.worker.logprobs import prompt_logprob_rows

@@ -30,7 +30,8 @@ from radixrt.lang.errors import BackendError, BadRequest, ConnectionLost, Unsupp
 if TYPE_CHECKING:
     from radixrt.constrained.spec import Spec
     from radixrt.engine import LLM
-    from radixrt.messages import AnswerChunk, GenerateRequest
+    from radixrt.messages.answers import AnswerChunk
+    from radixrt.messages.requests import GenerateRequest
 
 Result = TypeVar("Result")
 
@@ -123,7 +124,7 @@ class Engine:
         BadRequest: the engine could not do it.
         """
         from radixrt.constrained.requests import check_sampling
-        from radixrt.messages import ChatPrompt
+        from radixrt.messages.requests import ChatPrompt
         from radixrt.sampling_params import SamplingParams
 
         prompt = _wire_prompt(call.prompt, call.continues, call.tools)
@@ -185,7 +186,7 @@ class Engine:
         return calls(tools, written, required=required, most=most)
 
     def _wire_request(self, prompt: Any, sampling: Any, **fields: Any) -> "GenerateRequest":
-        from radixrt.messages import GenerateRequest
+        from radixrt.messages.requests import GenerateRequest
 
         return GenerateRequest(request_id=_new_id(), prompt=prompt, sampling=sampling, **fields)
 
@@ -223,7 +224,7 @@ def _new_id() -> str:
 
 
 def _wire_prompt(prompt: Prompt, continues: bool, tools: Sequence[dict[str, Any]]) -> Any:
-    from radixrt.messages import ChatPrompt, TextPrompt
+    from radixrt.messages.requests import ChatPrompt, TextPrompt
 
     if isinstance(prompt, str):
         return TextPrompt(prompt)
@@ -278,9 +279,9 @@ def _times(chunk: "AnswerChunk") -> ServerTimes | None:
 
 
 def _cache_hints(hints: CacheHints) -> Any:
-    from radixrt import messages
+    from radixrt.messages import requests
 
-    return messages.CacheHints(next_use_s=hints.next_use_s, session=hints.session)
+    return requests.CacheHints(next_use_s=hints.next_use_s, session=hints.session)
 
 
 def _constraint_keywords(constraint: Constraint | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ leaves that are all awaited, the one whose first request arrived last goes first
 import heapq
 from itertools import count
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.eviction.policy import EvictionPolicy, Use
 from radixrt.scheduler.hint import HIGH
 from radixrt.scheduler.node import Node

@@ -10,7 +10,7 @@ evicts the page whose return is least likely for each second that it would stay,
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
 from radixrt.scheduler.eviction.page_sample import PageSample
 from radixrt.scheduler.eviction.policy import EvictionPolicy, Use

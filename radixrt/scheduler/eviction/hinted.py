@@ -9,7 +9,7 @@ like the policy below where they don't: without hints there is no difference at 
 
 from collections.abc import Callable
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.eviction.by_key import least_recently_used
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
 from radixrt.scheduler.eviction.policy import EvictionPolicy, Use

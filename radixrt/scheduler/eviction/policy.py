@@ -9,7 +9,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.node import Node
 
 
