@@ -2,8 +2,9 @@
 
 import asyncio
 import concurrent.futures
+import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from radixrt.config import ServerConfig
@@ -67,6 +68,29 @@ class BackgroundEngine:
         except BaseException:
             future.cancel()
             raise
+
+    def iterate(self, source: AsyncGenerator[Result, None]) -> Iterator[Result]:
+        """Yield what comes from an iterator that runs in the client's loop. Leaving early closes it."""
+        arrived: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
+
+        async def forward() -> None:
+            try:
+                async for item in source:
+                    arrived.put((item,))
+                arrived.put(None)
+            except Exception as error:
+                arrived.put(error)
+            finally:
+                await source.aclose()
+
+        task = self.submit(forward())
+        try:
+            while (arrival := arrived.get()) is not None:
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                yield arrival[0]
+        finally:
+            task.cancel()
 
     def close(self) -> None:
         """Stop all processes; fail what is under way. May be called twice."""

@@ -3,9 +3,8 @@
 import dataclasses
 import itertools
 import os
-import queue
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Unpack, overload
@@ -25,10 +24,16 @@ from radixrt.launch import prepare
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.requests import CacheHints, ChatPrompt, GenerateRequest, Prompt, TokenPrompt
 from radixrt.messages.stats import SchedulerStats
-from radixrt.nesting import check_depth
 from radixrt.outputs import Answer, Output, output_of
 from radixrt.pinned_prompt import PinnedPrompt
-from radixrt.prompt_forms import Conversation, PromptLike, list_of, prompt_of, prompt_or_chat
+from radixrt.prompt_forms import (
+    Conversation,
+    PromptLike,
+    chat_of,
+    list_of,
+    prompt_of,
+    prompt_or_chat,
+)
 from radixrt.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.warming import DEFAULT_PIN_S, Warmed
 
@@ -155,15 +160,7 @@ class LLM:
         conversations = list_of(messages, "messages")
         single = len(conversations) > 0 and isinstance(conversations[0], dict)
         many: Sequence[Any] = [conversations] if single else conversations
-        for conversation in many:
-            if not all(isinstance(m, dict) for m in list_of(conversation, "messages")):
-                raise RequestError(
-                    "A conversation is a list of messages, each a dict with role and content."
-                )
-        check_depth([*many, tools, template_kwargs], "messages")
-        prompts = [
-            ChatPrompt(messages=list(m), tools=tools, template_kwargs=template_kwargs) for m in many
-        ]
+        prompts = [chat_of(conversation, tools, template_kwargs) for conversation in many]
         outputs = self._answer(
             prompts,
             sampling_params,
@@ -191,16 +188,7 @@ class LLM:
             _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
             stream=True,
         )
-        chunks: queue.SimpleQueue[AnswerChunk | BaseException | None] = queue.SimpleQueue()
-        source = self._engine.client.generate(request)
-        task = self._engine.submit(_forward(source, chunks))
-        try:
-            while (chunk := chunks.get()) is not None:
-                if isinstance(chunk, BaseException):
-                    raise chunk
-                yield chunk
-        finally:
-            task.cancel()
+        yield from self._engine.iterate(self._engine.client.generate(request))
 
     def default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's authors recommend."""
@@ -399,15 +387,3 @@ class LLM:
             requests, MAX_CONCURRENT_REQUESTS, lambda: bar.advance(task)
         )
         return [output_of(chunks) for chunks in answers]
-
-
-async def _forward(source: AsyncIterator[AnswerChunk], target: queue.SimpleQueue) -> None:
-    """Move chunks to another thread; errors too, then None for the end."""
-    try:
-        async for chunk in source:
-            target.put(chunk)
-        target.put(None)
-    except Exception as error:
-        target.put(error)
-    finally:
-        await source.aclose()  # type: ignore[attr-defined]

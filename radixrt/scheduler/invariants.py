@@ -56,7 +56,7 @@ def _check_tree(tree: RadixTree) -> None:
 
 def _check_locks(scheduler: Scheduler) -> None:
     expected: Counter[Node] = Counter()
-    for sequence in scheduler.running():
+    for sequence in scheduler.slots.running():
         assert sequence.node is not None
         expected.update(sequence.node.path())
     pinned: Counter[Node] = Counter()
@@ -94,7 +94,7 @@ def _check_pages(scheduler: Scheduler) -> None:
         scheduler.kv.allocator.free_pages(),
         *(node.pages for node in scheduler.kv.tree.nodes()),
     ]
-    held += [slots.own_pages(sequence.slot) for sequence in scheduler.running()]
+    held += [slots.own_pages(sequence.slot) for sequence in scheduler.slots.running()]
     pages = np.sort(np.concatenate(held))
     _require(
         np.array_equal(pages, np.arange(scheduler.limits.num_pages)),

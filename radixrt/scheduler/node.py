@@ -129,3 +129,21 @@ def part_of(packed: Packed, start: int, stop: int) -> Packed:
     if len(view) < _SHORTEST_VIEW or 2 * len(view) < len(kept_alive):
         return bytes(view)
     return view
+
+
+def common_length(edge: Packed, packed: bytes, start: int) -> int:
+    """Length in bytes of the longest common prefix of ``edge`` and ``packed[start:]``, in whole ids.
+
+    Compares ever longer pieces, so that an early difference in a long edge is found early.
+    """
+    length, done, piece = min(len(edge), len(packed) - start), 0, 1 << 10
+    while done < length:
+        count = min(piece, length - done) // ID_BYTES
+        ours = np.frombuffer(edge, np.int32, count, done)
+        differs = ours != np.frombuffer(packed, np.int32, count, start + done)
+        first = int(differs.argmax())
+        if differs[first]:
+            return done + first * ID_BYTES
+        done += count * ID_BYTES
+        piece *= 4
+    return length

@@ -122,7 +122,7 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in scheduler.take_grammar_orders():
+        for order in scheduler.grammars.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._steps_in_flight:

@@ -18,13 +18,11 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
-import numpy as np
-
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.scheduler.eviction.by_key import least_recently_used
 from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.hint import Hint, earliest_next_use, is_kept_alike
-from radixrt.scheduler.node import ID_BYTES, Node, Packed, part_of
+from radixrt.scheduler.node import ID_BYTES, Node, Packed, common_length, part_of
 from radixrt.scheduler.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.tree_observer import TreeObserver
 
@@ -100,7 +98,7 @@ class RadixTree:
         while (child := node.children.get(packed[start : start + page_bytes])) is not None:
             node = child
             if not packed.startswith(node.edge, start):
-                pages_in_edge = _common_length(node.edge, packed, start) // page_bytes
+                pages_in_edge = common_length(node.edge, packed, start) // page_bytes
                 return Match(node, start // page_bytes + pages_in_edge, pages_in_edge)
             start += len(node.edge)
         return Match(node, start // page_bytes, node.num_pages)
@@ -392,21 +390,3 @@ def _num_pages(match: Match, counts: Callable[[Node], bool]) -> int:
     beyond = match.node.num_pages - match.pages_in_edge
     nodes = list(takewhile(counts, match.node.path()))
     return sum(node.num_pages for node in nodes) - (beyond if nodes else 0)
-
-
-def _common_length(edge: Packed, packed: bytes, start: int) -> int:
-    """Length in bytes of the longest common prefix of ``edge`` and ``packed[start:]``, in whole ids.
-
-    Compares ever longer pieces, so that an early difference in a long edge is found early.
-    """
-    length, done, piece = min(len(edge), len(packed) - start), 0, 1 << 10
-    while done < length:
-        count = min(piece, length - done) // ID_BYTES
-        ours = np.frombuffer(edge, np.int32, count, done)
-        differs = ours != np.frombuffer(packed, np.int32, count, start + done)
-        first = int(differs.argmax())
-        if differs[first]:
-            return done + first * ID_BYTES
-        done += count * ID_BYTES
-        piece *= 4
-    return length

@@ -19,7 +19,6 @@ from radixrt.messages.sequences import (
     SequenceFinished,
     SequenceRefused,
     SequenceRequest,
-    SequenceStarted,
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats
@@ -28,9 +27,7 @@ from radixrt.messages.steps import (
     NO_TOKEN,
     Admit,
     BlockTable,
-    DropGrammar,
     GrammarLoaded,
-    LoadGrammar,
     Prefill,
     StepPlan,
     StepResult,
@@ -107,9 +104,6 @@ class Scheduler:
     def num_running(self) -> int:
         return self.slots.num_used
 
-    def running(self) -> list[Sequence]:
-        return self.slots.running()
-
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or say why not."""
         num_prompt = num_ids(request.token_ids) - request.num_output
@@ -138,10 +132,6 @@ class Scheduler:
             self.waiting.add(sequence)
         return None
 
-    def take_grammar_orders(self) -> list[LoadGrammar | DropGrammar]:
-        """What the workers have to hear before the next plan."""
-        return self.grammars.take_orders()
-
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
         waited = self.grammars.loaded(message)
@@ -160,7 +150,9 @@ class Scheduler:
         mean_step_s = self.counters.step_seconds.total / steps if steps else 0.1
         mean_output = self._admission.outputs.mean()
         if mean_output is None:
-            mean_output = sum(s.max_output / 2 for s in self.running()) / max(1, self.num_running)
+            mean_output = sum(s.max_output / 2 for s in self.slots.running()) / max(
+                1, self.num_running
+            )
         return max(1, min(60, round(mean_step_s * mean_output)))
 
     def release(self, seq_ids: Pages, *, complete: bool = False) -> None:
@@ -188,7 +180,7 @@ class Scheduler:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:
                 self.counters.aborted += 1
-                dropped.append(self._finished(sequence, "abort", None))
+                dropped.append(sequence.ended("abort", self.clock()))
                 self._remove(sequence)
         return dropped
 
@@ -367,7 +359,7 @@ class Scheduler:
         tokens in flight are dropped: the sampler draws the same ones again."""
         growing = [
             sequence
-            for sequence in self.running()
+            for sequence in self.slots.running()
             if self.slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling
         ]
         sequence = choose_victim(growing, self._order)
@@ -399,7 +391,8 @@ class Scheduler:
             draft.refused.append(self._fail(sequence, *_FAILURES[token]))
             return False
         if sequence.first_token is None:
-            draft.started.append(self._started(sequence))
+            draft.started.append(sequence.start(self.clock()))
+            self.counters.cache_write_tokens += draft.started[-1].cache_write_tokens
         if sequence.max_output == 0:  # only its KV was wanted
             draft.finished.append(self._finish(sequence, "length", token))
             return False
@@ -411,23 +404,10 @@ class Scheduler:
         draft.finished.append(self._finish(sequence, reason, token))
         return False
 
-    def _started(self, sequence: Sequence) -> SequenceStarted:
-        assert sequence.first_planned is not None
-        sequence.first_token = self.clock()
-        written = min(sequence.written_tokens, sequence.num_tokens - sequence.cached_tokens)
-        self.counters.cache_write_tokens += written
-        return SequenceStarted(
-            seq_id=sequence.seq_id,
-            cached_tokens=sequence.cached_tokens,
-            queued_s=sequence.first_planned - sequence.arrived,
-            prefill_s=sequence.first_token - sequence.first_planned,
-            cache_write_tokens=written,
-        )
-
     def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> SequenceFinished:
         self._count_finish(sequence)
         self._remove(sequence)
-        return self._finished(sequence, reason, token if reason == "stop" else None)
+        return sequence.ended(reason, self.clock(), token)
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
@@ -449,13 +429,6 @@ class Scheduler:
         self.grammars.release(sequence)
         self._leave_slot(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
-
-    def _finished(
-        self, sequence: Sequence, reason: FinishReason, stop_token: int | None
-    ) -> SequenceFinished:
-        return SequenceFinished(
-            sequence.seq_id, reason, stop_token, self.clock() - sequence.arrived
-        )
 
     # ------------------------------------------------------------ inspection
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from radixrt.messages.answers import FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.sequences import SequenceFinished, SequenceRequest, SequenceStarted
 from radixrt.messages.steps import GrammarUse
 from radixrt.scheduler.eviction.policy import Use
 from radixrt.scheduler.node import Node
@@ -121,3 +121,20 @@ class Sequence:
         if token in self.stop_tokens and long_enough:
             return "stop"
         return "length" if self.num_output >= self.max_output else None
+
+    def start(self, now: float) -> SequenceStarted:
+        """The first token is out; returns what is told with it."""
+        assert self.first_planned is not None
+        self.first_token = now
+        return SequenceStarted(
+            seq_id=self.seq_id,
+            cached_tokens=self.cached_tokens,
+            queued_s=self.first_planned - self.arrived,
+            prefill_s=now - self.first_planned,
+            cache_write_tokens=min(self.written_tokens, self.num_tokens - self.cached_tokens),
+        )
+
+    def ended(self, reason: FinishReason, now: float, last: int | None = None) -> SequenceFinished:
+        """What is told at the end of the answer, with its ``last`` token where that has ended it."""
+        stop_token = last if reason == "stop" else None
+        return SequenceFinished(self.seq_id, reason, stop_token, now - self.arrived)

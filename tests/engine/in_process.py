@@ -141,7 +141,7 @@ class InProcessEngine:
         return batches
 
     def _load_grammars(self) -> None:
-        for order in self.scheduler.take_grammar_orders():
+        for order in self.scheduler.grammars.take_orders():
             self.runner.grammars.shop.order(order)
             if isinstance(order, LoadGrammar):
                 assert self.scheduler.grammar_loaded(self.loaded.get()) == []

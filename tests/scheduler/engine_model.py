@@ -115,7 +115,7 @@ class EngineModel:
             self.finished[refused.seq_id] = "refused"
 
     def _take_orders(self) -> None:
-        for order in self.scheduler.take_grammar_orders():
+        for order in self.scheduler.grammars.take_orders():
             match order:
                 case LoadGrammar():
                     self.loading.append(order.grammar_id)
