@@ -42,6 +42,7 @@ SHAPES = [
     Shape("prefill 2048, 14/2 x 64", QWEN_HALF_B, 1, 2048, 2048),
     Shape("prefill 4 x 32 after 1024, 14/2 x 64", QWEN_HALF_B, 4, 32, 1056),
     Shape("prefill 1024, 32/8 x 128", LLAMA_8B, 1, 1024, 1024),
+    Shape("float32 decode 8 x 1024, 32/8 x 128", LLAMA_8B, 8, 1, 1024, dtype=torch.float32),
     Shape("float32 decode 16 x 1024, 14/2 x 64", QWEN_HALF_B, 16, 1, 1024, dtype=torch.float32),
     Shape("float32 prefill 1024, 14/2 x 64", QWEN_HALF_B, 1, 1024, 1024, dtype=torch.float32),
 ]
