@@ -52,7 +52,7 @@ class SchedulerProcess:
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
         self._poller = Poller(self._from_tokenizer, self._from_worker)
-        self._steps_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
+        self._max_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
         self.scheduler = Scheduler(scheduler_limits(config, info))
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
@@ -125,7 +125,7 @@ class SchedulerProcess:
         for order in scheduler.grammars.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
-        while scheduler.num_in_flight < self._steps_in_flight:
+        while scheduler.num_in_flight < self._max_in_flight:
             begin = time.perf_counter()
             plan = scheduler.plan()
             if plan is None:
