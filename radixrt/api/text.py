@@ -31,14 +31,13 @@ def text_routes(state: ServerState) -> APIRouter:
     async def tokenize(request: Request, fields: TokenizeRequest) -> Response:
         if fields.prompt is None:
             fields.prompt = fields.text
-        asked = one_prompt(fields, state, request)
-        token_ids, prompt = await state.client.tokenize(asked)
+        tokenized = await state.client.tokenize(one_prompt(fields, state, request))
         return json_response(
             {
-                "tokens": token_ids,
-                "count": len(token_ids),
+                "tokens": tokenized.token_ids,
+                "count": len(tokenized.token_ids),
                 "max_model_len": state.info.context_length,
-                "prompt": prompt,
+                "prompt": tokenized.prompt,
             }
         )
 
