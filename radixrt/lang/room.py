@@ -12,8 +12,8 @@ cost more than the prefix that is to be computed again.
 
 from collections.abc import Sequence
 
+from radixrt.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Usage
-from radixrt.lang.prefixes import shared_length
 from radixrt.lang.run_inside import RunInside
 
 USED_SHARE = 0.9
@@ -93,12 +93,12 @@ class Room:
 def distinct_length(prompts: Sequence[str]) -> int:
     """Characters of prompts, with what several begin with counted once: those of their radix tree."""
     ordered = sorted(prompts)
-    shared = sum(map(shared_length, ordered, ordered[1:]))
+    shared = sum(map(common_prefix_length, ordered, ordered[1:]))
     return sum(map(len, ordered)) - shared
 
 
 def common_length(prompts: Sequence[str]) -> int:
     """Characters that at least two of the prompts begin with: those of their radix tree without its leaves."""
     ordered = sorted(prompts)
-    shared = list(map(shared_length, ordered, ordered[1:]))
+    shared = list(map(common_prefix_length, ordered, ordered[1:]))
     return sum(shared) - sum(map(min, shared, shared[1:]))

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import radixrt.lang as rl
+from radixrt.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Usage
 from radixrt.lang.batch_order import PrefixOrder
-from radixrt.lang.prefixes import shared_length
 from radixrt.lang.room import Room, common_length, distinct_length
 from radixrt.lang.run_inside import RunInside
 from tests.lang.scripted_backend import ScriptedBackend, last_words
@@ -370,4 +370,4 @@ def test_shared_length_is_that_of_the_common_beginning() -> None:
         expected = 0
         while expected < min(len(one), len(other)) and one[expected] == other[expected]:
             expected += 1
-        assert shared_length(one, other) == expected
+        assert common_prefix_length(one, other) == expected
