@@ -26,7 +26,7 @@ class CMakeBuild(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.in_checkout = bool(self.inplace or self.editable_mode)  # setuptools forgets it while it builds
+        self.in_checkout = bool(self.inplace)  # setuptools forgets it while it builds
 
     def build_extension(self, ext: Extension) -> None:
         build_dir = Path("build", f"kernels-{sys.implementation.cache_tag}").absolute()
