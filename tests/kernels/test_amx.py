@@ -70,7 +70,9 @@ def test_every_thread_shapes_its_own_tiles(isa: str) -> None:
         native.set_num_threads(before)
     native.use_isa("avx512_bf16")
     exact = (hidden.double() @ weight.double().T).bfloat16()
-    torch.testing.assert_close(results[0][0], exact, rtol=8e-3, atol=8e-3 * float(exact.abs().max()))
+    torch.testing.assert_close(
+        results[0][0], exact, rtol=8e-3, atol=8e-3 * float(exact.abs().max())
+    )
     assert torch.equal(results[0][1], groupwise.linear(hidden, codes))
     for plain, quantized in results:
         assert torch.equal(plain, results[0][0])
@@ -88,7 +90,9 @@ class Machine(SimpleNamespace):
     """What ``choose`` sees of the compiled module."""
 
     def __init__(self, isa: str, right: bool = True) -> None:
-        super().__init__(in_use=isa, isa=lambda: self.in_use, same_products=lambda one, other: right)
+        super().__init__(
+            in_use=isa, isa=lambda: self.in_use, same_products=lambda one, other: right
+        )
 
     def use_isa(self, name: str) -> None:
         self.in_use = name
