@@ -12,7 +12,7 @@ namespace radixrt {
 namespace {
 
 // Panels by fours and alone, the last one not full; whole tiles of tokens and of columns, and what is left of each.
-constexpr int64_t kRows = 90, kColumns = 152, kGroup = 64;
+constexpr int64_t kRows = 90, kColumns = 216, kGroup = 128;
 constexpr int kPanels = 6, kTokens = 37;
 
 // The same numbers at each call, from 0 to `count` - 1.
