@@ -2,7 +2,7 @@
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -60,7 +60,8 @@ def test_every_thread_shapes_its_own_tiles(isa: str) -> None:
     def products(_: int) -> tuple[torch.Tensor, torch.Tensor]:
         return linear.linear(hidden, packed, 1000), groupwise.linear(hidden, codes)
 
-    before, results = native.num_threads(), []
+    before = native.num_threads()
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
         for threads in (1, 2, 5):
             native.set_num_threads(threads)
@@ -86,16 +87,21 @@ def test_every_instruction_set_computes_the_same_exact_products(isa: str) -> Non
     assert native.same_products(isa, "baseline")
 
 
-class Machine(SimpleNamespace):
+class Machine(ModuleType):
     """What ``choose`` sees of the compiled module."""
 
     def __init__(self, isa: str, right: bool = True) -> None:
-        super().__init__(
-            in_use=isa, isa=lambda: self.in_use, same_products=lambda one, other: right
-        )
+        super().__init__("machine")
+        self.in_use, self.right = isa, right
+
+    def isa(self) -> str:
+        return self.in_use
 
     def use_isa(self, name: str) -> None:
         self.in_use = name
+
+    def same_products(self, one: str, other: str) -> bool:
+        return self.right
 
 
 @pytest.mark.parametrize("wanted", [None, "amx"])
