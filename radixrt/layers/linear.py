@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import Matrix, MatrixFormat, Placement
+from radixrt.layers.matrix import MatrixFormat, MatrixLayer, MatrixStack, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
@@ -64,25 +64,6 @@ class Heads:
             Projection("k_proj", kv_size, kv_start, kv_rows),
             Projection("v_proj", kv_size, kv_start, kv_rows),
         ]
-
-
-class MatrixLayer(nn.Module):
-    """A layer whose weight is one matrix. It is made without it, since the checkpoint decides the format."""
-
-    matrix: Matrix
-
-    def __init__(self, rows: int, columns: int) -> None:
-        """
-        Args:
-            rows, columns: output and input features of this rank's part.
-        """
-        super().__init__()
-        self.rows = rows
-        self.columns = columns
-
-    def allocate(self, matrix_format: MatrixFormat) -> None:
-        """Make the matrix, on torch's current default device."""
-        self.matrix = matrix_format(self.rows, self.columns)
 
 
 class LinearLayer(MatrixLayer):
@@ -171,4 +152,7 @@ def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
     for module in model.modules():
         if isinstance(module, MatrixLayer):
             module.matrix.finish()
-            module.matrix = kernels.pack(module.matrix)
+            if isinstance(module, MatrixStack):
+                module.matrix = kernels.pack_stack(module.matrix, module.count)
+            else:
+                module.matrix = kernels.pack(module.matrix)

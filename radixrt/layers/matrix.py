@@ -41,6 +41,10 @@ class Matrix(nn.Module):
         """Some of the rows, of an embedding: [n] int64 -> [n, columns]"""
         raise NotImplementedError
 
+    def plain(self, rows: slice) -> Tensor:
+        """Some of the rows as plain weights: [n, columns] of the model's dtype"""
+        raise NotImplementedError
+
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         """The checkpoint's tensors that make up one projection, and where they go."""
         raise NotImplementedError
@@ -70,7 +74,50 @@ class DenseMatrix(Matrix):
     def look_up(self, rows: Tensor) -> Tensor:
         return F.embedding(rows, self.weight)
 
+    def plain(self, rows: slice) -> Tensor:
+        return self.weight[rows]
+
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         target = self.weight[placement.rows]
         slot = WeightSlot(placement.size, target, placement.dim, placement.start)
         yield f"{placement.name}.weight", slot
+
+
+class MatrixLayer(nn.Module):
+    """A layer whose weight is one matrix. It is made without it, since the checkpoint decides the format."""
+
+    matrix: Matrix
+
+    def __init__(self, rows: int, columns: int) -> None:
+        """
+        Args:
+            rows, columns: output and input features of this rank's part.
+        """
+        super().__init__()
+        self.rows = rows
+        self.columns = columns
+
+    def allocate(self, matrix_format: MatrixFormat) -> None:
+        """Make the matrix, on torch's current default device."""
+        self.matrix = matrix_format(self.rows, self.columns)
+
+
+class MatrixStack(MatrixLayer):
+    """Matrices of one shape and format, one below the other in one matrix: a mixture of experts has one for each."""
+
+    def __init__(self, count: int, rows: int, columns: int) -> None:
+        """
+        Args:
+            rows, columns: of each matrix.
+        """
+        super().__init__(count * rows, columns)
+        self.count = count
+
+    def rows_of(self, index: int) -> slice:
+        """Where one of the matrices lies."""
+        rows = self.rows // self.count
+        return slice(index * rows, (index + 1) * rows)
+
+    def plain(self, index: int) -> Tensor:
+        """One of the matrices, of the model's dtype; not after it was packed."""
+        return self.matrix.plain(self.rows_of(index))

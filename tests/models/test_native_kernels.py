@@ -16,7 +16,7 @@ from radixrt_kernels.reference import groupwise
 from tests.checkpoints import CONFIGS
 from tests.models.harness import Harness
 from tests.models.quantized_checkpoints import quantize_checkpoint
-from tests.models.test_quantized import LAYOUTS, Layout
+from tests.models.test_quantized import LAYOUTS, MIXTURES, Layout
 
 torch.set_num_threads(1)
 PROMPT = list(range(3, 33))
@@ -83,8 +83,18 @@ def test_quantized_checkpoints_compute_the_same(
     check_quantized(quantized)
 
 
+@pytest.mark.parametrize(("architecture", "layout"), MIXTURES.values(), ids=MIXTURES)
+def test_quantized_mixtures_of_experts_compute_the_same(
+    checkpoint: Callable[[str], Path], tmp_path: Path, architecture: str, layout: Layout
+) -> None:
+    quantized, _ = quantize_checkpoint(checkpoint(architecture), tmp_path, layout)
+    check_quantized(quantized)
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("architecture", ["llama", "llama_biased_tied", "gemma2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "llama_biased_tied", "gemma2", "qwen3_moe", "mixtral"]
+)
 def test_rounded_checkpoints_compute_the_same(
     checkpoint: Callable[[str], Path], architecture: str, quantization: str
 ) -> None:

@@ -66,6 +66,16 @@ class GroupwiseMatrix(Matrix):
         """[rows, columns] of the model's dtype, the columns as they stand."""
         return self._decode(self.codes, self.scales, self.zeros)
 
+    def plain(self, rows: slice) -> Tensor:
+        if self.column_order is not None:
+            raise NotImplementedError("the columns stand in another order than the input features")
+        return self._decode(self.codes[rows], self.scales[rows], self.zeros[rows])
+
+    def codes_of(self, rows: slice) -> Tensor:
+        """One byte each: uint8 [n, columns]"""
+        codes = self.codes[rows]
+        return codes if self.bits == 8 else unpack_halves(codes)[:, : self.columns]
+
     def _decode(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         if self.bits == 4:
             codes = unpack_halves(codes)[:, : self.columns]
@@ -128,10 +138,8 @@ class PackedGroupwiseMatrix(Matrix):
             pack: makes what the kernels read of codes [rows, columns], scales, zeros, bits and group size.
         """
         super().__init__(matrix.rows, matrix.columns)
-        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
-        self.packed = pack(
-            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
-        )
+        codes = matrix.codes_of(slice(None))
+        self.packed = pack(codes, matrix.scales, matrix.zeros, matrix.bits, matrix.group_size)
         self.dtype = matrix.dtype
         self.register_buffer("codes", self.packed.codes)
         self.register_buffer("scales", self.packed.scales)
