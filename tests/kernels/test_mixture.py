@@ -54,7 +54,8 @@ def test_every_pair_stands_once_among_those_of_its_expert(
 ) -> None:
     if radixrt_kernels.native is None:
         pytest.skip(f"no native kernels: {radixrt_kernels.missing_because}")
-    experts = torch.rand(tokens, count).argsort(dim=1)[:, :top_k].contiguous()
+    experts = torch.empty(tokens, top_k, dtype=torch.int64)
+    experts.copy_(torch.rand(tokens, count).argsort(dim=1)[:, :top_k])
     groups = mixture.group_by_expert(experts, count)
     sorted_experts, pairs = experts.flatten().sort(stable=True)
     assert torch.equal(groups.starts[1:].long(), sorted_experts.bincount(minlength=count).cumsum(0))
