@@ -88,7 +88,7 @@ def kernel_seconds(tape: Tape) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-path", default="demo")
-    parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
+    parser.add_argument("--load-format", default="auto", help="dummy: weights are made up")
     parser.add_argument("--quantization", default="auto")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--context", type=int, default=256)
