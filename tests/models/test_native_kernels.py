@@ -13,6 +13,7 @@ from radixrt.layers.matrix import Matrix, MatrixStack
 from radixrt.layers.native_experts import GroupwiseExperts
 from radixrt.layers.native_kernels import NativeGroupwiseMatrix, NativeKernels
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
+from radixrt.layers.weights import weight_bytes
 from radixrt.models.loader import load_model
 from radixrt_kernels.reference import groupwise
 from tests.checkpoints import CONFIGS
@@ -132,6 +133,18 @@ def test_rounded_checkpoints_compute_the_same(
 ) -> None:
     """The LM head and a tied embedding are among what is rounded."""
     check_quantized(checkpoint(architecture), quantization)
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+def test_packed_experts_take_what_their_weights_take(
+    checkpoint: Callable[[str], Path], quantization: str
+) -> None:
+    """All matrices of this checkpoint but its vocabulary's are whole panels, so nothing is padded; and nothing is kept twice."""
+    folder = checkpoint("mixtral")
+    plain = load_model(folder, quantization=quantization)
+    packed = load_model(folder, quantization=quantization, kernels=NativeKernels())
+    for ours, theirs in zip(packed.model.layers, plain.model.layers, strict=True):
+        assert weight_bytes(ours.mlp.experts) == weight_bytes(theirs.mlp.experts)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
