@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.run_all import markdown
+from bench.markdown import markdown
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceRequest
