@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import activation, groupwise, linear, norm, rotary, sampler
+from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary, sampler
 from radixrt_kernels.attention import AttentionPlan
 from radixrt_kernels.reference import groupwise as reference_groupwise
 from radixrt_kernels.reference import linear as reference_linear
+from radixrt_kernels.reference import mixture as reference_mixture
 from radixrt_kernels.reference import norm as reference_norm
 from radixrt_kernels.reference.activation import gated_activation
 from radixrt_kernels.reference.attention import paged_attention
@@ -38,6 +39,9 @@ class Check:
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """What one rounding to a dtype and another order of summation may change."""
+
+FEW_AND_MANY = (7, 40)
+"""Tokens: linear layers of many take other ways than those of few."""
 
 
 def activations() -> Iterator[Check]:
@@ -91,10 +95,13 @@ def rotation() -> Iterator[Check]:
 
 def linears() -> Iterator[Check]:
     for dtype, tolerance in ROUNDING.items():
-        hidden, weight = torch.randn(7, 123).to(dtype), torch.randn(75, 123).to(dtype)
+        weight = torch.randn(75, 123).to(dtype)
         packed = linear.pack(weight)
-        expected = reference_linear.linear(hidden, packed, 75)
-        yield Check(f"linear {dtype}", linear.linear(hidden, packed, 75), expected, tolerance)
+        for tokens in FEW_AND_MANY:
+            hidden = torch.randn(tokens, 123).to(dtype)
+            expected = reference_linear.linear(hidden, packed, 75)
+            result = linear.linear(hidden, packed, 75)
+            yield Check(f"linear {dtype}, {tokens} tokens", result, expected, tolerance)
 
 
 def groupwise_linears() -> Iterator[Check]:
@@ -105,10 +112,30 @@ def groupwise_linears() -> Iterator[Check]:
         )
         matrix = groupwise.pack(codes, torch.rand(75, groups).half(), zeros, bits, group_size)
         for dtype, tolerance in ROUNDING.items():
-            hidden = torch.randn(7, 200).to(dtype)
-            expected = reference_groupwise.linear(hidden, matrix)
-            result = groupwise.linear(hidden, matrix)
-            yield Check(f"linear {dtype}, weights of {bits} bits", result, expected, tolerance)
+            for tokens in FEW_AND_MANY:
+                hidden = torch.randn(tokens, 200).to(dtype)
+                expected = reference_groupwise.linear(hidden, matrix)
+                result = groupwise.linear(hidden, matrix)
+                name = f"linear {dtype}, {bits} bits, {tokens} tokens"
+                yield Check(name, result, expected, tolerance)
+
+
+def mixtures() -> Iterator[Check]:
+    """Seven tokens, three of five experts each."""
+    for dtype, tolerance in ROUNDING.items():
+        logits, hidden = torch.randn(7, 5).to(dtype), torch.randn(7, 123).to(dtype)
+        weights, experts = mixture.choose_experts(logits, 3, normalize=True)
+        expected, _ = reference_mixture.choose_experts(logits, 3, normalize=True)
+        yield Check(f"choose_experts {dtype}", weights, expected, 1e-5)
+        groups = mixture.group_by_expert(experts, 5)
+        packed = linear.pack_stack(torch.randn(5, 75, 123).to(dtype))
+        arguments = (hidden, groups.tokens, groups.starts, packed, 75)
+        values = linear.grouped_linear(*arguments)
+        by_each = reference_linear.grouped_linear(*arguments)
+        yield Check(f"grouped_linear {dtype}", values, by_each, tolerance)
+        result = mixture.weighted_sum(values, groups.places, weights)
+        expected = reference_mixture.weighted_sum(values, groups.places, weights)
+        yield Check(f"weighted_sum {dtype}", result, expected, tolerance)
 
 
 def sampling() -> Iterator[Check]:
@@ -127,6 +154,7 @@ CHECKS: list[Callable[[], Iterator[Check]]] = [
     attention,
     linears,
     groupwise_linears,
+    mixtures,
     sampling,
 ]
 """One function a kernel family."""

@@ -53,12 +53,12 @@ def looks_like_a_path(span: str) -> bool:
 
 @each_page
 def test_files_and_folders_that_are_named_exist(page: Path) -> None:
-    """As a path from the root, or as the end of one, as in ``scheduler/node.py``."""
+    """As a path from the root, or as the end of one, as in ``scheduler/node.py``; of a module also without ``.py``."""
     paths = [f"/{path}" for path in repository()]
     for span in spans(page):
         if looks_like_a_path(span) and span not in NOT_THERE:
-            end = "/" + span.rstrip("/")
-            assert any(path.endswith(end) for path in paths), f"{page.name} names {span}"
+            ends = (f"/{span.rstrip('/')}", f"/{span}.py")
+            assert any(path.endswith(ends) for path in paths), f"{page.name} names {span}"
 
 
 @each_page
