@@ -291,6 +291,11 @@ def main() -> None:
     if args.json:
         rows = [asdict(r) | {"share": r.share, "met": r.share >= r.bar} for r in results]
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    if args.fast:
+        print(
+            "Of 20 conversations a task, a share is right to within some nine points: too few to judge by."
+        )
+        return
     sys.exit(any(r.share < r.bar for r in results))
 
 
