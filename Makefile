@@ -12,10 +12,15 @@ TEST_WORKERS ?= 2
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: $(VENV)/.installed ## Make .venv with everything radixrt needs
+install: $(VENV)/.installed $(VENV)/.kernels ## Make .venv with everything radixrt needs
 
 $(VENV)/.installed: pyproject.toml setup.py deploy/set_up_venv.py
 	$(PYTHON) deploy/set_up_venv.py $(VENV)
+	@touch $(VENV)/.kernels $@
+
+# After a pull or a change that touches their sources, old kernels would not fit the code that calls them.
+$(VENV)/.kernels: $(shell find radixrt_kernels/csrc radixrt_kernels/CMakeLists.txt -type f) | $(VENV)/.installed
+	$(BIN)/python setup.py build_ext --inplace
 	@touch $@
 
 kernels: install ## Compile the native kernels again, after a change to radixrt_kernels/csrc
