@@ -61,17 +61,17 @@ def values_at(value: Any, path: tuple[str | None, ...]) -> list[Any]:
     return found
 
 
-Engine = Callable[[str, str | None, TokenizerFacts], Held]
+Engine = Callable[[str, TokenizerFacts], Held]
 
 
-def router(schema: str, draft: str | None, facts: TokenizerFacts) -> Held:
+def router(schema: str, facts: TokenizerFacts) -> Held:
     """As the server does it.
 
     Raises:
         Refused: it would answer with a 400.
     """
     try:
-        plan = plan_json_schema(schema, draft=draft)
+        plan = plan_json_schema(schema)
         grammar = _grammar(plan.backend, json.dumps(plan.schema, ensure_ascii=False), facts)
     except CannotEnforce as error:
         raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
@@ -83,7 +83,7 @@ def router(schema: str, draft: str | None, facts: TokenizerFacts) -> Held:
 def alone(backend: str) -> Engine:
     """One library, given the schema as it is."""
 
-    def compile_alone(schema: str, draft: str | None, facts: TokenizerFacts) -> Held:
+    def compile_alone(schema: str, facts: TokenizerFacts) -> Held:
         try:
             grammar = _grammar(backend, schema, facts)
             return Held(backend, load_grammar(grammar, facts), json.loads(schema))
