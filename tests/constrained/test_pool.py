@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from radixrt.constrained.compiler.cache import ByteLru
-from radixrt.constrained.compiler.pool import CompilePool, PoolConfig
+from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import CompileOptions, compile_spec
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Regex, Spec
@@ -353,7 +354,8 @@ def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
     code = textwrap.dedent(
         """
         import asyncio, sys, msgspec
-        from radixrt.constrained.compiler.pool import CompilePool, PoolConfig
+        from radixrt.constrained.compiler.jobs import PoolConfig
+        from radixrt.constrained.compiler.pool import CompilePool
         async def main():
             pool = CompilePool(msgspec.json.decode(sys.argv[1], type=PoolConfig))
             pool.start()

@@ -36,8 +36,8 @@ class Alternatives:
             live = [b for b in branches if not self._is_empty([*flat.simple, b])]
             groups = self._overlapping(flat, live)
             ways = [self._of_group(group) for group in groups]
-            if len(groups) == 1 and ways == [[{"oneOf": live}]]:
-                flat.exclusives.append(live)
+            if len(groups) == 1 and ways[0] == [{"oneOf": groups[0]}]:
+                flat.exclusives += groups
             else:
                 flat.choices.append([way for each in ways for way in each])
 
