@@ -14,7 +14,7 @@ from radixrt.constrained.json_schema.auditing.blame import Search
 from radixrt.constrained.json_schema.auditing.capabilities import JsonBackend, capabilities
 from radixrt.constrained.json_schema.auditing.checks import Faults, place_checks, self_contained
 from radixrt.constrained.json_schema.auditing.compiling import compile_error
-from radixrt.constrained.json_schema.auditing.features import Feature, node_features
+from radixrt.constrained.json_schema.auditing.features import Feature, constraints, node_features
 from radixrt.constrained.json_schema.auditing.prepare import prepared
 from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop, without
 from radixrt.constrained.json_schema.keywords import ORIGIN
@@ -191,7 +191,8 @@ class _Attempt:
                 continue
             name = faults[0].name
             suspects = [keyword for feature in faults for keyword in feature.keywords]
-            dropped = fewest_to_drop(node, suspects, lambda each: not self._not_enforced(each))
+            # What is left when they are gone may be a fault in its turn.
+            dropped = self._fewest(node, suspects) or self._fewest(node, constraints(node))
             if dropped is None:
                 raise CannotEnforce(
                     name.split("/")[0],
@@ -199,6 +200,9 @@ class _Attempt:
                     f"{self.backend} was not measured to enforce {name}.",
                 )
             self._drop(place, dropped, f"{self.backend} does not enforce {name}")
+
+    def _fewest(self, node: Any, suspects: list[str]) -> tuple[str, ...] | None:
+        return fewest_to_drop(node, suspects, lambda each: not self._not_enforced(each))
 
     def _not_enforced(self, node: Any) -> list[Feature]:
         verdict = capabilities().verdict
