@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-check gpu-bench help install kernels serve test test-tree test-scheduler lint format bench bench-peers bench-lang eval-demo docs clean
+.PHONY: gpu-check gpu-bench help install kernels serve test test-tree test-scheduler lint format bench peers bench-peers bench-lang eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,7 +45,10 @@ format: install ## Format the code
 bench: install ## Run the benchmarks of docs/benchmarks.md
 	$(BIN)/python bench/run_all.py $(ARGS)
 
-bench-peers: install ## Compare with other engines on this machine's CPU; ARGS="--workloads d --rounds 1"
+peers: install ## Make the environments of the engines that bench-peers compares with; ARGS="vllm openvino"
+	$(BIN)/python -m bench.peers_cpu install $(ARGS)
+
+bench-peers: install ## Compare with other engines on this machine's CPU; ARGS="--engines all --rounds 3"
 	$(BIN)/python -m bench.peers_cpu $(ARGS)
 
 bench-lang: install ## Compare the language's programs with the openai client's; ARGS="few_shot --rounds 3"
@@ -61,7 +64,7 @@ gpu-bench: ## On a machine with a GPU: the measurements alone; ARGS="--only 1 3"
 	$(PYTHON) -m bench.gpu $(ARGS)
 
 docs: install ## Write the generated pages of docs/
-	$(BIN)/python -m radixrt.config > docs/server.md
+	$(BIN)/python -m radixrt.config_flags > docs/server.md
 
 clean: ## Remove the environment and all caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,9 @@ import numpy as np
 
 from bench.run_all import markdown
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
-from radixrt.messages import SequenceRequest, StepPlan, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.steps import StepPlan
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import scheduler as scheduler_module
 from radixrt.scheduler.admission import FORECASTS

@@ -2,17 +2,21 @@
 
 import asyncio
 import concurrent.futures
+import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from radixrt.config import ServerConfig
 from radixrt.engine_client import EngineClient
 from radixrt.errors import ConfigError, EngineDiedError
 from radixrt.launch import Supervisor
-from radixrt.messages import EngineInfo
+from radixrt.messages.answers import EngineInfo
 
 Result = TypeVar("Result")
+
+PATIENCE_S = 2.0
+"""How long a closed engine waits at most for what is under way to have heard of it."""
 
 
 class BackgroundEngine:
@@ -68,6 +72,29 @@ class BackgroundEngine:
             future.cancel()
             raise
 
+    def iterate(self, source: AsyncGenerator[Result, None]) -> Iterator[Result]:
+        """Yield what comes from an iterator that runs in the client's loop. Leaving early closes it."""
+        arrived: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
+
+        async def forward() -> None:
+            try:
+                async for item in source:
+                    arrived.put((item,))
+                arrived.put(None)
+            except Exception as error:
+                arrived.put(error)
+            finally:
+                await source.aclose()
+
+        task = self.submit(forward())
+        try:
+            while (arrival := arrived.get()) is not None:
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                yield arrival[0]
+        finally:
+            task.cancel()
+
     def close(self) -> None:
         """Stop all processes; fail what is under way. May be called twice."""
         if self._closed:
@@ -88,6 +115,9 @@ class BackgroundEngine:
         if hasattr(self, "client"):
             self.client.engine_died("The engine was closed.")
             self.client.close()
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        if under_way:  # they hear of it in some turns of the loop, and whoever waits for them hears it from them
+            await asyncio.wait(under_way, timeout=PATIENCE_S)
 
     def _watch(self) -> None:
         try:

@@ -7,7 +7,7 @@ UTF-8. So a hash stands for a whole prefix in one namespace, and is the same in 
 
 from hashlib import blake2b
 
-from radixrt.messages import PackedIds
+from radixrt.messages.ids import PackedIds
 
 HASH_BYTES = 8
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from radixrt.errors import RequestError
-from radixrt.messages import CacheHints, Retention, RetentionLevel
+from radixrt.messages.requests import CacheHints, Retention, RetentionLevel
 
 LONGEST_SESSION = 256
 """Characters."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from radixrt.messages import SchedulerStats
+from radixrt.messages.stats import SchedulerStats
 
 
 class PoolUse(msgspec.Struct, frozen=True, kw_only=True):

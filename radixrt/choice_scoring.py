@@ -10,24 +10,23 @@ from dataclasses import dataclass
 import msgspec
 
 from radixrt.engine_client import EngineClient
-from radixrt.errors import EngineDiedError, RequestError
-from radixrt.messages import (
-    AnswerChunk,
+from radixrt.errors import RequestError
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import (
+    NO_HINTS,
     CacheHints,
     ChatPrompt,
     GenerateRequest,
     Prompt,
     TextPrompt,
     TokenPrompt,
-    pack_ids,
 )
 from radixrt.sampling_params import SamplingParams
 
 TAIL_CHARS = 1024
 """Of a text's end: so much of it is encoded anew with each choice behind it."""
 
-Encode = Callable[[Prompt], Awaitable[list[int]]]
-"""The token ids of a prompt."""
 Answer = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
 """The one chunk that answers each request; all are computed side by side."""
 
@@ -75,37 +74,8 @@ class ChoiceQuestion:
                 )
 
 
-def scoring_request(
-    request_id: str,
-    ids: list[int],
-    start: int,
-    *,
-    owner: str = "",
-    cache_salt: str = "",
-    hints: CacheHints | None = None,
-    priority: int = 0,
-    deadline: float | None = None,
-) -> GenerateRequest:
-    """One that tells the log-probabilities of a sequence's tokens from ``start`` on; its answer is thrown away."""
-    return GenerateRequest(
-        request_id=request_id,
-        owner=owner,
-        prompt=TokenPrompt(pack_ids(ids)),
-        sampling=SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
-        ),
-        cache_salt=cache_salt,
-        cache_hints=CacheHints() if hints is None else hints,
-        priority=priority,
-        deadline=deadline,
-    )
-
-
 async def score_choices(
-    question: ChoiceQuestion,
-    encode: Encode,
-    request: Callable[[int, list[int], int], GenerateRequest],
-    answer: Answer,
+    client: EngineClient, question: ChoiceQuestion, like: GenerateRequest, answer: Answer
 ) -> ChoiceScores:
     """Encode the prompt with each choice behind it, as it will be when it is part of a longer prompt, and score what
     differs.
@@ -114,20 +84,22 @@ async def score_choices(
     texts parts from the prompt alone: at the same token for all.
 
     Args:
-        request: makes a :func:`scoring_request` of a number, token ids and the start of what is to be scored.
+        like: what the requests that are made have in common: all but the prompt, what is sampled, and the number behind
+            the id.
 
     Raises:
         RequestError: there is nothing to score, or the engine refuses the prompt.
     """
     question.check()
-    alone, whole = await _encoded(question, encode)
+    alone, whole = await _encoded(client, question)
     start = min(shared_tokens(alone, ids) for ids in whole)
     start = max(start, 1)  # nothing comes before the first token that could make it likely
     sequences, starts = list(whole), [start] * len(whole)
     if question.unconditional:  # behind the text's first token alone: something has to stand there
         sequences += [ids[:1] + ids[start:] for ids in whole]
         starts += [1] * len(whole)
-    chunks = await answer(list(map(request, range(len(sequences)), sequences, starts)))
+    parts = zip(sequences, starts, strict=True)
+    chunks = await answer([_numbered(like, n, *part) for n, part in enumerate(parts)])
     found = [_logprobs(chunk) for chunk in chunks]
     without = found[len(whole) :] if question.unconditional else [None] * len(whole)
     num_choice_tokens = sum(len(ids) - start for ids in whole)
@@ -150,7 +122,7 @@ async def score_in_process(
     question: ChoiceQuestion,
     request_id: str,
     cache_salt: str = "",
-    hints: CacheHints | None = None,
+    hints: CacheHints = NO_HINTS,
 ) -> ChoiceScores:
     """The same by an engine's own client, in its event loop.
 
@@ -158,32 +130,36 @@ async def score_in_process(
         RequestError: there is nothing to score, or the engine refuses the prompt.
         EngineDiedError: the engine ended.
     """
-
-    async def encode(prompt: Prompt) -> list[int]:
-        ids, _ = await client.tokenize(prompt)
-        return ids
-
-    def request(number: int, ids: list[int], start: int) -> GenerateRequest:
-        name = f"{request_id}-{number}"
-        return scoring_request(name, ids, start, cache_salt=cache_salt, hints=hints)
-
-    async def only_chunk(request: GenerateRequest) -> AnswerChunk:
-        (chunk,) = [chunk async for chunk in client.generate(request)]
-        return chunk
+    like = GenerateRequest(
+        request_id=request_id, prompt=question.prompt, cache_salt=cache_salt, cache_hints=hints
+    )
 
     async def answer(requests: list[GenerateRequest]) -> list[AnswerChunk]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(only_chunk(request)) for request in requests]
-        except* (RequestError, EngineDiedError) as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return [chunk for (chunk,) in await client.answers(requests)]
 
-    return await score_choices(question, encode, request, answer)
+    return await score_choices(client, question, like, answer)
 
 
-async def _encoded(question: ChoiceQuestion, encode: Encode) -> tuple[list[int], list[list[int]]]:
+def _numbered(like: GenerateRequest, number: int, ids: list[int], start: int) -> GenerateRequest:
+    """One that tells the log-probabilities of a sequence's tokens from ``start`` on; its answer is thrown away."""
+    return msgspec.structs.replace(
+        like,
+        request_id=f"{like.request_id}-{number}",
+        prompt=TokenPrompt(pack_ids(ids)),
+        sampling=SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
+        ),
+    )
+
+
+async def _encoded(
+    client: EngineClient, question: ChoiceQuestion
+) -> tuple[list[int], list[list[int]]]:
     """The prompt alone, and with each choice behind it."""
+
+    async def encode(prompt: Prompt) -> list[int]:
+        return (await client.tokenize(prompt))[0]
+
     prompt = question.prompt
     if isinstance(prompt, TextPrompt) and len(prompt.text) > 2 * TAIL_CHARS:
         tail = TextPrompt(prompt.text[-TAIL_CHARS:], add_special_tokens=False)

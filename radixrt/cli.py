@@ -1,13 +1,15 @@
 """The ``radixrt`` command. Subcommands import what they need only when they run."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 from radixrt import __version__
 from radixrt.bench import arguments as bench_arguments
-from radixrt.config import add_arguments, config_from_arguments
+from radixrt.config_flags import add_arguments, config_from_arguments
 from radixrt.errors import ConfigError
 
 
@@ -25,6 +27,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(status)
 
 
+_BENCHMARKS = (
+    ("serve", "serve", bench_arguments.add_arguments, "load a server and measure its latencies"),
+    ("overhead", "overhead", bench_arguments.add_overhead_arguments, "measure what the engine costs beside the model"),
+    ("constrained", "constrained", bench_arguments.add_constrained_arguments, "measure what grammars cost, and what forced tokens save"),
+    ("model", "dummy_checkpoint", bench_arguments.add_model_arguments, "write an untrained 0.5 B Llama to measure with"),
+    ("structured", "structured", bench_arguments.add_structured_arguments, "hold schemas' instances against the router and each grammar library"),
+    ("cache", "cache.benchmark", bench_arguments.add_cache_arguments, "replay recorded traffic through the scheduler and compare cache policies"),
+)  # fmt: skip
+"""Of each: its name, the module of :mod:`radixrt.bench` that runs it, what declares its flags, and what it is for."""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="radixrt", description="An LLM serving engine with a radix-tree KV cache."
@@ -36,35 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     top = commands.add_parser("top", help="watch a server's KV cache")
     _add_top_arguments(top)
-    top.set_defaults(run=_top)
+    top.set_defaults(run=partial(_run, "radixrt.top.command", "server"))
     bench = commands.add_parser("bench", help="measure")
     benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
-    bench_serve = benchmarks.add_parser("serve", help="load a server and measure its latencies")
-    bench_arguments.add_arguments(bench_serve)
-    bench_serve.set_defaults(run=_bench_serve)
-    overhead = benchmarks.add_parser(
-        "overhead", help="measure what the engine costs beside the model"
-    )
-    bench_arguments.add_overhead_arguments(overhead)
-    overhead.set_defaults(run=_bench_overhead)
-    constrained = benchmarks.add_parser(
-        "constrained", help="measure what grammars cost, and what forced tokens save"
-    )
-    bench_arguments.add_constrained_arguments(constrained)
-    constrained.set_defaults(run=_bench_constrained)
-    model = benchmarks.add_parser("model", help="write an untrained 0.5 B Llama to measure with")
-    bench_arguments.add_model_arguments(model)
-    model.set_defaults(run=_bench_model)
-    structured = benchmarks.add_parser(
-        "structured", help="hold schemas' instances against the router and each grammar library"
-    )
-    bench_arguments.add_structured_arguments(structured)
-    structured.set_defaults(run=_bench_structured)
-    cache = benchmarks.add_parser(
-        "cache", help="replay recorded traffic through the scheduler and compare cache policies"
-    )
-    bench_arguments.add_cache_arguments(cache)
-    cache.set_defaults(run=_bench_cache)
+    for name, module, declare_flags, help in _BENCHMARKS:
+        benchmark = benchmarks.add_parser(name, help=help)
+        declare_flags(benchmark)
+        benchmark.set_defaults(run=partial(_run, f"radixrt.bench.{module}", "bench"))
     return parser
 
 
@@ -72,6 +63,18 @@ def _serve(arguments: argparse.Namespace) -> int:
     from radixrt.launch import serve
 
     return serve(config_from_arguments(arguments))
+
+
+def _run(module: str, extra: str, arguments: argparse.Namespace) -> int:
+    """Call a module's ``run``; ``extra`` names what has to be installed for it."""
+    try:
+        run = importlib.import_module(module).run
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"This command needs {error.name}: pip install 'radixrt[{extra}]'."
+        ) from error
+    status: int = run(arguments)
+    return status
 
 
 def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,56 +88,6 @@ def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval", type=float, default=1.0, help="seconds between frames (default: %(default)s)"
     )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
-
-
-def _top(arguments: argparse.Namespace) -> int:
-    try:
-        from radixrt.top.command import run
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"radixrt top needs {error.name}: pip install 'radixrt[server]'."
-        ) from error
-    return run(arguments)
-
-
-def _bench_serve(arguments: argparse.Namespace) -> int:
-    try:
-        from radixrt.bench.serve import run
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"radixrt bench needs {error.name}: pip install 'radixrt[bench]'."
-        ) from error
-    return run(arguments)
-
-
-def _bench_overhead(arguments: argparse.Namespace) -> int:
-    from radixrt.bench.overhead import run
-
-    return run(arguments)
-
-
-def _bench_constrained(arguments: argparse.Namespace) -> int:
-    from radixrt.bench.constrained import run
-
-    return run(arguments)
-
-
-def _bench_model(arguments: argparse.Namespace) -> int:
-    from radixrt.bench.dummy_checkpoint import run
-
-    return run(arguments)
-
-
-def _bench_structured(arguments: argparse.Namespace) -> int:
-    from radixrt.bench.structured import run
-
-    return run(arguments)
-
-
-def _bench_cache(arguments: argparse.Namespace) -> int:
-    from radixrt.bench.cache.benchmark import run
-
-    return run(arguments)
 
 
 if __name__ == "__main__":

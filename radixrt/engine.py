@@ -1,12 +1,10 @@
 """The offline door: the same processes as a server, in reach of one Python program."""
 
-import asyncio
 import dataclasses
 import itertools
 import os
-import queue
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Unpack, overload
@@ -21,24 +19,23 @@ from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_in_proces
 from radixrt.config import DEMO_MODEL, ServerConfig
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
 from radixrt.constrained.spec import Spec
-from radixrt.errors import ConfigError, EngineDiedError, RequestError
+from radixrt.errors import ConfigError, RequestError
 from radixrt.launch import prepare
-from radixrt.messages import (
-    AnswerChunk,
-    CacheHints,
-    ChatPrompt,
-    EngineInfo,
-    GenerateRequest,
-    Prompt,
-    SchedulerStats,
-    TokenPrompt,
-)
-from radixrt.nesting import check_depth
+from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.requests import CacheHints, ChatPrompt, GenerateRequest, Prompt, TokenPrompt
+from radixrt.messages.stats import SchedulerStats
 from radixrt.outputs import Answer, Output, output_of
 from radixrt.pinned_prompt import PinnedPrompt
-from radixrt.prompt_forms import Conversation, PromptLike, list_of, prompt_of, prompt_or_chat
-from radixrt.sampling_params import SamplingParams
-from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
+from radixrt.prompt_forms import (
+    Conversation,
+    PromptLike,
+    chat_of,
+    list_of,
+    prompt_of,
+    prompt_or_chat,
+)
+from radixrt.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.warming import DEFAULT_PIN_S, Warmed
 
 __all__ = ["LLM", "Answer", "Output"]
 
@@ -163,15 +160,7 @@ class LLM:
         conversations = list_of(messages, "messages")
         single = len(conversations) > 0 and isinstance(conversations[0], dict)
         many: Sequence[Any] = [conversations] if single else conversations
-        for conversation in many:
-            if not all(isinstance(m, dict) for m in list_of(conversation, "messages")):
-                raise RequestError(
-                    "A conversation is a list of messages, each a dict with role and content."
-                )
-        check_depth([*many, tools, template_kwargs], "messages")
-        prompts = [
-            ChatPrompt(messages=list(m), tools=tools, template_kwargs=template_kwargs) for m in many
-        ]
+        prompts = [chat_of(conversation, tools, template_kwargs) for conversation in many]
         outputs = self._answer(
             prompts,
             sampling_params,
@@ -199,16 +188,7 @@ class LLM:
             _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
             stream=True,
         )
-        chunks: queue.SimpleQueue[AnswerChunk | BaseException | None] = queue.SimpleQueue()
-        source = self._engine.client.generate(request)
-        task = self._engine.submit(_forward(source, chunks))
-        try:
-            while (chunk := chunks.get()) is not None:
-                if isinstance(chunk, BaseException):
-                    raise chunk
-                yield chunk
-        finally:
-            task.cancel()
+        yield from self._engine.iterate(self._engine.client.generate(request))
 
     def default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's authors recommend."""
@@ -369,11 +349,9 @@ class LLM:
     ) -> list[Output]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
-        each = (
-            [sampling_params] * len(prompts)
-            if isinstance(sampling_params, SamplingParams)
-            else sampling_params
-        )
+        each = sampling_params
+        if isinstance(each, SamplingParams):
+            each = [each] * len(prompts)
         if len(each) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
@@ -387,8 +365,14 @@ class LLM:
         return f"llm-{os.getpid()}-{next(self._new_id)}"
 
     async def _warm(self, prompt: Prompt, cache_salt: str, hints: CacheHints) -> Warmed:
-        request = warm_request(self._new_request_id(), prompt, cache_salt=cache_salt, hints=hints)
-        (chunk,) = [chunk async for chunk in self._engine.client.generate(request)]
+        request = GenerateRequest(
+            request_id=self._new_request_id(),
+            prompt=prompt,
+            sampling=PREFILL_ONLY,
+            cache_salt=cache_salt,
+            cache_hints=hints,
+        )
+        ((chunk,),) = await self._engine.client.answers([request])
         return Warmed.of(chunk)
 
     async def _pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> PinnedPrompt:
@@ -399,29 +383,7 @@ class LLM:
 
     async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
         task = bar.add_task("", total=len(requests))
-        room = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
-
-        async def answer(request: GenerateRequest) -> Output:
-            async with room:
-                chunks = [chunk async for chunk in self._engine.client.generate(request)]
-            bar.advance(task)
-            return output_of(chunks)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer(request)) for request in requests]
-        except* (RequestError, EngineDiedError) as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
-
-
-async def _forward(source: AsyncIterator[AnswerChunk], target: queue.SimpleQueue) -> None:
-    """Move chunks to another thread; errors too, then None for the end."""
-    try:
-        async for chunk in source:
-            target.put(chunk)
-        target.put(None)
-    except Exception as error:
-        target.put(error)
-    finally:
-        await source.aclose()  # type: ignore[attr-defined]
+        answers = await self._engine.client.answers(
+            requests, MAX_CONCURRENT_REQUESTS, lambda: bar.advance(task)
+        )
+        return [output_of(chunks) for chunks in answers]

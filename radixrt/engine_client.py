@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,27 +12,22 @@ import msgspec
 from radixrt.constrained.spec import Spec
 from radixrt.errors import EngineDiedError, RequestError
 from radixrt.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
-from radixrt.messages import (
-    AbortRequest,
-    AnswerBatch,
-    AnswerChunk,
+from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
+from radixrt.messages.calls import (
     CacheTreeCall,
     CallReply,
     CompileCall,
     DetokenizeCall,
-    EngineInfo,
     FlushCacheCall,
-    GenerateRequest,
     PinCall,
-    Prompt,
     ReleaseCacheCall,
-    RequestFailed,
-    SchedulerStats,
     StatsCall,
-    ToApi,
     TokenizeCall,
-    pack_ids,
 )
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.links import ToApi
+from radixrt.messages.requests import AbortRequest, GenerateRequest, Prompt
+from radixrt.messages.stats import SchedulerStats
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +125,37 @@ class EngineClient:
                 self.abort(request.request_id)
             del self._arrivals[wire_id], self._wire_ids[request.request_id]
 
+    async def answers(
+        self,
+        requests: Sequence[GenerateRequest],
+        at_once: int = 1 << 31,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> list[list[AnswerChunk]]:
+        """The chunks that answer each request; the first that fails ends all of them.
+
+        Args:
+            at_once: most requests under way; the others wait here.
+            on_answer: called whenever one is answered.
+
+        Raises:
+            RequestError: a request was refused, or was lost.
+            EngineDiedError: the engine ended.
+        """
+        room = asyncio.Semaphore(at_once)
+
+        async def answer(request: GenerateRequest) -> list[AnswerChunk]:
+            async with room:
+                chunks = [chunk async for chunk in self.generate(request)]
+            on_answer()
+            return chunks
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(answer(request)) for request in requests]
+        except* (RequestError, EngineDiedError) as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
     def abort(self, request_id: str) -> None:
         """Drop a request. Whoever iterates over it gets what there is, with finish reason "abort".
         An unknown id is ignored."""
@@ -138,14 +164,14 @@ class EngineClient:
 
     async def tokenize(self, prompt: Prompt) -> tuple[list[int], str]:
         """Token ids and text of a prompt, also of one some times longer than the context."""
-        value = await self._call(lambda call_id: TokenizeCall(call_id, prompt))
+        value = await self._call(TokenizeCall, prompt=prompt)
         return value["token_ids"], value["prompt"]
 
     async def detokenize(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        packed = pack_ids(token_ids)
-        value = await self._call(lambda i: DetokenizeCall(i, packed, skip_special_tokens))
-        text: str = value["text"]
-        return text
+        packed, skip = pack_ids(token_ids), skip_special_tokens
+        return (await self._call(DetokenizeCall, token_ids=packed, skip_special_tokens=skip))[
+            "text"
+        ]
 
     async def compile(self, structured: Spec) -> dict[str, Any]:
         """Compile a constraint ahead of the requests that will use it; returns its ``backend``, the ``checks``
@@ -154,16 +180,11 @@ class EngineClient:
         Raises:
             RequestError: it can't be enforced.
         """
-        value: dict[str, Any] = await self._call(
-            lambda call_id: CompileCall(call_id=call_id, structured=structured)
-        )
-        return value
+        return await self._call(CompileCall, structured=structured)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all that no running request uses; returns the pages freed."""
-        value = await self._call(FlushCacheCall)
-        pages: int = value["pages_freed"]
-        return pages
+        return (await self._call(FlushCacheCall))["pages_freed"]
 
     async def pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> Lease:
         """Keep what the radix tree holds of a prompt from eviction, for some seconds.
@@ -174,11 +195,7 @@ class EngineClient:
             RequestError: too much is pinned already, or for so long nothing may be.
         """
         pinning = asyncio.ensure_future(
-            self._call(
-                lambda call_id: PinCall(
-                    call_id=call_id, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s
-                )
-            )
+            self._call(PinCall, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s)
         )
         try:
             return msgspec.convert(await asyncio.shield(pinning), Lease)
@@ -195,24 +212,18 @@ class EngineClient:
             RequestError: the lease is unknown, or has ended.
         """
         value = await self._call(
-            lambda call_id: ReleaseCacheCall(
-                call_id=call_id, lease=lease, session=session, cache_salt=cache_salt
-            )
+            ReleaseCacheCall, lease=lease, session=session, cache_salt=cache_salt
         )
-        tokens: int = value["released_tokens"]
-        return tokens
+        return value["released_tokens"]
 
     async def cache_tree(self, depth: int, children: int) -> dict[str, Any]:
-        """A view of the radix tree: a :class:`radixrt.messages.CacheTree` as builtins, with texts of tokens.
+        """A view of the radix tree: a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, with texts of tokens.
 
         Args:
             depth: levels of nodes below each root.
             children: most of them shown of each node.
         """
-        tree: dict[str, Any] = await self._call(
-            lambda call_id: CacheTreeCall(call_id=call_id, depth=depth, children=children)
-        )
-        return tree
+        return await self._call(CacheTreeCall, depth=depth, children=children)
 
     def _give_back(self, pinning: asyncio.Future[Any]) -> None:
         """Release a lease that nobody waits for any more."""
@@ -225,7 +236,7 @@ class EngineClient:
         """Raises:
         RequestError: an invariant is broken (only with ``check_invariants``).
         """
-        value = await self._call(lambda call_id: StatsCall(call_id, check_invariants))
+        value = await self._call(StatsCall, check_invariants=check_invariants)
         stats = msgspec.convert(value, SchedulerStats)
         malformed_frames = stats.malformed_frames + self._inbox.malformed_frames
         return msgspec.structs.replace(stats, malformed_frames=malformed_frames)
@@ -261,7 +272,7 @@ class EngineClient:
                 "send valid Unicode."
             ) from error
 
-    async def _call(self, make_message: Callable[[int], msgspec.Struct]) -> Any:
+    async def _call(self, kind: Callable[..., msgspec.Struct], **fields: Any) -> Any:
         """Send a call and wait for its reply.
 
         Raises:
@@ -270,7 +281,7 @@ class EngineClient:
         call_id = next(self._new_number)
         reply = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._send(make_message(call_id))
+            self._send(kind(call_id=call_id, **fields))
             return await reply
         finally:
             del self._calls[call_id]
@@ -289,13 +300,13 @@ class EngineClient:
                         self._outbox.send(AbortRequest(chunk.request_id))
             case RequestFailed():
                 if (arrivals := self._arrivals.get(message.request_id)) is not None:
-                    arrivals.put(_error_of(message))
+                    arrivals.put(message.as_error())
             case CallReply():
                 reply = self._calls.get(message.call_id)
                 if reply is None or reply.done():
                     return
                 if message.error is not None:
-                    reply.set_exception(_error_of(message.error))
+                    reply.set_exception(message.error.as_error())
                 else:
                     reply.set_result(message.value)
             case EngineInfo():
@@ -312,14 +323,4 @@ def _too_slow() -> RequestError:
 def id_in_use(request_id: str) -> RequestError:
     return RequestError(
         f"A request with id {request_id!r} is under way; choose another id.", param="rid"
-    )
-
-
-def _error_of(failed: RequestFailed) -> RequestError:
-    return RequestError(
-        failed.message,
-        status=failed.status,
-        param=failed.param,
-        code=failed.code,
-        retry_after_s=failed.retry_after_s,
     )

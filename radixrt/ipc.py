@@ -100,41 +100,31 @@ def _connect(context: zmq.Context, address: str) -> zmq.Socket:
     return socket
 
 
-class Inbox(Generic[Received]):
+class Inbox(Decoder[Received]):
     """The receiving end of a channel, for a process with a plain loop."""
 
     def __init__(self, address: str, message_types: type[Received] | object) -> None:
+        super().__init__(message_types)
         self.socket = _bind(zmq.Context.instance(), address)
-        self._decoder: Decoder[Received] = Decoder(message_types)
-
-    @property
-    def malformed_frames(self) -> int:
-        return self._decoder.malformed_frames
 
     def receive(self) -> Received:
         """Wait for the next well-formed message."""
-        while True:
-            message = self._decoder.decode(self.socket.recv())
-            if message is not None:
-                return message
+        while (message := self.decode(self.socket.recv())) is None:
+            pass
+        return message
 
     def receive_now(self) -> Received | None:
         """The next well-formed message, if one is here already."""
-        while True:
-            try:
-                frame = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            message = self._decoder.decode(frame)
-            if message is not None:
-                return message
+        try:
+            while (message := self.decode(self.socket.recv(zmq.NOBLOCK))) is None:
+                pass
+        except zmq.Again:
+            return None
+        return message
 
     def receive_waiting(self) -> list[Received]:
         """All messages that are here already, without waiting."""
-        messages: list[Received] = []
-        while (message := self.receive_now()) is not None:
-            messages.append(message)
-        return messages
+        return list(iter(self.receive_now, None))
 
     def close(self) -> None:
         self.socket.close()
@@ -181,23 +171,18 @@ class Poller:
         return bool(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
 
 
-class AsyncInbox(Generic[Received]):
+class AsyncInbox(Decoder[Received]):
     """The receiving end of a channel, for a process with an event loop."""
 
     def __init__(self, address: str, message_types: type[Received] | object) -> None:
+        super().__init__(message_types)
         self.socket = _bind(zmq.asyncio.Context.instance(), address)
-        self._decoder: Decoder[Received] = Decoder(message_types)
-
-    @property
-    def malformed_frames(self) -> int:
-        return self._decoder.malformed_frames
 
     async def receive(self) -> Received:
         """Wait for the next well-formed message."""
-        while True:
-            message = self._decoder.decode(await self.socket.recv())  # type: ignore[misc]
-            if message is not None:
-                return message
+        while (message := self.decode(await self.socket.recv())) is None:  # type: ignore[misc]
+            pass
+        return message
 
     def close(self) -> None:
         self.socket.close()

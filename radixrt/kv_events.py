@@ -7,7 +7,7 @@ the other's meaning. All are msgpack maps; an event's name is its field ``type``
 
 import msgspec
 
-from radixrt.messages import PackedIds
+from radixrt.messages.ids import PackedIds
 
 VERSION = 1
 """Grows when a subscriber written for the version before would misunderstand; a new field alone is no reason."""

@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 LOG_TAIL_LINES = 40
 STOP_TIMEOUT_S = 5.0
 
+SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
+"""For OpenMP's libraries, which torch computes with on a CPU. By default its threads look for further work for milliseconds
+after each operation, and keep those of the native kernels and the other processes from their cores meanwhile."""
+
 
 @dataclass(eq=False)
 class _Child:
@@ -42,9 +46,7 @@ class _Child:
     def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
         """Pass the child's log on and keep its end; tell when the child is gone."""
         assert self.process.stderr is not None
-        for (
-            line
-        ) in self.process.stderr:  # to the end, whatever happens: a full pipe would block the child
+        for line in self.process.stderr:  # to the end: a full pipe would block the child
             self.log_tail.append(line)
             with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
                 sys.stderr.write(line)
@@ -79,16 +81,10 @@ class Supervisor:
     def _start(self, name: str, *arguments: str, rank: int = 0, pass_fd: int | None = None) -> None:
         parent_fd = self._parent_pipe[0]
         # -P: a file of the user's folder called http.py must not stand in for the standard library's
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            f"radixrt.{name}",
-            "--run-dir",
-            str(self.channels.run_dir),
-        ]
+        command = [sys.executable, "-P", "-m", f"radixrt.{name}"]
+        own = ["--run-dir", str(self.channels.run_dir), "--parent-fd", str(parent_fd)]
         process = subprocess.Popen(
-            [*command, "--parent-fd", str(parent_fd), *arguments],
+            [*command, *own, *arguments],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             env=_environment(),
@@ -155,10 +151,10 @@ class Supervisor:
 
 
 def _environment() -> dict[str, str]:
-    """Children find radixrt where this process has found it."""
+    """Children find radixrt where this process has found it. What the user has set is not changed."""
     package_parent = str(Path(__file__).parents[1])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**SHORT_SPINS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def prepare(config: ServerConfig) -> ServerConfig:
@@ -172,11 +168,9 @@ def prepare(config: ServerConfig) -> ServerConfig:
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
     served_context_length(model_config, config.context_length)
     generation_config(model_dir)
-    tokenizer_path = (
-        None
-        if config.tokenizer_path is None
-        else str(resolve_model_path(config.tokenizer_path, "--tokenizer-path"))
-    )
+    tokenizer_path = config.tokenizer_path
+    if tokenizer_path is not None:
+        tokenizer_path = str(resolve_model_path(tokenizer_path, "--tokenizer-path"))
     return dataclasses.replace(
         config,
         model_path=str(model_dir),

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 from radixrt.constrained.grammar import Unenforced
-from radixrt.messages import (
+from radixrt.messages.answers import (
     AnswerChunk,
     AnswerTimes,
     FinishReason,
     PromptInfo,
     TokenLogprob,
-    unpack_ids,
 )
+from radixrt.messages.ids import unpack_ids
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from radixrt.errors import RequestError
-from radixrt.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from radixrt.nesting import check_depth
 
 PromptLike = str | Sequence[int]
@@ -28,19 +29,34 @@ def prompt_or_chat(
     prompt: PromptLike | Conversation,
     tools: list[dict[str, Any]] | None = None,
     template_kwargs: dict[str, Any] | None = None,
-    *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
+    **flags: bool,
 ) -> Prompt:
-    """Raises:
-    RequestError: it is neither text, token ids nor messages.
-    """
+    """As :func:`prompt_of`, or :func:`chat_of` where it begins with a message."""
     is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
     if not is_chat:
         return prompt_of(prompt)  # type: ignore[arg-type]
-    check_depth([list(prompt), tools, template_kwargs], "messages")
+    return chat_of(prompt, tools, template_kwargs, **flags)
+
+
+def chat_of(
+    messages: Any,
+    tools: list[dict[str, Any]] | None = None,
+    template_kwargs: dict[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> ChatPrompt:
+    """Raises:
+    RequestError: it is no list of messages, or they are nested too deeply.
+    """
+    messages = list_of(messages, "messages")
+    if not all(isinstance(message, dict) for message in messages):
+        raise RequestError(
+            "A conversation is a list of messages, each a dict with role and content."
+        )
+    check_depth([messages, tools, template_kwargs], "messages")
     return ChatPrompt(
-        messages=list(prompt),  # type: ignore[arg-type]
+        messages=messages,
         tools=tools,
         template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt and not continue_final_message,

@@ -1,9 +1,11 @@
-"""How is a prompt brought into the radix tree without an answer? As a request whose answer nobody sees."""
+"""What comes of bringing a prompt into the radix tree without an answer?
+
+It is a request with the settings :data:`radixrt.sampling_params.PREFILL_ONLY`.
+"""
 
 import msgspec
 
-from radixrt.messages import AnswerChunk, CacheHints, GenerateRequest, Prompt
-from radixrt.sampling_params import PREFILL_ONLY
+from radixrt.messages.answers import AnswerChunk
 
 DEFAULT_PIN_S = 300.0
 """How long a lease lasts unless something else is asked for."""
@@ -26,23 +28,3 @@ class Warmed(msgspec.Struct, frozen=True, kw_only=True):
             cached_tokens=chunk.cached_tokens,
             cache_write_tokens=chunk.cache_write_tokens,
         )
-
-
-def warm_request(
-    request_id: str,
-    prompt: Prompt,
-    *,
-    cache_salt: str = "",
-    hints: CacheHints | None = None,
-    priority: int = 0,
-    deadline: float | None = None,
-) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=request_id,
-        prompt=prompt,
-        sampling=PREFILL_ONLY,
-        cache_salt=cache_salt,
-        cache_hints=CacheHints() if hints is None else hints,
-        priority=priority,
-        deadline=deadline,
-    )

@@ -6,31 +6,23 @@ from radixrt_kernels import native, tape
 
 if native is not None:
     _gated_activation = native.gated_activation
-    _silu, _gelu, _gelu_tanh = (
-        native.Activation.silu,
-        native.Activation.gelu,
-        native.Activation.gelu_tanh,
-    )
+    _ACTIVATIONS = {
+        name: getattr(native.Activation, name) for name in ("silu", "gelu", "gelu_tanh")
+    }
 
 
-def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. Rows may have gaps between them."""
-    return _gated(gate_up, out, _silu)
+def gated_activation(
+    gate_up: torch.Tensor, name: str, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The activation of the first half of the features times the second half.
 
-
-def gelu_and_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """As :func:`silu_and_mul`, with the exact GELU."""
-    return _gated(gate_up, out, _gelu)
-
-
-def gelu_tanh_and_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """As :func:`silu_and_mul`, with GELU approximated by tanh."""
-    return _gated(gate_up, out, _gelu_tanh)
-
-
-def _gated(gate_up: torch.Tensor, out: torch.Tensor | None, activation: object) -> torch.Tensor:
+    Args:
+        gate_up: [num_tokens, 2 * size], gate first; rows may have gaps between them.
+        name: ``silu``, ``gelu`` (exact) or ``gelu_tanh`` (approximated by tanh).
+        out: [num_tokens, size]; default: a new one, which is returned.
+    """
     if out is None:
         tokens, columns = gate_up.shape
         out = gate_up.new_empty((tokens, columns // 2))
-    tape.call(_gated_activation, gate_up, out, activation)
+    tape.call(_gated_activation, gate_up, out, _ACTIVATIONS[name])
     return out

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from radixrt_kernels import native, tape
 from radixrt_kernels.linear import PANEL
+from radixrt_kernels.memory import advise_huge_pages
 
 if native is not None:
     _linear, _look_up = native.groupwise_linear, native.groupwise_look_up
@@ -46,8 +47,10 @@ def pack(
     fours = padded.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2)
     if bits == 4:
         fours = fours[:, ::2] | (fours[:, 1::2] << 4)
+    packed = torch.empty(fours.shape, dtype=torch.uint8)
+    advise_huge_pages(packed)
     return PackedCodes(
-        fours.contiguous(), _panels(scales), _panels(zeros), rows, columns, bits, group_size
+        packed.copy_(fours), _panels(scales), _panels(zeros), rows, columns, bits, group_size
     )
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from radixrt_kernels import native, tape
+from radixrt_kernels.memory import advise_huge_pages
 
 PANEL = 16
 
@@ -25,6 +26,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     rows, columns = weight.shape
     panels, steps = -(-rows // PANEL), -(-columns // group)
     packed = weight.new_empty((panels, steps, PANEL, group))
+    advise_huge_pages(packed)  # a stream of pages of 4 KiB loses a tenth at their borders
     whole = rows // PANEL
     packed[:whole] = _panels(weight[: whole * PANEL], steps, group)
     if whole < panels:

@@ -43,13 +43,9 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 def activations() -> Iterator[Check]:
     for dtype, tolerance in ROUNDING.items():
         gate_up = torch.randn(5, 2 * 123).to(dtype)
-        for name, kernel in {
-            "silu": activation.silu_and_mul,
-            "gelu": activation.gelu_and_mul,
-            "gelu_tanh": activation.gelu_tanh_and_mul,
-        }.items():
-            expected = gated_activation(gate_up, name)
-            yield Check(f"{name}_and_mul {dtype}", kernel(gate_up), expected, tolerance)
+        for name in ("silu", "gelu", "gelu_tanh"):
+            result = activation.gated_activation(gate_up, name)
+            yield Check(f"{name} {dtype}", result, gated_activation(gate_up, name), tolerance)
 
 
 def attention() -> Iterator[Check]:

@@ -58,8 +58,10 @@ class Tape:
         return self.output
 
 
-def record(compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Tape:
-    """Run ``compute(*inputs)`` once and remember how.
+def record(
+    compute: Callable[..., torch.Tensor], *inputs: torch.Tensor
+) -> tuple[Tape, torch.Tensor]:
+    """Run ``compute(*inputs)`` once and remember how. Returns the tape and the result.
 
     Args:
         compute: Reads of what may differ next time only its inputs, and what kernels find by themselves; changes nothing
@@ -76,7 +78,7 @@ def record(compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Tape:
             output = compute(*recording.inputs)
     finally:
         _recording = None
-    return recording.tape(output)
+    return recording.tape(output), output
 
 
 @dataclass(slots=True)

@@ -8,31 +8,28 @@ from collections.abc import Callable
 import msgspec
 
 from radixrt.ipc import Channels, Inbox, Outbox, Poller
-from radixrt.messages import (
-    CacheNamespace,
-    CacheTree,
+from radixrt.messages.answers import EngineInfo, RequestFailed
+from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
+from radixrt.messages.calls import (
     CacheTreeCall,
-    CacheTreeNode,
     CallReply,
-    EngineInfo,
     FlushCacheCall,
-    HistogramSnapshot,
-    LogprobRow,
     PinTokensCall,
     ReleaseCacheCall,
+    StatsCall,
+)
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.links import ToScheduler
+from radixrt.messages.sequences import (
+    LogprobRow,
     ReleaseSequences,
-    RequestFailed,
-    SchedulerStats,
     SequenceFinished,
     SequenceRefused,
     SequenceRequest,
     SequenceStarted,
-    StatsCall,
     TokenBatch,
-    ToScheduler,
-    pack_ids,
-    unpack_ids,
 )
+from radixrt.messages.stats import SchedulerStats, TimeHistogram
 
 CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
 """Of every sequence."""
@@ -124,7 +121,7 @@ class FakeScheduler:
             case SequenceRequest():
                 self.requests.append(message)
                 if refusal := self.refuse(message):
-                    self._outbox.send(refusal)
+                    self._outbox.send(TokenBatch(refused=[refusal]))
                 else:
                     self._running[message.seq_id] = _Running(message, self.script(message))
             case ReleaseSequences():
@@ -188,7 +185,7 @@ class FakeScheduler:
         )
 
     def _stats(self) -> SchedulerStats:
-        histogram = HistogramSnapshot(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
+        histogram = TimeHistogram(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
         counts = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
         counts["running"] = len(self._running)
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
@@ -221,7 +218,7 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
         for salted in (False, True)
     ]
     tree = CacheTree(page_size=16, total_tokens=64, total_nodes=2, namespaces=namespaces)
-    return CallReply(call_id=call.call_id, value=msgspec.to_builtins(tree))
+    return CallReply(call_id=call.call_id, value=msgspec.to_builtins(tree, builtin_types=[bytes]))
 
 
 def _row(owner: int, token_id: int, top: int) -> LogprobRow:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.config import markdown_page
+from radixrt.config_flags import markdown_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])

@@ -12,7 +12,9 @@ from bench.gpu.workloads import token_ids
 from radixrt.config import ServerConfig
 from radixrt.device import make_device
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages import SequenceRequest, StepPlan, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.steps import StepPlan
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.process import scheduler_limits
 from radixrt.scheduler.scheduler import Scheduler

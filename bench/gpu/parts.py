@@ -14,7 +14,8 @@ from bench.gpu.shapes import ModelShape
 from bench.gpu.workloads import Sizes, of_length, sharegpt_like, token_ids, uniform
 from radixrt.bench.constrained import Load, measure_masks
 from radixrt.engine import LLM
-from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import GenerateRequest, TokenPrompt
 from radixrt.sampling_params import SamplingParams
 
 CONSTRAINED_ROUNDS = 2
@@ -35,7 +36,7 @@ class Bench:
     @property
     def scheduling(self) -> Scheduling:
         config = self.llm.config
-        return Scheduling(config.max_running_requests, config.max_prefill_tokens)
+        return Scheduling(config.max_running_requests, config.prefill_budget("cuda"))
 
 
 def warm_up(bench: Bench) -> None:

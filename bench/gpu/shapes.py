@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.tokenizer import END, synthetic_tokenizer
+from bench.gpu.tokenizer import synthetic_tokenizer
+from radixrt.bench.tokenizer import END
 
 _LLAMA_31_ROPE = {
     "rope_type": "llama3",

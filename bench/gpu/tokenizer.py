@@ -7,9 +7,10 @@ quotes and braces. A trained tokenizer of 128k tokens takes a minute and a corpu
 from collections.abc import Iterator
 from itertools import islice, product
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
-END = "<|endoftext|>"
+from radixrt.bench.tokenizer import BYTES, byte_tokenizer
+
 SPACE = "\u0120"
 """How byte-level tokenizers write a space."""
 
@@ -34,17 +35,7 @@ _PUNCTUATION = [
 
 def synthetic_tokenizer(vocab_size: int) -> Tokenizer:
     """``vocab_size`` tokens: 256 bytes, pieces of JSON, words of up to four syllables, and END as the last."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    merges = []
-    for left, right in islice(_merges(), vocab_size - 1 - len(vocabulary)):
-        vocabulary[left + right] = len(vocabulary)
-        merges.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
-    return tokenizer
+    return byte_tokenizer(list(islice(_merges(), vocab_size - 1 - len(BYTES))))
 
 
 def _merges() -> Iterator[tuple[str, str]]:

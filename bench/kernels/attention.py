@@ -83,7 +83,7 @@ def _run(
     def run() -> None:
         backend.plan(metadata)
         for caches in layers:
-            backend.attend(*states, *caches, spec)
+            backend.attend(*states, caches, spec)
 
     return run
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from bench.kernels.case import Case
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.native_kernels import NativeKernels
-from radixrt.layers.torch_kernels import TorchKernels
 
 HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM = 896, 4864, 14, 2, 64
 TOKENS = (1, 16, 512)
@@ -26,7 +26,7 @@ def _norm(tokens: int) -> Case:
     return Case(
         f"add_rms_norm {tokens} x {HIDDEN}",
         lambda: NativeKernels().add_rms_norm(hidden, residual, *arguments),
-        lambda: TorchKernels().add_rms_norm(hidden, residual, *arguments),
+        lambda: LayerKernels().add_rms_norm(hidden, residual, *arguments),
         num_bytes=4 * hidden.nbytes,  # both are read and written
         operations=5 * hidden.numel(),
         dtype=torch.float32,
@@ -44,7 +44,7 @@ def _rotation(tokens: int) -> Case:
     return Case(
         f"rotate {tokens} x {HEADS} + {KV_HEADS} heads",
         lambda: NativeKernels().rotate(positions, query, key, table),
-        lambda: TorchKernels().rotate(positions, query, key, table),
+        lambda: LayerKernels().rotate(positions, query, key, table),
         num_bytes=2 * (query.nbytes + key.nbytes) + table.nbytes,
         operations=3 * (query.numel() + key.numel()),
         dtype=torch.float32,
@@ -57,7 +57,7 @@ def _activation(tokens: int) -> Case:
     return Case(
         f"silu_and_mul {tokens} x {MLP}",
         lambda: NativeKernels().gated_activation("silu", gate_up),
-        lambda: TorchKernels().gated_activation("silu", gate_up),
+        lambda: LayerKernels().gated_activation("silu", gate_up),
         num_bytes=1.5 * gate_up.nbytes,
         operations=10 * gate_up.numel(),
         dtype=torch.float32,

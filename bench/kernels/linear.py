@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from bench.kernels.case import Case
 from radixrt.sampling_params import SamplingParams
-from radixrt.worker.sampler import sample
+from radixrt.worker.sampler import draw_by_native_kernel, draw_by_torch, sample
 from radixrt.worker.sampling_state import SamplingState
 from radixrt_kernels import groupwise, linear
 
@@ -91,17 +91,14 @@ def _sampling(name: str, rows: int, vocab: int, params: SamplingParams) -> Case:
     logits = torch.randn(rows, vocab) * 3
     slots, positions = np.arange(rows), torch.zeros(rows, dtype=torch.int64)
 
-    def run(natively: bool):
-        state = SamplingState(rows, vocab, draws_natively=natively)
-        for slot in range(rows):
-            state.admit(slot, params, np.array([1], dtype=np.int32), 0)
-        # the reference overwrites the logits, which changes nothing in what it has to do
-        return lambda: sample(state, logits, slots, positions)
+    state = SamplingState(rows, vocab)
+    for slot in range(rows):
+        state.admit(slot, params, np.array([1], dtype=np.int32), 0)
 
     return Case(
         f"sample {rows} x {vocab}, {name}",
-        run(True),
-        run(False),
+        lambda: sample(state, logits, slots, positions, draw=draw_by_native_kernel),
+        lambda: sample(state, logits, slots, positions, draw=draw_by_torch),
         num_bytes=logits.nbytes,
         operations=logits.numel(),
         dtype=torch.float32,

@@ -1,91 +1,146 @@
-"""How is each engine started? A command that serves a folder on a port, with the engine's best settings for two cores."""
+"""What is an engine, and which of them are compared? Commands of OpenAI-compatible servers with their best settings for two cores."""
 
-import contextlib
-import os
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-START_TIMEOUT_S = 600
+ModelFormat = Literal["safetensors", "openvino", "gguf-bf16", "gguf-q8_0", "gguf-q4_k_m"]
+
+ADAPTERS = Path(__file__).parent / "adapters"
+KV_TOKENS = 32_768
+"""What every peer's KV cache holds, more than any workload needs: 0.4 GB of this checkpoint's keys and values in bfloat16."""
+MAX_LENGTH = 4096
+"""Of a sequence; the longest one asked for has about 1,100 tokens."""
+MAX_RUNNING = 16
+"""Sequences at a time: the greatest concurrency of the workloads."""
+STEP_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An OpenAI-compatible server."""
+    """A server and how it is started."""
 
     name: str
     command: tuple[str, ...]
-    """With the placeholders {python}, {model} and {port}."""
-    environment: dict[str, str] = field(default_factory=dict)
-    model_name: str = "model"
+    """With the placeholders {environment}, {checkpoint}, {model} and {port}."""
+    environment: str | None = None
+    """The virtual environment in the folder of peers; None: the one that runs this."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the process's environment, with the same placeholders."""
+    model_format: ModelFormat = "safetensors"
+    workloads: str = "abcdef"
+    """Which it is measured on."""
+    names_token_ids: bool = True
+    """Whether ``return_token_ids`` makes it tell the ids of an answer's tokens."""
+    reports_cached_tokens: bool = True
+    keeps_connections: bool = True
+    """Whether a connection serves one request after another."""
+
+    def python(self, peers: Path) -> str:
+        """The interpreter of its environment."""
+        return str(self.folder(peers) / "bin" / "python") if self.environment else sys.executable
+
+    def folder(self, peers: Path) -> Path:
+        return peers / (self.environment or "")
+
+    def filled(self, text: str, *, peers: Path, checkpoint: Path, model: Path, port: int) -> str:
+        """``text`` with the placeholders' values."""
+        return text.format(
+            python=self.python(peers),
+            environment=self.folder(peers),
+            checkpoint=checkpoint,
+            model=model,
+            port=port,
+        )
 
 
-def _radixrt(name: str, *flags: str) -> Engine:
+def _radixrt(name: str, *flags: str, workloads: str = "abcdef") -> Engine:
+    serve = "{python} -m radixrt.cli serve --model-path {model} --port {port}"
+    names = ("--served-model-name", "model", "--log-level", "warning")
+    return Engine(name, (*serve.split(), *names, *flags), workloads=workloads)
+
+
+def _vllm(name: str, *flags: str) -> Engine:
+    # The wheel's own command looks for a package named vllm; the module doesn't.
     serve = (
-        "{python}",
-        "-m",
-        "radixrt.cli",
-        "serve",
-        "--model-path",
-        "{model}",
-        "--port",
-        "{port}",
+        "{python} -m vllm.entrypoints.openai.api_server --model {model} --served-model-name model "
+        f"--host 127.0.0.1 --port {{port}} --dtype bfloat16 --max-model-len {MAX_LENGTH} "
+        f"--max-num-seqs {MAX_RUNNING} --max-num-batched-tokens {STEP_TOKENS} "
+        "--enable-prefix-caching --enable-prompt-tokens-details --disable-uvicorn-access-log"
     )
-    return Engine(name, (*serve, "--served-model-name", "model", "--log-level", "warning", *flags))
+    variables = {
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",  # else one core is left to the server
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "LD_PRELOAD": "{environment}/lib/libtcmalloc_minimal.so.4",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return Engine(name, (*serve.split(), *flags), "vllm", variables)
+
+
+def _openvino() -> Engine:
+    serve = (
+        f"{{python}} {ADAPTERS / 'openvino_server.py'} --checkpoint {{checkpoint}} --model {{model}} "
+        f"--port {{port}} --max-running {MAX_RUNNING} --step-tokens {STEP_TOKENS} --cache-gb 2"
+    )
+    return Engine(
+        "openvino",
+        tuple(serve.split()),
+        "openvino",
+        model_format="openvino",
+        reports_cached_tokens=False,
+    )
+
+
+def _llama_cpp(name: str, model_format: ModelFormat, workloads: str = "abcdef") -> Engine:
+    serve = (
+        "{environment}/bin/llama-server --model {model} --host 127.0.0.1 --port {port} --alias model "
+        f"--ctx-size {KV_TOKENS} --parallel {MAX_RUNNING} --kv-unified --threads 2 --threads-batch 2 "
+        f"--batch-size {STEP_TOKENS} --ubatch-size 512 --flash-attn on --jinja --no-webui"
+    )
+    return Engine(
+        name,
+        tuple(serve.split()),
+        "llama.cpp",
+        model_format=model_format,
+        workloads=workloads,
+        names_token_ids=False,
+        keeps_connections=False,
+    )
+
+
+def _transformers() -> Engine:
+    serve = (
+        f"{{python}} {ADAPTERS / 'transformers_server.py'} --checkpoint {{checkpoint}} --port {{port}} "
+        f"--max-running {MAX_RUNNING} --step-tokens {STEP_TOKENS} --cache-tokens {KV_TOKENS}"
+    )
+    variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    return Engine(
+        "transformers",
+        tuple(serve.split()),
+        "transformers",
+        variables,
+        workloads="abcdf",  # it has no structured output
+        reports_cached_tokens=False,
+    )
 
 
 ENGINES = {
     engine.name: engine
     for engine in (
         _radixrt("radixrt"),
-        _radixrt("radixrt-int8", "--quantization", "int8"),
-        _radixrt("radixrt-int4", "--quantization", "int4"),
         _radixrt("radixrt-no-cache", "--disable-radix-cache"),
+        _vllm("vllm"),
+        _vllm("vllm-block-32", "--block-size", "32"),
+        _openvino(),
+        _llama_cpp("llama.cpp", "gguf-bf16"),
+        _transformers(),
+        # how quantized weights compare is asked of the one stream only
+        _radixrt("radixrt-int8", "--quantization", "int8", workloads="d"),
+        _radixrt("radixrt-int4", "--quantization", "int4", workloads="d"),
+        _llama_cpp("llama.cpp-q8_0", "gguf-q8_0", workloads="d"),
+        _llama_cpp("llama.cpp-q4_k_m", "gguf-q4_k_m", workloads="d"),
     )
 }
-
-
-@contextlib.contextmanager
-def serving(engine: Engine, model: Path, log: Path) -> Iterator[str]:
-    """Serve ``model`` until the block ends; yields the base URL, which ends in /v1."""
-    port = _free_port()
-    values = {"python": sys.executable, "model": str(model), "port": str(port)}
-    command = [part.format(**values) for part in engine.command]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **engine.environment},
-        )
-    url = f"http://127.0.0.1:{port}/v1"
-    try:
-        _wait_until_alive(url, process, log)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_until_alive(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"{process.args!r} ended with status {process.returncode}; see {log}.")
-        try:
-            with urllib.request.urlopen(f"{url}/models", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise SystemExit(f"{process.args!r} did not answer within {START_TIMEOUT_S} s; see {log}.")

@@ -1,17 +1,28 @@
 """One run of one workload against one server, as its client sees it."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
+from bench.peers_cpu.answers import JudgedAnswers
+from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.workloads import Workload
 from radixrt.bench.client import RequestRecord, Target, converse
 from radixrt.bench.report import Summary, summarize
 from radixrt.bench.workloads import Prompt
 
 TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of it."""
+
+    summary: Summary
+    answers: JudgedAnswers | None
+    """Of a workload with a schema."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +35,29 @@ class PeerTarget(Target):
         return {**super().body(history, output_len), **(self.extra or {})}
 
 
-async def run(base_url: str, model_name: str, workload: Workload) -> Summary:
-    """Send all conversations, ``concurrency`` at a time."""
+async def measure(base_url: str, engine: Engine, workload: Workload) -> Run:
+    """Warm up, then send all conversations, ``concurrency`` at a time."""
+    await _converse_all(base_url, engine, _warmup(workload))
+    records = await _converse_all(base_url, engine, workload)
+    answers = JudgedAnswers.of(records, workload.schema) if workload.schema else None
+    return Run(summarize(records), answers)
+
+
+def _warmup(workload: Workload) -> Workload:
+    """One conversation of the same form that shares no text with the others."""
+    first = workload.conversations[0]
+    turns = [replace(turn, question=f"warm up {turn.question}") for turn in first.turns[:2]]
+    context = f"warm up {first.context}" if first.context else ""
+    return replace(workload, conversations=[replace(first, context=context, turns=turns)])
+
+
+async def _converse_all(base_url: str, engine: Engine, workload: Workload) -> list[RequestRecord]:
     target = PeerTarget(
         base_url,
-        model_name,
+        "model",
         endpoint=workload.endpoint,  # type: ignore[arg-type]
         ignore_eos=workload.ignore_eos,
+        return_token_ids=engine.names_token_ids,
         extra=workload.extra,
     )
     waiting = iter(enumerate(workload.conversations))
@@ -41,7 +68,10 @@ async def run(base_url: str, model_name: str, workload: Workload) -> Summary:
             async for record in converse(client, target, number, conversation):
                 records.append(record)
 
-    limits = httpx.Limits(max_connections=workload.concurrency)
+    limits = httpx.Limits(
+        max_connections=workload.concurrency,
+        max_keepalive_connections=None if engine.keeps_connections else 0,
+    )
     async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
         await asyncio.gather(*(client_loop(client) for _ in range(workload.concurrency)))
-    return summarize(records)
+    return records

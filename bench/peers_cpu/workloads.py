@@ -1,13 +1,15 @@
 """What is asked of every engine: six workloads of seeded text, with fixed output lengths."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from radixrt.bench.workloads import Conversation, TextPrompts, Turn
 
-ANSWER_SCHEMA = {
+QUICK_CONVERSATIONS, QUICK_CHARACTERS, QUICK_OUTPUT = 6, 600, 8
+
+ANSWER_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 20},
@@ -36,20 +38,48 @@ class Workload:
     endpoint: str = "completions"
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields of the request."""
-    ignore_eos: bool = True
+    schema: dict[str, Any] | None = None
+    """What every answer has to satisfy; then it may end by itself."""
     built_in_model: bool = False
 
+    @property
+    def ignore_eos(self) -> bool:
+        return self.schema is None
 
-def make_workloads() -> dict[str, Workload]:
-    """By letter; the same on every run."""
-    return {w.name: w for w in (_rag(), _unrelated(), _chats(), _one_stream(), _json(), _short())}
+
+def make_workloads(*, quick: bool = False) -> dict[str, Workload]:
+    """By letter; the same on every run.
+
+    Args:
+        quick: the same in small, which shows that an engine works and nothing else.
+    """
+    workloads = (_rag(), _unrelated(), _chats(), _one_stream(), _json(), _short())
+    return {w.name: _shortened(w) if quick else w for w in workloads}
+
+
+def _shortened(workload: Workload) -> Workload:
+    """A few of its conversations, with shorter texts; answers that have to satisfy a schema keep their length."""
+    conversations = [
+        Conversation(
+            str(each.context)[:QUICK_CHARACTERS],
+            [
+                Turn(
+                    str(turn.question)[:QUICK_CHARACTERS],
+                    turn.output_len if workload.schema else QUICK_OUTPUT,
+                )
+                for turn in each.turns[:2]
+            ],
+        )
+        for each in workload.conversations[:QUICK_CONVERSATIONS]
+    ]
+    return replace(workload, what=f"{workload.what}, shortened", conversations=conversations)
 
 
 def _rag() -> Workload:
     text = TextPrompts(np.random.default_rng(1))
     documents = [text(1024) for _ in range(4)]
-    # the questions about a document arrive together
-    asked = [Conversation(each, [Turn(text(32), 32)]) for each in documents for _ in range(8)]
+    # Each engine has to find for itself that the fifth prompt begins like the first.
+    asked = [Conversation(each, [Turn(text(32), 32)]) for _ in range(8) for each in documents]
     return Workload("a", "4 documents of 1024 x 8 questions of 32, 32 out", asked, 16)
 
 
@@ -89,7 +119,7 @@ def _json() -> Workload:
         8,
         "chat",
         {"response_format": response_format},
-        ignore_eos=False,
+        ANSWER_SCHEMA,
     )
 
 

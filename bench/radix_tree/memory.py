@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.radix_tree.shapes import prompts
 from bench.radix_tree.subjects import Radixrt, Subject, make
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.node import Node
 
 

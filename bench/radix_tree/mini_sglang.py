@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.page_allocator import Pages
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.page_allocator import Pages
 
 Key = list[int]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from radixrt.bench.cache.trace import BLOCK_TOKENS, read_trace
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 
 VOCABULARY = 100_000
 CHUNK = 2048

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.radix_tree.shapes import CHUNK, documents, random_tokens
 from bench.radix_tree.subjects import Subject, make
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 
 OPERATIONS = ("match", "match miss", "lock + unlock", "insert page", "insert chunk", "evict 16")
 

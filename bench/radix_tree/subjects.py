@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.radix_tree.mini_sglang import NativeCompareTree
 from bench.radix_tree.sglang import TokenListTree
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import Pages

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from radixrt import __version__
 from radixrt.api.events import json_response, while_connected
 from radixrt.api.state import ServerState, new_id
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import GenerateRequest, TokenPrompt
 from radixrt.sampling_params import SamplingParams
 
 HEALTH_TIMEOUT_S = 30
@@ -87,6 +89,10 @@ def about_routes(state: ServerState) -> APIRouter:
         if check_invariants:  # else it would have failed
             info["invariants"] = "ok"
         return json_response(info)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await state.metrics.scrape(state.client), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/flush_cache", include_in_schema=False)  # as SGLang's users call it
     @router.post("/flush_cache")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from radixrt import __version__
 from radixrt.config import DEMO_MODEL, ServerConfig
-from radixrt.messages import EngineInfo
+from radixrt.messages.answers import EngineInfo
 
 _DEMO_QUESTION = (
     "The owner of Bramol is Teska. The owner of Vidur is Noval. What is the owner of Vidur?"

@@ -6,7 +6,8 @@ from contextlib import aclosing
 
 from radixrt.engine_client import EngineClient
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, GenerateRequest
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.requests import GenerateRequest
 
 _MOST_UNREAD = 64
 """Chunks taken from the engine's client ahead of the reader; what more there is waits there, counted."""

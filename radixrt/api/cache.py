@@ -7,25 +7,18 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
-from radixrt.api.body import read_json, to_struct
-from radixrt.api.chat import chat_prompt
-from radixrt.api.completions import token_prompt
+from radixrt.api.endpoints import Endpoints
 from radixrt.api.events import json_response, while_connected
-from radixrt.api.keeping import RememberedPrompt, continuation_of
-from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
-from radixrt.api.sampling import deadline, priority
+from radixrt.api.prompts import one_prompt, token_prompt
+from radixrt.api.protocol import PromptRequest
+from radixrt.api.sampling import queueing
 from radixrt.api.state import ServerState, request_id
-from radixrt.cache_hint import (
-    CacheHint,
-    check_pin_seconds,
-    check_seconds,
-    check_session,
-    hints_of,
-)
+from radixrt.cache_hint import check_pin_seconds, check_session
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RequestError
-from radixrt.messages import CacheHints, Prompt, TextPrompt
-from radixrt.warming import DEFAULT_PIN_S, Warmed, warm_request
+from radixrt.messages.requests import GenerateRequest, Prompt
+from radixrt.sampling_params import PREFILL_ONLY
+from radixrt.warming import DEFAULT_PIN_S, Warmed
 
 MOST_TREE_LEVELS = 16
 MOST_TREE_CHILDREN = 100
@@ -33,26 +26,14 @@ MOST_SESSIONS = 1024
 """That one request may release."""
 
 
-class CachePrompt(RememberedPrompt, kw_only=True):
-    """A prompt in one of three forms: messages, prompt or token_ids."""
+class WarmRequest(PromptRequest, kw_only=True):
+    """A prompt in one of three forms: messages, prompt or token_ids. The template opens no assistant's turn unless it is
+    asked to."""
 
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    add_generation_prompt: bool | None = None
-    """Whether the template opens the assistant's turn after the messages; False unless given."""
-    add_special_tokens: bool | None = None
     token_ids: list[Any] | None = None
-    priority: int | None = None
-    timeout: float | None = None
-    rid: str | None = None
 
 
-class WarmRequest(CachePrompt, kw_only=True):
-    cache: CacheHint | None = None
-
-
-class PinRequest(CachePrompt, kw_only=True):
+class PinRequest(WarmRequest, kw_only=True):
     ttl_s: float | None = None
     """Seconds that the lease lasts."""
 
@@ -69,23 +50,19 @@ class ReleaseRequest(msgspec.Struct, kw_only=True):
 
 
 def cache_routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = Endpoints(state)
 
-    @router.post("/v1/cache/warm")
-    async def warm(request: Request) -> Response:
-        fields = await _read(request, WarmRequest, state)
-        work = _warm(fields, hints_of(fields.cache), state, request)
-        return json_response(msgspec.to_builtins(await while_connected(request, work)))
+    @router.takes("/v1/cache/warm", WarmRequest)
+    async def warm(request: Request, fields: WarmRequest) -> Response:
+        warmed = await while_connected(request, _warm(fields, state, request))
+        return json_response(msgspec.to_builtins(warmed))
 
-    @router.post("/v1/cache/pin")
-    async def pin(request: Request) -> Response:
-        fields = await _read(request, PinRequest, state)
-        check_seconds(fields.ttl_s, "ttl_s")
+    @router.takes("/v1/cache/pin", PinRequest)
+    async def pin(request: Request, fields: PinRequest) -> Response:
         return json_response(await while_connected(request, _pin(fields, state, request)))
 
-    @router.post("/v1/cache/release")
-    async def release(request: Request) -> Response:
-        fields = await _read(request, ReleaseRequest, state)
+    @router.takes("/v1/cache/release", ReleaseRequest)
+    async def release(request: Request, fields: ReleaseRequest) -> Response:
         _check_release(fields)
         if fields.lease is not None:
             released = await state.client.release_cache(lease=fields.lease)
@@ -111,24 +88,12 @@ def cache_routes(state: ServerState) -> APIRouter:
     return router
 
 
-async def _read(request: Request, struct: type[Any], state: ServerState) -> Any:
-    body = await read_json(request)
-    refuse_unsupported(body)
-    fields = to_struct(body, struct)
-    state.check_model(fields.model)
-    return fields
-
-
-async def _warm(
-    fields: CachePrompt, hints: CacheHints, state: ServerState, request: Request
-) -> Warmed:
-    warming = warm_request(
-        request_id("warm", fields.rid),
-        _prompt(fields, state, request),
-        cache_salt=fields.cache_salt or "",
-        hints=hints,
-        priority=priority(fields.priority, state.config),
-        deadline=deadline(fields.timeout),
+async def _warm(fields: WarmRequest, state: ServerState, request: Request) -> Warmed:
+    warming = GenerateRequest(
+        request_id=request_id("warm", fields.rid),
+        prompt=_prompt(fields, state, request),
+        sampling=PREFILL_ONLY,
+        **queueing(fields, state.config),
     )
     request.state.request_id = warming.request_id
     async with aclosing(state.generate([warming])) as chunks:
@@ -141,38 +106,25 @@ async def _warm(
 async def _pin(fields: PinRequest, state: ServerState, request: Request) -> dict[str, Any]:
     ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
     check_pin_seconds(ttl_s, state.config.max_pin_seconds)  # before anything is computed in vain
-    warmed = await _warm(fields, CacheHints(), state, request)
+    warmed = await _warm(fields, state, request)
     lease = await state.client.pin(_prompt(fields, state, request), fields.cache_salt or "", ttl_s)
-    return {**msgspec.to_builtins(lease), **msgspec.to_builtins(warmed)}
+    return msgspec.to_builtins(lease) | msgspec.to_builtins(warmed)
 
 
-def _prompt(fields: CachePrompt, state: ServerState, request: Request) -> Prompt:
+def _prompt(fields: WarmRequest, state: ServerState, request: Request) -> Prompt:
     """Raises:
     RequestError: there is not exactly one prompt, or it is not well formed.
     """
-    given = [
-        name for name in ("messages", "prompt", "token_ids") if getattr(fields, name) is not None
-    ]
+    forms = ("messages", "prompt", "token_ids")
+    given = [name for name in forms if getattr(fields, name) is not None]
     if len(given) != 1:
         raise RequestError(
             f"Give one of messages, prompt and token_ids, not {' and '.join(given) or 'none'}.",
             param=given[-1] if given else "messages",
         )
-    if fields.messages is not None:
-        chat = ChatCompletionRequest(
-            messages=fields.messages,
-            tools=fields.tools,
-            chat_template_kwargs=fields.chat_template_kwargs,
-            reasoning_effort=fields.reasoning_effort,
-            add_generation_prompt=bool(fields.add_generation_prompt),
-        )
-        return chat_prompt(chat, continuation_of(fields, state, request).messages)
-    if fields.tools is not None:
-        raise RequestError("tools are for the chat template, so they need messages.", param="tools")
     if fields.token_ids is not None:
         return token_prompt(fields.token_ids, state.info.vocab_size, "token_ids")
-    text = continuation_of(fields, state, request).text + (fields.prompt or "")
-    return TextPrompt(text, fields.add_special_tokens is not False)
+    return one_prompt(fields, state, request, opens_turn=False)
 
 
 def _check_release(fields: ReleaseRequest) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from radixrt.api.protocol import CacheControl, ChatMessage
 from radixrt.errors import RequestError
-from radixrt.messages import CacheBreakpoint
+from radixrt.messages.requests import CacheBreakpoint
 
 MOST_BREAKPOINTS = 4
 """Of one request, as Anthropic's."""

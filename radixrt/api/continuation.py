@@ -4,6 +4,7 @@
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ import msgspec
 from fastapi import Request
 
 from radixrt.api.conversations import Conversation, Conversations, Items, Kind
-from radixrt.api.protocol import GenerationFields
+from radixrt.api.protocol import GenerationFields, KeepRequest, PromptRequest
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk
+
+AnyContinuing = GenerationFields | KeepRequest | PromptRequest
 
 
 def owner_of(request: Request, cache_salt: str | None) -> bytes:
@@ -34,16 +36,12 @@ class Continuation:
 
     @staticmethod
     def of(
-        fields: GenerationFields, kind: Kind, owner: bytes, conversations: Conversations
+        fields: AnyContinuing, kind: Kind, conversations: Conversations, request: Request
     ) -> "Continuation":
         """Raises:
         RequestError: the fields don't fit each other, or there is no such conversation.
         """
-        if fields.keep and (fields.rid is not None or fields.request_id is not None):
-            raise RequestError(
-                "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
-                param="keep",
-            )
+        owner = owner_of(request, fields.cache_salt)
         if fields.continue_from is None:
             if fields.continue_after is not None:
                 raise RequestError(
@@ -59,6 +57,18 @@ class Continuation:
                 param="continue_from",
             )
         return Continuation(owner, source, _taken(fields.continue_after, source))
+
+    @staticmethod
+    def of_one_prompt(
+        fields: KeepRequest | PromptRequest, conversations: Conversations, request: Request
+    ) -> "Continuation":
+        """Raises:
+        RequestError: there is not exactly one prompt, or there is no such conversation.
+        """
+        if (fields.messages is None) == (fields.prompt is None):
+            raise RequestError("Give either messages or a prompt (a string).", param="messages")
+        kind: Kind = "text" if fields.messages is None else "messages"
+        return Continuation.of(fields, kind, conversations, request)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -86,6 +96,20 @@ def _taken(given: int | None, source: Conversation) -> int:
     return given
 
 
+def is_kept(fields: GenerationFields) -> bool:
+    """Whether the conversation is to be remembered.
+
+    Raises:
+        RequestError: the request chose its id.
+    """
+    if fields.keep and (fields.rid is not None or fields.request_id is not None):
+        raise RequestError(
+            "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
+            param="keep",
+        )
+    return bool(fields.keep)
+
+
 class Keeper:
     """Gathers one answer, and has the conversation remembered when it has ended."""
 
@@ -111,17 +135,14 @@ class Keeper:
         self._reasoning: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
 
-    def add_text(self, text: str) -> None:
-        self._content.append(text)
-
-    def add(self, told: dict[str, Any], chunk: AnswerChunk) -> None:
+    def add(self, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> None:
         """
         Args:
-            told: the message, or the piece of one, that the client gets.
+            calls: of tools, or pieces of them, as the client gets them.
         """
-        self._content.append(told["content"] or "")
-        self._reasoning.append(chunk.reasoning)
-        for call in told.get("tool_calls", ()):
+        self._content.append(text)
+        self._reasoning.append(reasoning)
+        for call in calls:
             if "id" in call:
                 self._tool_calls.append(
                     {"id": call["id"], "type": "function", "function": dict(call["function"])}

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from radixrt.messages import AnswerChunk, TokenLogprob, unpack_ids
+import msgspec
+
+from radixrt.messages.answers import AnswerChunk, TokenLogprob
+from radixrt.messages.ids import unpack_ids
 
 _LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks (as in OpenAI's API)."""
@@ -12,7 +15,12 @@ _LOWEST_LOGPROB = -9999.0
 class Usage:
     """Counts the tokens of a request with one or several prompts and answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, hides_output: bool = False) -> None:
+        """
+        Args:
+            hides_output: its tokens do not count, since nobody gets them.
+        """
+        self._hides_output = hides_output
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
         self._cache_write_tokens: dict[int, int] = {}
@@ -28,9 +36,9 @@ class Usage:
         self._output_tokens[prompt_index, chunk.index] = chunk.num_output_tokens
         self._retries[prompt_index, chunk.index] = chunk.retries
 
-    def as_json(self, hide_output: bool = False) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         prompt_tokens = sum(self._prompt_tokens.values())
-        output_tokens = 0 if hide_output else sum(self._output_tokens.values())
+        output_tokens = 0 if self._hides_output else sum(self._output_tokens.values())
         usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,
@@ -114,16 +122,10 @@ def prompt_logprobs(tokens: Sequence[TokenLogprob] | None) -> list[dict[str, Any
 
 
 def times_extras(chunk: AnswerChunk) -> dict[str, Any]:
-    """Where an answer's time went, with its last chunk; see :class:`radixrt.messages.AnswerTimes`."""
+    """Where an answer's time went, with its last chunk; see :class:`radixrt.messages.answers.AnswerTimes`."""
     if chunk.times is None:
         return {}
-    times = chunk.times
-    durations = {
-        "queued_s": times.queued_s,
-        "prefill_s": times.prefill_s,
-        "total_s": times.total_s,
-    }
-    return {"times": durations}
+    return {"times": msgspec.to_builtins(chunk.times)}
 
 
 def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
-from radixrt.api.body import read_json, to_struct
+from radixrt.api.endpoints import Endpoints
 from radixrt.api.events import json_response, while_connected
-from radixrt.api.protocol import ConstraintFields, refuse_unsupported
+from radixrt.api.protocol import ConstraintFields
 from radixrt.api.state import ServerState, constraint_errors_name
 from radixrt.api.structured import asked_constraint, constraint_field
 from radixrt.errors import RequestError
@@ -15,14 +15,10 @@ class CompileRequest(ConstraintFields, kw_only=True):
 
 
 def grammar_routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = Endpoints(state)
 
-    @router.post("/v1/grammar/compile")
-    async def compile_grammar(request: Request) -> Response:
-        body = await read_json(request)
-        refuse_unsupported(body)
-        fields = to_struct(body, CompileRequest)
-        state.check_model(fields.model)
+    @router.takes("/v1/grammar/compile", CompileRequest)
+    async def compile_grammar(request: Request, fields: CompileRequest) -> Response:
         structured = asked_constraint(fields, state.config)
         if structured is None:
             raise RequestError(

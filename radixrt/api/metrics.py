@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator
 
-from fastapi import APIRouter, Response
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -20,17 +19,12 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from radixrt.engine_client import EngineClient
-from radixrt.messages import (
-    AnswerChunk,
-    HistogramSnapshot,
-    SchedulerStats,
-    StructuredStats,
-    num_ids,
-)
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import num_ids
+from radixrt.messages.stats import SchedulerStats, StructuredStats, TimeHistogram
 
 log = logging.getLogger(__name__)
 
@@ -49,29 +43,19 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.engine = EngineCollector()
         self.registry.register(self.engine)
-        self.ttft = Histogram(
-            "radixrt_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            registry=self.registry,
-            buckets=_TTFT_BOUNDS,
+        self.ttft = self._histogram(
+            "time_to_first_token", "From a request's arrival to its first token.", _TTFT_BOUNDS
         )
-        self.itl = Histogram(
-            "radixrt_inter_token_latency_seconds",
-            "Between two tokens of a streamed answer.",
-            registry=self.registry,
-            buckets=_ITL_BOUNDS,
+        self.itl = self._histogram(
+            "inter_token_latency", "Between two tokens of a streamed answer.", _ITL_BOUNDS
         )
-        self.tpot = Histogram(
-            "radixrt_time_per_output_token_seconds",
-            "Mean time of an answer's tokens after the first.",
-            registry=self.registry,
-            buckets=_ITL_BOUNDS,
+        self.tpot = self._histogram(
+            "time_per_output_token", "Mean time of an answer's tokens after the first.", _ITL_BOUNDS
         )
-        self.e2e = Histogram(
-            "radixrt_e2e_request_latency_seconds",
+        self.e2e = self._histogram(
+            "e2e_request_latency",
             "From a request's arrival to the last token of an answer.",
-            registry=self.registry,
-            buckets=_E2E_BOUNDS,
+            _E2E_BOUNDS,
         )
         self.answers = Counter(
             "radixrt_answers",
@@ -79,6 +63,18 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"radixrt_{name}_seconds", text, registry=self.registry, buckets=bounds)
+
+    async def scrape(self, client: EngineClient) -> bytes:
+        """All metrics as Prometheus reads them; those of the scheduler are left out if it does not tell in time."""
+        try:
+            self.engine.stats = await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("The scheduler did not tell its counters within %d s.", STATS_TIMEOUT_S)
+            self.engine.stats = None
+        return generate_latest(self.registry)
 
 
 class AnswerTimer:
@@ -204,24 +200,8 @@ def _structured_counters(stats: StructuredStats) -> list[tuple[str, str, float]]
     ]
 
 
-def _histogram(name: str, text: str, snapshot: HistogramSnapshot) -> HistogramMetricFamily:
+def _histogram(name: str, text: str, snapshot: TimeHistogram) -> HistogramMetricFamily:
     bounds = [*(str(bound) for bound in snapshot.bounds), "+Inf"]
     cumulative = list(itertools.accumulate(snapshot.counts))
     buckets = list(zip(bounds, cumulative, strict=True))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=snapshot.total)
-
-
-def metrics_routes(metrics: Metrics, client: EngineClient) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/metrics")
-    async def scrape() -> Response:
-        try:
-            stats = await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
-        except TimeoutError:
-            log.warning("The scheduler did not tell its counters within %d s.", STATS_TIMEOUT_S)
-            stats = None
-        metrics.engine.stats = stats
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    return router

@@ -35,6 +35,15 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     structural_tag: dict[str, Any] | str | None = None
 
 
+class QueueFields(msgspec.Struct, kw_only=True):
+    """How a request goes through the engine, whatever it asks; see :class:`GenerationFields`."""
+
+    cache_salt: str | None = None
+    cache: CacheHint | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+
 class GenerationFields(ConstraintFields, kw_only=True):
     """What completions and chat have in common. None: not given."""
 
@@ -72,6 +81,10 @@ class GenerationFields(ConstraintFields, kw_only=True):
     """Prefixes are shared only among requests with the same salt."""
     cache: CacheHint | None = None
     """What the client knows of the future of this request's KV."""
+    priority: int | None = None
+    """The smallest goes first, where the server was started with --schedule-policy priority."""
+    timeout: float | None = None
+    """Seconds after which the request is dropped, with finish reason "abort"."""
     keep: bool | None = None
     """Remember the conversation, with the first answer, under the response's id."""
     continue_from: str | None = None
@@ -80,10 +93,6 @@ class GenerationFields(ConstraintFields, kw_only=True):
     """So many of its messages (of a text: characters) are taken; None: all."""
     return_times: bool | None = None
     """Where the time of the first answer went, in seconds: queued, prefill, total."""
-    priority: int | None = None
-    """The smallest goes first, where the server was started with --schedule-policy priority."""
-    timeout: float | None = None
-    """Seconds after which the request is dropped, with finish reason "abort"."""
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -114,24 +123,54 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
 
 
+class KeepRequest(msgspec.Struct, kw_only=True):
+    """One prompt, of messages or as a text, behind a remembered conversation or alone."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    prompt: str | None = None
+    continue_from: str | None = None
+    continue_after: int | None = None
+    cache_salt: str | None = None
+
+
+class PromptRequest(QueueFields, kw_only=True):
+    """One prompt that is computed, but not answered; its fields mean what they mean to chat and completions."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    prompt: str | None = None
+    continue_from: str | None = None
+    continue_after: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    rid: str | None = None
+
+
 class ChatCompletionRequest(GenerationFields, kw_only=True):
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     """A variable for the template; models without such a one answer as ever."""
+    add_generation_prompt: bool | None = None
+    """Whether the template opens the assistant's turn."""
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
     """False: at most one call an answer."""
     include_reasoning: bool | None = None
     """False: the thought is left out of the response."""
     separate_reasoning: bool | None = None
     """False: the thought stays in the content."""
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 UNSUPPORTED = (
@@ -143,17 +182,8 @@ UNSUPPORTED = (
 )  # fmt: skip
 """Fields that change what an answer holds; to ignore one would be to answer another question."""
 
-_WITHOUT_EFFECT = {
-    "modalities": ["text"],
-    "length_penalty": 1,
-}
-"""Values of unsupported fields that ask for what happens anyway."""
-
-
-def _asks_for_nothing(name: str, value: Any) -> bool:
-    if value is None or value is False or value in ("", []):
-        return True
-    return name in _WITHOUT_EFFECT and value == _WITHOUT_EFFECT[name]
+_WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
+"""Values of unsupported fields that ask for what happens anyway; besides those that ask for nothing."""
 
 
 def refuse_unsupported(body: dict[str, Any]) -> None:
@@ -161,7 +191,9 @@ def refuse_unsupported(body: dict[str, Any]) -> None:
     RequestError: the body asks for what this version can't do, and would have to ignore.
     """
     for name in UNSUPPORTED:
-        if name in body and not _asks_for_nothing(name, body[name]):
+        value = body.get(name)
+        asks = value is not None and value is not False and value not in ("", [])
+        if asks and value != _WITHOUT_EFFECT.get(name):
             raise RequestError(
                 f"{name} is not supported by this version of the server; leave it out.",
                 param=name,

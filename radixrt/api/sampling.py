@@ -1,66 +1,75 @@
-"""Which sampling settings does a request mean, its own fields and the model's defaults together?"""
+"""How does a request want its tokens chosen, and when does its turn come? Its own fields and the model's defaults together."""
 
 import time
 from typing import Any
 
-from radixrt.api.protocol import GenerationFields
+from radixrt.api.protocol import GenerationFields, QueueFields
+from radixrt.api.state import ServerState
+from radixrt.cache_hint import hints_of
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.sampling_params import SamplingParams
 
-_SAME_NAME = (
-    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "seed", "ignore_eos", "include_stop_str_in_output",
-    "skip_special_tokens", "prompt_logprobs",
-)  # fmt: skip
+_SAME_NAME = set(SamplingParams.__struct_fields__) - {"logprobs", "prompt_logprobs_start"}
+"""What completions and chat call as it is called here; ``logprobs`` means another thing in each."""
 
 LONGEST_STOP_STRING = 1024
 
 
 def sampling_from_fields(
-    fields: GenerationFields, defaults: dict[str, Any], vocab_size: int, **overrides: Any
+    fields: GenerationFields, state: ServerState, **overrides: Any
 ) -> SamplingParams:
-    """The request's settings over the model's defaults, checked.
+    """Raises:
+    RequestError: a value is out of its range; names the field.
+    """
+    return sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
+
+
+def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
+    """Settings over the model's defaults, checked.
+
+    Args:
+        given: by their names in :class:`SamplingParams`; None: not given.
 
     Raises:
         RequestError: a value is out of its range; names the field.
     """
-    given: dict[str, Any] = dict(defaults)
-    for name in _SAME_NAME:
-        value = getattr(fields, name)
-        if value is not None:
-            given[name] = value
-    given["stop"] = stop_strings(fields.stop)
-    given["stop_token_ids"] = tuple(fields.stop_token_ids or ())
-    given["logit_bias"] = logit_bias(fields.logit_bias)
-    given |= overrides
-    return SamplingParams(**given).validate(vocab_size)
-
-
-def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if any(len(s) > LONGEST_STOP_STRING for s in stops):
+    settings = {name: value for name, value in given.items() if value is not None}
+    if "logit_bias" in settings:
+        settings["logit_bias"] = _logit_bias(settings["logit_bias"])
+    stop = settings.get("stop", ())
+    if any(len(one) > LONGEST_STOP_STRING for one in ([stop] if isinstance(stop, str) else stop)):
         raise RequestError(
             f"A stop string may have at most {LONGEST_STOP_STRING} characters.", param="stop"
         )
-    return stops
+    return SamplingParams(**state.default_sampling | settings).validate(state.info.vocab_size)
 
 
-def logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
+def _logit_bias(bias: dict[str, float]) -> dict[int, float] | None:
     """JSON has only strings as keys; they are token ids."""
-    if not bias:
-        return None
     try:
-        return {int(token_id): float(value) for token_id, value in bias.items()}
+        return {int(token_id): value for token_id, value in bias.items()} or None
     except ValueError as error:
         raise RequestError(
             "logit_bias must map token ids to numbers from -100 to 100.", param="logit_bias"
         ) from error
 
 
-def deadline(timeout: float | None) -> float | None:
+def queueing(fields: QueueFields | GenerationFields, config: ServerConfig) -> dict[str, Any]:
+    """Whose prefixes a request shares, when it goes, and what the cache is told: fields of its :class:`GenerateRequest`.
+
+    Raises:
+        RequestError: one of them is out of its range.
+    """
+    return {
+        "cache_salt": fields.cache_salt or "",
+        "priority": _priority(fields.priority, config),
+        "cache_hints": hints_of(fields.cache),
+        "deadline": _deadline(fields.timeout),
+    }
+
+
+def _deadline(timeout: float | None) -> float | None:
     """Unix time at which a request with this timeout in seconds is dropped."""
     if timeout is None:
         return None
@@ -69,7 +78,7 @@ def deadline(timeout: float | None) -> float | None:
     return time.time() + timeout
 
 
-def priority(given: int | None, config: ServerConfig) -> int:
+def _priority(given: int | None, config: ServerConfig) -> int:
     """The request's place in the queue; the smallest goes first.
 
     Raises:

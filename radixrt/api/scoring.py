@@ -5,49 +5,33 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from radixrt.api.body import read_json, to_struct
-from radixrt.api.chat import chat_prompt
+from radixrt.api.endpoints import Endpoints
 from radixrt.api.events import json_response, while_connected
 from radixrt.api.formats import json_logprob
-from radixrt.api.keeping import RememberedPrompt, continuation_of
-from radixrt.api.protocol import ChatCompletionRequest, refuse_unsupported
-from radixrt.api.sampling import deadline, priority
+from radixrt.api.prompts import one_prompt
+from radixrt.api.protocol import PromptRequest
+from radixrt.api.sampling import queueing
 from radixrt.api.state import ServerState, request_id
-from radixrt.cache_hint import CacheHint, hints_of
-from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices, scoring_request
+from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, ChatPrompt, GenerateRequest, Prompt, TextPrompt
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.requests import GenerateRequest
 
 
-class ScoreRequest(RememberedPrompt, kw_only=True):
+class ScoreRequest(PromptRequest, kw_only=True):
     choices: list[str]
     """The texts; of a conversation, each is the assistant's message."""
     unconditional: bool | None = None
     """Also without the prompt."""
-    continue_final_message: bool | None = None
-    """The choices continue the last message, which is the assistant's."""
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    add_special_tokens: bool | None = None
-    cache: CacheHint | None = None
-    priority: int | None = None
-    timeout: float | None = None
-    rid: str | None = None
 
 
 def scoring_routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = Endpoints(state)
 
-    @router.post("/score_choices")
-    async def score(request: Request) -> Response:
-        body = await read_json(request)
-        refuse_unsupported(body)
-        fields = to_struct(body, ScoreRequest)
-        state.check_model(fields.model)
-        question = ChoiceQuestion(
-            _prompt(fields, state, request), fields.choices, bool(fields.unconditional)
-        )
+    @router.takes("/score_choices", ScoreRequest)
+    async def score(request: Request, fields: ScoreRequest) -> Response:
+        prompt = one_prompt(fields, state, request)
+        question = ChoiceQuestion(prompt, fields.choices, bool(fields.unconditional))
         name = request_id("score", fields.rid)
         request.state.request_id = name
         scores = await while_connected(request, _scores(name, question, fields, state))
@@ -61,24 +45,9 @@ async def _scores(
 ) -> ChoiceScores:
     num_sequences = len(fields.choices) * (2 if question.unconditional else 1)
     state.check_answer_count(num_sequences, 1)
-    hints, rank = hints_of(fields.cache), priority(fields.priority, state.config)
-    by_when = deadline(fields.timeout)
-
-    def request(number: int, ids: list[int], start: int) -> GenerateRequest:
-        return scoring_request(
-            f"{name}-{number}",
-            ids,
-            start,
-            owner=name,
-            cache_salt=fields.cache_salt or "",
-            hints=hints,
-            priority=rank,
-            deadline=by_when,
-        )
-
-    async def encode(prompt: Prompt) -> list[int]:
-        ids, _ = await state.client.tokenize(prompt)
-        return ids
+    like = GenerateRequest(
+        request_id=name, owner=name, prompt=question.prompt, **queueing(fields, state.config)
+    )
 
     async def answer(requests: list[GenerateRequest]) -> list[AnswerChunk]:
         found: dict[int, AnswerChunk] = {}
@@ -89,27 +58,7 @@ async def _scores(
             raise RequestError("The request was dropped before all was scored.", status=408)
         return [found[index] for index in range(len(requests))]
 
-    return await score_choices(question, encode, request, answer)
-
-
-def _prompt(fields: ScoreRequest, state: ServerState, request: Request) -> TextPrompt | ChatPrompt:
-    """Raises:
-    RequestError: there is not exactly one prompt, or it is not well formed.
-    """
-    continuation = continuation_of(fields, state, request)
-    if fields.messages is None:
-        text = continuation.text + (fields.prompt or "")
-        return TextPrompt(text, fields.add_special_tokens is not False)
-    return chat_prompt(
-        ChatCompletionRequest(
-            messages=fields.messages,
-            tools=fields.tools,
-            chat_template_kwargs=fields.chat_template_kwargs,
-            reasoning_effort=fields.reasoning_effort,
-            continue_final_message=fields.continue_final_message,
-        ),
-        continuation.messages,
-    )
+    return await score_choices(state.client, question, like, answer)
 
 
 def _as_json(name: str, scores: ChoiceScores) -> dict[str, Any]:

@@ -16,6 +16,10 @@ from radixrt.ipc import Channels
 
 log = logging.getLogger(__name__)
 
+KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep idle connections (httpx and so the openai client 5 s, cloud load balancers 60 s): whoever
+closes first must be the side that sends requests, or one that is just being sent meets a closed connection."""
+
 SHUTDOWN_GRACE_S = 1
 """How long connections may go on after a signal to stop; the engine stops at the same time."""
 
@@ -52,6 +56,7 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
                 access_log=debugging,
                 server_header=False,
                 timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
         listen_socket.listen(LISTEN_BACKLOG)

@@ -13,7 +13,8 @@ from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.config import ServerConfig
 from radixrt.engine_client import EngineClient, id_in_use
 from radixrt.errors import EngineDiedError, RequestError
-from radixrt.messages import AnswerChunk, EngineInfo, GenerateRequest
+from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.requests import GenerateRequest
 
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling settings for which a checkpoint's generation_config.json may bring its own default."""

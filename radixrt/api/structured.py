@@ -10,7 +10,7 @@ from radixrt.constrained import requests
 from radixrt.constrained.spec import JsonSchema, Spec
 from radixrt.constrained.structural_tags import structural_tag
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk
+from radixrt.messages.answers import AnswerChunk
 
 
 def constraint_field(fields: msgspec.Struct) -> str:

@@ -6,14 +6,15 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.body import read_json, to_struct
-from radixrt.api.chat import chat_prompt
-from radixrt.api.completions import token_prompt
-from radixrt.api.continuation import Continuation, owner_of
+from radixrt.api.continuation import Continuation
+from radixrt.api.endpoints import Endpoints
 from radixrt.api.events import json_response
+from radixrt.api.prompts import chat_prompt, token_prompt
 from radixrt.api.protocol import ChatCompletionRequest
 from radixrt.api.state import ServerState
 from radixrt.errors import RequestError
-from radixrt.messages import Prompt, TextPrompt, unpack_ids
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.requests import Prompt, TextPrompt
 
 
 class TokenizeText(msgspec.Struct, kw_only=True):
@@ -30,7 +31,8 @@ class Detokenize(msgspec.Struct, kw_only=True):
 
 
 def text_routes(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = Endpoints(state)
+    router.bodies["/tokenize"] = TokenizeText  # or a conversation
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
@@ -45,15 +47,12 @@ def text_routes(state: ServerState) -> APIRouter:
             }
         )
 
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        fields = to_struct(await read_json(request), Detokenize)
-        state.check_model(fields.model)
+    @router.takes("/detokenize", Detokenize)
+    async def detokenize(request: Request, fields: Detokenize) -> Response:
         ids: list[int] = []
         if fields.tokens:
-            ids = unpack_ids(
-                token_prompt(fields.tokens, state.info.vocab_size, "tokens").token_ids
-            ).tolist()
+            packed = token_prompt(fields.tokens, state.info.vocab_size, "tokens").token_ids
+            ids = unpack_ids(packed).tolist()
         text = await state.client.detokenize(ids, bool(fields.skip_special_tokens))
         return json_response({"prompt": text, "text": text})
 
@@ -65,9 +64,8 @@ def _prompt(body: dict[str, Any], state: ServerState, request: Request) -> Promp
     if "messages" in body:
         chat = to_struct(body, ChatCompletionRequest)
         state.check_model(chat.model)
-        owner = owner_of(request, chat.cache_salt)
-        continuation = Continuation.of(chat, "messages", owner, state.conversations)
-        return chat_prompt(chat, continuation.messages)
+        continuation = Continuation.of(chat, "messages", state.conversations, request)
+        return chat_prompt(chat, chat.messages, continuation.messages)
     fields = to_struct(body, TokenizeText)
     state.check_model(fields.model)
     text = fields.prompt if fields.prompt is not None else fields.text

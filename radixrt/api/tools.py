@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 from typing import Any
 
-from radixrt.api.protocol import ChatCompletionRequest
+from radixrt.api.protocol import ChatCompletionRequest, PromptRequest
 from radixrt.api.state import new_id
 from radixrt.api.structured import constraint_field
 from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
 from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
 from radixrt.errors import RequestError
-from radixrt.messages import ToolCall
+from radixrt.messages.answers import ToolCall
 from radixrt.nesting import check_depth
 
 
-def offered_tools(fields: ChatCompletionRequest) -> list[dict[str, Any]] | None:
+def offered_tools(fields: ChatCompletionRequest | PromptRequest) -> list[dict[str, Any]] | None:
     """Those that the template shows to the model.
 
     Raises:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
+from torch import Tensor
 
 from radixrt.attention.metadata import AttentionMetadata
 
@@ -23,6 +23,10 @@ class AttentionSpec:
     """Scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2)."""
 
 
+KVCache = tuple[Tensor, Tensor]
+"""Keys and values of a layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
+
+
 class AttentionBackend(Protocol):
     """Computes attention for all layers of one worker. One instance a worker."""
 
@@ -30,20 +34,14 @@ class AttentionBackend(Protocol):
         """Prepare for one step; called once before the layers run. Host work only."""
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        spec: AttentionSpec,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+    ) -> Tensor:
         """Write the step's K and V into the cache, then attend over it.
 
         Args:
             query: [num_tokens, num_heads, head_dim]
             key, value: [num_tokens, num_kv_heads, head_dim], of the step's tokens
-            key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of this layer
+            kv_cache: of this layer
 
         Returns:
             [num_tokens, num_heads, head_dim]
@@ -70,6 +68,5 @@ class ForwardContext:
     """What a model's layers need beside the hidden states. Passed as an argument, never global."""
 
     backend: AttentionBackend
-    key_caches: list[torch.Tensor]
-    """One [num_pages, page_size, num_kv_heads, head_dim] a layer."""
-    value_caches: list[torch.Tensor]
+    kv_caches: list[KVCache]
+    """One a layer."""

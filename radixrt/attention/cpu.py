@@ -1,8 +1,9 @@
 """Attention on the CPU by the native kernels: flash-style, shared prefixes read once."""
 
 import torch
+from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionSpec, KVCache
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.errors import ConfigError
@@ -47,14 +48,8 @@ class CpuBackend:
         )
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        spec: AttentionSpec,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+    ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         output = torch.empty(query.shape, dtype=query.dtype)
         tape.call(
@@ -62,8 +57,7 @@ class CpuBackend:
             query,
             key,
             value,
-            key_cache,
-            value_cache,
+            *kv_cache,
             output,
             spec.scale,
             spec.sliding_window or 0,
@@ -71,7 +65,7 @@ class CpuBackend:
         )
         return output
 
-    def _attend_by_plan(self, *arguments: torch.Tensor | float) -> None:
+    def _attend_by_plan(self, *arguments: Tensor | float) -> None:
         """By the plan of the step that is computed, which is another one when a tape is replayed."""
         assert self._plan is not None, "plan() comes before attend()"
         self._plan.attend_into(*arguments)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.backend import AttentionBackend, AttentionSpec, KVCache
 from radixrt.attention.flashinfer_append import Append
 from radixrt.attention.flashinfer_rules import (
     CASCADE_GRAPH_FROM_ROWS,
@@ -22,7 +23,7 @@ from radixrt.attention.flashinfer_rules import (
     graph_groups,
     prefill_kernel,
 )
-from radixrt.attention.flashinfer_wrappers import Cascade, Decode, KVCache, Prefill, SharedBuffers
+from radixrt.attention.flashinfer_wrappers import Cascade, Decode, Prefill, SharedBuffers
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
 from radixrt.attention.setup import AttentionSetup
@@ -83,17 +84,11 @@ class FlashInferBackend:
             layers.plan(step)
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        spec: AttentionSpec,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+    ) -> Tensor:
         """See ``AttentionBackend.attend``."""
-        self._append.run(key, value, key_cache, value_cache)
-        return self._layers[spec].run(query, (key_cache, value_cache))
+        self._append.run(key, value, kv_cache)
+        return self._layers[spec].run(query, kv_cache)
 
     # ------------------------------------------------------------ graphs
 
@@ -208,7 +203,7 @@ class _Layers:
             return "fa2"
         return prefill_kernel(table.query_lengths(), self._spec.num_heads)
 
-    def run(self, query: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+    def run(self, query: Tensor, kv_cache: KVCache) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> as query"""
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         decodes = self._num_decodes
@@ -246,18 +241,12 @@ class _GraphBackend:
                 decode.plan(step.decodes)
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        spec: AttentionSpec,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+    ) -> Tensor:
         """See ``AttentionBackend.attend``."""
-        self._append.run(key, value, key_cache, value_cache)
+        self._append.run(key, value, kv_cache)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self._decodes[spec].run(query, (key_cache, value_cache), out)
+        self._decodes[spec].run(query, kv_cache, out)
         return out
 
 

@@ -3,7 +3,9 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from radixrt.attention.backend import KVCache
 from radixrt.attention.flashinfer_wrappers import SharedBuffers
 from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
@@ -17,9 +19,7 @@ class Append:
     a token's position is its slot. That table never changes, and padding needs no care: its slots are on the spare page.
     """
 
-    def __init__(
-        self, library: Any, shared: SharedBuffers, slots: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, library: Any, shared: SharedBuffers, slots: Tensor | None = None) -> None:
         """
         Args:
             slots: [rows] int32 on the device: where a graph looks for the slots of a step; None: anew for each.
@@ -28,7 +28,7 @@ class Append:
         self._shared = shared
         self._fixed_slots = slots
         self._slots = slots
-        self._sequence: torch.Tensor | None = None
+        self._sequence: Tensor | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         if self._fixed_slots is None:
@@ -39,22 +39,16 @@ class Append:
         if self._sequence is None or len(self._sequence) != len(self._slots):
             self._sequence = torch.zeros_like(self._slots)  # all tokens are of the only one
 
-    def run(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-    ) -> None:
-        """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]; for the caches see ``AttentionBackend``."""
+    def run(self, key: Tensor, value: Tensor, kv_cache: KVCache) -> None:
+        """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]."""
         assert self._slots is not None, "plan() comes before attend()"
-        table = self._shared.whole_cache(len(key_cache))
+        table = self._shared.whole_cache(len(kv_cache[0]))
         self._library.append_paged_kv_cache(
-            to_kv_dtype(key, key_cache.dtype),
-            to_kv_dtype(value, value_cache.dtype),
+            to_kv_dtype(key, kv_cache[0].dtype),
+            to_kv_dtype(value, kv_cache[1].dtype),
             self._sequence,
             self._slots,
-            (key_cache, value_cache),
+            kv_cache,
             table.kv_indices,
             table.kv_indptr,
             table.last_page_len,

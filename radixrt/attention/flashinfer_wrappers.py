@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionSpec, KVCache
 from radixrt.attention.flashinfer_rules import (
     PrefillKernel,
     decode_with_tensor_cores,
@@ -28,18 +29,14 @@ PLAN_BYTES = 8 << 20
 """For what a plan tells the kernels; FlashInfer's own size."""
 
 
-KVCache = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values of a layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
-
-
 @dataclass(frozen=True, slots=True)
 class TableBuffers:
     """Where a graph's page tables lie, on the device."""
 
-    qo_indptr: torch.Tensor  # [rows + 1] int32
-    kv_indptr: torch.Tensor  # [rows + 1] int32
-    kv_indices: torch.Tensor  # [as many pages as a step may have] int32
-    last_page_len: torch.Tensor  # [rows] int32
+    qo_indptr: Tensor  # [rows + 1] int32
+    kv_indptr: Tensor  # [rows + 1] int32
+    kv_indices: Tensor  # [as many pages as a step may have] int32
+    last_page_len: Tensor  # [rows] int32
 
 
 class SharedBuffers:
@@ -55,19 +52,19 @@ class SharedBuffers:
         sizes = [spec.num_heads * (spec.head_dim + 1) for spec in setup.specs]
         partial = PARTIAL_RESULTS * setup.max_rows * max(sizes, default=0) * 4
         self.workspace = self._bytes(max(WORKSPACE_BYTES, partial))
-        self._plans: dict[tuple[str, AttentionSpec], torch.Tensor] = {}
+        self._plans: dict[tuple[str, AttentionSpec], Tensor] = {}
         self._tables: dict[str, TableBuffers] = {}
-        self._slots: torch.Tensor | None = None
-        self._sharing: torch.Tensor | None = None
+        self._slots: Tensor | None = None
+        self._sharing: Tensor | None = None
         self._whole_cache: WholeCache | None = None
 
-    def _bytes(self, count: int) -> torch.Tensor:
+    def _bytes(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self._place)
 
-    def _ints(self, count: int) -> torch.Tensor:
+    def _ints(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self._place)
 
-    def plan(self, place: str, spec: AttentionSpec) -> torch.Tensor:
+    def plan(self, place: str, spec: AttentionSpec) -> Tensor:
         """For the plans of those graphs' wrappers that have this place in a layer of this kind."""
         if (place, spec) not in self._plans:
             self._plans[place, spec] = self._bytes(PLAN_BYTES)
@@ -91,7 +88,7 @@ class SharedBuffers:
             all_rows.last_page_len[:rows],
         )
 
-    def slots(self, rows: int) -> torch.Tensor:
+    def slots(self, rows: int) -> Tensor:
         """[rows] int32: where a graph's tokens go in the cache"""
         if self._slots is None:
             self._slots = self._ints(self._setup.max_rows)
@@ -103,7 +100,7 @@ class SharedBuffers:
             self._whole_cache = WholeCache(num_pages, self._setup.page_size, self._place)
         return self._whole_cache
 
-    def sharing(self, rows: int) -> torch.Tensor:
+    def sharing(self, rows: int) -> Tensor:
         """[rows] bool: which of a graph's sequences share a prefix"""
         if self._sharing is None:
             self._sharing = self._ints(self._setup.max_rows).bool()
@@ -137,7 +134,7 @@ class Staged:
         self._wrapper.plan(*arguments, **options)
         self._read = self._device.mark()
 
-    def run(self, query: torch.Tensor, kv_cache: KVCache, **options: Any) -> Any:
+    def run(self, query: Tensor, kv_cache: KVCache, **options: Any) -> Any:
         return self._wrapper.run(query, kv_cache, **options)
 
 
@@ -199,13 +196,11 @@ class Decode:
             **score_options(self._spec, self._setup),
         )
 
-    def run(self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor) -> None:
+    def run(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
         """``query`` and ``out`` are [rows, num_heads, head_dim]."""
         self._wrapper.run(query, kv_cache, out=out)
 
-    def run_with_lse(
-        self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor
-    ) -> torch.Tensor:
+    def run_with_lse(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> Tensor:
         """Also the base-2 logarithm of each softmax's sum, [rows, num_heads] float32."""
         return self._wrapper.run(query, kv_cache, out=out, return_lse=True)[1]
 
@@ -231,7 +226,7 @@ class Prefill:
     def plan(self, table: PageTable) -> None:
         _plan_queries(self._wrapper, table, self._spec, self._setup, causal=True)
 
-    def run(self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor) -> None:
+    def run(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
         """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
         self._wrapper.run(query, kv_cache, out=out)
 
@@ -278,7 +273,7 @@ class Cascade:
         self._own = Decode(library, spec, setup, shared, graph_rows, place="own")
         self._shared = Staged(self._shared_wrapper(shared, graph_rows), setup.device)
         self._fixed_sharing = None if graph_rows is None else shared.sharing(graph_rows)
-        self._sharing: torch.Tensor | None = self._fixed_sharing
+        self._sharing: Tensor | None = self._fixed_sharing
 
     def _shared_wrapper(self, shared: SharedBuffers, graph_rows: int | None) -> Any:
         buffers = None
@@ -306,7 +301,7 @@ class Cascade:
         else:
             self._fixed_sharing.copy_(tables.sharing)
 
-    def run(self, query: torch.Tensor, kv_cache: KVCache, out: torch.Tensor) -> None:
+    def run(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
         """``query`` and ``out`` are [rows, num_heads, head_dim]."""
         of_prefix = torch.empty_like(out)
         _, prefix_lse = self._shared.run(query, kv_cache, out=of_prefix, return_lse=True)

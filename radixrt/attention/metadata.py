@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,8 @@ class SharedPrefixes:
     each of their queries. In a group of one it is 0. A backend may ignore all this.
     """
 
-    group_indptr_cpu: torch.Tensor  # [groups + 1] int32
-    num_pages_cpu: torch.Tensor  # [groups] int32
+    group_indptr_cpu: Tensor  # [groups + 1] int32
+    num_pages_cpu: Tensor  # [groups] int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class AttentionMetadata:
     The ``*_cpu`` tensors are on the host (pinned where that matters): FlashInfer plans on the host.
     """
 
-    qo_indptr_cpu: torch.Tensor  # [batch + 1] int32
-    kv_indptr_cpu: torch.Tensor  # [batch + 1] int32, counts pages
-    last_page_len_cpu: torch.Tensor  # [batch] int32, in 1..page_size
-    kv_indices: torch.Tensor  # [total_pages] int32, on the device
+    qo_indptr_cpu: Tensor  # [batch + 1] int32
+    kv_indptr_cpu: Tensor  # [batch + 1] int32, counts pages
+    last_page_len_cpu: Tensor  # [batch] int32, in 1..page_size
+    kv_indices: Tensor  # [total_pages] int32, on the device
     kv_slots: (
-        torch.Tensor
-    )  # [num_tokens] int64, on the device: page * page_size + offset of each new token
+        Tensor  # [num_tokens] int64, on the device: page * page_size + offset of each new token
+    )
     page_size: int
     shared_prefixes: SharedPrefixes | None = None
     """None: nothing is known to be shared."""
@@ -45,7 +45,7 @@ class AttentionMetadata:
     def num_tokens(self) -> int:
         return self.kv_slots.numel()
 
-    def kv_lengths(self) -> torch.Tensor:
+    def kv_lengths(self) -> Tensor:
         """Tokens of KV of each sequence, the new ones included: [batch] int32 on the host."""
         pages = self.kv_indptr_cpu[1:] - self.kv_indptr_cpu[:-1]
         return (pages - 1) * self.page_size + self.last_page_len_cpu

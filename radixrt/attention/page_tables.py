@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.device import Device
@@ -14,10 +14,10 @@ from radixrt.device import Device
 class PageTable:
     """Rows of queries and the pages that each row sees: what FlashInfer plans for."""
 
-    qo_indptr: torch.Tensor  # [rows + 1] int32, on the host, pinned; begins at 0
-    kv_indptr: torch.Tensor  # [rows + 1] int32, on the host, pinned; begins at 0
-    last_page_len: torch.Tensor  # [rows] int32, on the host, pinned
-    kv_indices: torch.Tensor  # [total_pages] int32, on the device
+    qo_indptr: Tensor  # [rows + 1] int32, on the host, pinned; begins at 0
+    kv_indptr: Tensor  # [rows + 1] int32, on the host, pinned; begins at 0
+    last_page_len: Tensor  # [rows] int32, on the host, pinned
+    kv_indices: Tensor  # [total_pages] int32, on the device
 
     @property
     def num_rows(self) -> int:
@@ -128,7 +128,7 @@ class CascadeTables:
 
     shared: PageTable  # rows are groups
     own: PageTable
-    sharing: torch.Tensor  # [rows] bool, on the device: the row's group shares something
+    sharing: Tensor  # [rows] bool, on the device: the row's group shares something
 
     @staticmethod
     def of(

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionSpec, KVCache
 from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 
@@ -20,9 +21,9 @@ in one piece; with a soft cap 246, 347, 939 and 1,328 ms."""
 class _Block:
     """Equally many queries of each of several sequences, attended in one batched computation."""
 
-    tokens: torch.Tensor  # [batch, queries] rows of the step's flat batch
-    slots: torch.Tensor  # [batch, keys] cache slots; short rows repeat a slot of their own
-    visible: torch.Tensor | None  # [batch, 1, queries, keys] bool; None: every key
+    tokens: Tensor  # [batch, queries] rows of the step's flat batch
+    slots: Tensor  # [batch, keys] cache slots; short rows repeat a slot of their own
+    visible: Tensor | None  # [batch, 1, queries, keys] bool; None: every key
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,12 @@ class TorchReferenceBackend:
         self._blocks = {}
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        spec: AttentionSpec,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+    ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
-        keys = key_cache.view(-1, *key_cache.shape[2:])  # [slots, num_kv_heads, head_dim]
-        values = value_cache.view(-1, *value_cache.shape[2:])
+        # each [slots, num_kv_heads, head_dim]
+        keys, values = (cache.view(-1, *cache.shape[2:]) for cache in kv_cache)
         _write(keys, self._metadata.kv_slots, key)
         _write(values, self._metadata.kv_slots, value)
         if spec.sliding_window not in self._blocks:
@@ -87,7 +82,7 @@ class TorchReferenceBackend:
         return output
 
 
-def _write(cache: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:
+def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
     """``states`` [num_tokens, num_kv_heads, head_dim] go to ``slots`` [num_tokens] of [slots, num_kv_heads, head_dim]."""
     states = to_kv_dtype(states, cache.dtype)
     if cache.dtype.itemsize == 1:  # torch moves bytes about, and knows no fp8 there
@@ -95,7 +90,7 @@ def _write(cache: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> No
     cache.index_copy_(0, slots, states)
 
 
-def _read(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _read(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
     """What lies in ``slots`` [n], as ``dtype``: [n, num_kv_heads, head_dim]."""
     if cache.dtype.itemsize == 1:
         return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype).to(dtype)
@@ -157,12 +152,8 @@ def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) 
 
 
 def _dense_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    visible: torch.Tensor | None,
-    spec: AttentionSpec,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, spec: AttentionSpec
+) -> Tensor:
     """
     Args:
         query: [batch, queries, num_heads, head_dim]

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--seed", type=_not_negative, default=0, help="of prompts and arrivals (default: %(default)s)")  # fmt: skip
 
     output = parser.add_argument_group("Output")
-    output.add_argument("--json", metavar="FILE", help="write settings, summary and every request; - for stdout")  # fmt: skip
+    _add_json(output, "settings, summary and every request")
     output.add_argument("--plot", metavar="FILE", help="draw latencies and timeline, for example to run.png")  # fmt: skip
 
 
@@ -53,35 +53,24 @@ def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan-steps", type=_positive, default=1000, metavar="N", help="steps planned for each batch size and each length of the queue (default: %(default)s)")  # fmt: skip
     parser.add_argument("--batch-sizes", type=_positive, nargs="+", default=[1, 16, 64], metavar="N", help="running sequences in the engine's measurement (default: 1 16 64)")  # fmt: skip
     parser.add_argument("--output-tokens", type=_positive, default=200, metavar="N", help="tokens of each answer in the engine's measurement (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--hidden-size", type=_positive, default=512, metavar="N", help="of the engine's dummy model (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--num-layers", type=_positive, default=8, metavar="N", help="of the engine's dummy model (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write the tables; - for stdout")
+    _add_shape(parser, hidden_size=512, num_layers=8)
+    _add_json(parser, "the tables")
 
 
 def add_constrained_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench constrained``."""
     parser.add_argument("--model-path", metavar="DIR", help="a checkpoint to measure with (default: an untrained one, made for it)")  # fmt: skip
-    parser.add_argument("--hidden-size", type=_positive, default=896, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--num-layers", type=_positive, default=24, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--vocab-size", type=_positive, default=32000, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
+    _add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
     parser.add_argument("--concurrency", type=_positive, nargs="+", default=[1, 16], metavar="N", help="answers at a time (default: 1 16)")  # fmt: skip
     parser.add_argument("--output-tokens", type=_positive, default=96, metavar="N", help="tokens of each answer where free and constrained ones are compared (default: %(default)s)")  # fmt: skip
     parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="how often each side is measured, by turns (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write the tables; - for stdout")
+    _add_json(parser, "the tables")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench model``."""
     parser.add_argument("folder", metavar="DIR", help="where to write it")
-    parser.add_argument(
-        "--hidden-size", type=_positive, default=896, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--num-layers", type=_positive, default=24, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--vocab-size", type=_positive, default=32000, metavar="N", help="default: %(default)s"
-    )
+    _add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: %(default)s")  # fmt: skip
 
 
@@ -92,9 +81,7 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
     parser.add_argument("--backends", nargs="+", choices=("router", "llguidance", "xgrammar"), default=["router", "llguidance", "xgrammar"], help="the router, and libraries alone (default: all)")  # fmt: skip
     parser.add_argument("--tokenizer", metavar="DIR", help="folder with tokenizer.json and config.json (default: the built-in model)")  # fmt: skip
-    parser.add_argument(
-        "--json", metavar="FILE", help="write summary and every schema; - for stdout"
-    )
+    _add_json(parser, "summary and every schema")
 
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,8 +105,18 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--requests", type=_positive, metavar="N", help="replay the first N requests only")  # fmt: skip
 
     output = parser.add_argument_group("Output")
-    output.add_argument("--json", metavar="FILE", help="write every row; - for stdout")
+    _add_json(output, "every row")
     output.add_argument("--plot", metavar="FILE", help="draw hit rates over pool sizes, for example to cache.png")  # fmt: skip
+
+
+def _add_json(parser: argparse._ActionsContainer, what: str) -> None:
+    parser.add_argument("--json", metavar="FILE", help=f"write {what}; - for stdout")
+
+
+def _add_shape(parser: argparse.ArgumentParser, **defaults: int) -> None:
+    """Flags for the size of an untrained model."""
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=_positive, default=default, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
 
 
 def _tokens(text: str) -> int:

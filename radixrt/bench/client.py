@@ -28,6 +28,9 @@ class RequestRecord:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    answer: str = ""
+    finish_reason: str | None = None
+    """None: the server didn't say, or the answer was cut off."""
     error: str | None = None
 
     @property
@@ -77,6 +80,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
+    finish_reason: str | None = None
 
 
 class _Event(msgspec.Struct):
@@ -178,6 +182,7 @@ async def _ask(
         record.error = f"{type(error).__name__}: {error}".removesuffix(": ")
     finally:
         record.finished = time.perf_counter()
+        record.answer = answer.text
     if not record.error and not record.token_times:
         record.error = "the answer held no token"
     if not record.output_tokens:
@@ -198,6 +203,7 @@ def _absorb(event: _Event, record: RequestRecord, answer: _Answer) -> None:
         delta = choice.delta or _Delta()
         text = choice.text or delta.content or ""
         answer.text += text
+        record.finish_reason = choice.finish_reason or record.finish_reason
         count = 1 if text or delta.reasoning_content else 0
         if choice.token_ids is not None:
             count = len(choice.token_ids)

@@ -14,19 +14,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from radixrt.background_engine import BackgroundEngine
 from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
+from radixrt.bench.output import console_beside, print_rows, write_json
 from radixrt.bench.tokenizer import train_tokenizer
 from radixrt.config import ServerConfig
 from radixrt.constrained.spec import JsonSchema, Spec
 from radixrt.launch import prepare
-from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import GenerateRequest, TokenPrompt
 from radixrt.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 64
@@ -175,7 +174,7 @@ def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; see :func:`radixrt.bench.arguments.add_constrained_arguments`."""
-    console = Console(stderr=arguments.json == "-")
+    console = console_beside(arguments.json)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"model_path": arguments.model_path}
         if arguments.model_path is None:
@@ -190,26 +189,17 @@ def run(arguments: argparse.Namespace) -> int:
                 measure_masks(jumping, count, arguments.output_tokens, arguments.rounds)
                 for count in arguments.concurrency
             ]
-            console.print(
-                _table("Constrained against free answers, forced tokens sampled too", masks)
+            print_rows(
+                console, "Constrained against free answers, forced tokens sampled too", masks
             )
-            without = ServerConfig(
-                **settings,
-                grammar_whitespace="compact",
-                log_level="warning",
-                disable_jump_forward=True,
-            )
-            with _loaded(prepare(without)) as stepping:
+            with _loaded(prepare(replace(config, disable_jump_forward=True))) as stepping:
                 jumps = [
                     measure_jumps(stepping, jumping, count, arguments.rounds)
                     for count in arguments.concurrency
                 ]
-        console.print(_table("JSON answers with and without jump-forward", jumps))
+        print_rows(console, "JSON answers with and without jump-forward", jumps)
     report = {"masks": [asdict(row) for row in masks], "jumps": [asdict(row) for row in jumps]}
-    if arguments.json == "-":
-        print(json.dumps(report, indent=2))
-    elif arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=2))
+    write_json(arguments.json, report)
     return 0
 
 
@@ -221,13 +211,3 @@ def _untrained(folder: Path, arguments: argparse.Namespace) -> Path:
         vocab_size=arguments.vocab_size,
         tokenizer=train_tokenizer(arguments.vocab_size),
     )
-
-
-def _table(title: str, rows: list[MaskCost] | list[JumpGain]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in asdict(rows[0]):
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in rows:
-        values = asdict(row).values()
-        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in values))
-    return table

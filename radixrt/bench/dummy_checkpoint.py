@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
-from radixrt.bench.tokenizer import END
+from radixrt.bench.tokenizer import END, byte_tokenizer
 
 
 def write_dummy_checkpoint(
@@ -28,7 +28,7 @@ def write_dummy_checkpoint(
     The defaults are the shape of a 0.5 B model with a vocabulary of 32k. Unless one is given, the tokenizer
     knows bytes only; its last token ends an answer.
     """
-    tokenizer = tokenizer or _byte_tokenizer()
+    tokenizer = tokenizer or byte_tokenizer()
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -57,16 +57,6 @@ def write_dummy_checkpoint(
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
-
-
-def _byte_tokenizer() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
-    return tokenizer
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ def local_server(model_path: str, *flags: str) -> Iterator[str]:
     Raises:
         ConfigError: the server did not start; it has said why on stderr.
     """
-    port = _free_port()
+    port = free_port()
     command = [
         sys.executable,
         "-m",
@@ -42,7 +42,8 @@ def local_server(model_path: str, *flags: str) -> Iterator[str]:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One of this machine that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

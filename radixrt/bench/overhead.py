@@ -7,7 +7,6 @@ of its decode steps with the model's forward passes inside them.
 """
 
 import argparse
-import json
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -15,13 +14,14 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
-from radixrt.bench.queueing import WAITING, QueueCost, measure_queueing
-from radixrt.messages import SequenceRequest, StepResult, pack_ids
+from radixrt.bench.output import console_beside, print_rows, write_json
+from radixrt.bench.queueing import WAITING, measure_queueing, microseconds
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.steps import StepResult
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue_order import ORDERS
@@ -99,17 +99,13 @@ def measure_planning(running: int, steps: int) -> PlanCost:
     plan_s, encode_s, absorb_s, sizes = np.array(rows).T
     return PlanCost(
         running=running,
-        plan_p50=_microseconds(plan_s, 50),
-        plan_p99=_microseconds(plan_s, 99),
-        encode_p50=_microseconds(encode_s, 50),
-        absorb_p50=_microseconds(absorb_s, 50),
-        absorb_p99=_microseconds(absorb_s, 99),
+        plan_p50=microseconds(plan_s, 50),
+        plan_p99=microseconds(plan_s, 99),
+        encode_p50=microseconds(encode_s, 50),
+        absorb_p50=microseconds(absorb_s, 50),
+        absorb_p99=microseconds(absorb_s, 99),
         plan_bytes_p50=float(np.percentile(sizes, 50)),
     )
-
-
-def _microseconds(seconds: np.ndarray, percentile: float) -> float:
-    return float(np.percentile(seconds, percentile)) * 1e6
 
 
 def measure_engine(
@@ -152,18 +148,18 @@ def measure_engine(
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; see :func:`radixrt.bench.arguments.add_overhead_arguments`."""
-    console = Console(stderr=arguments.json == "-")
+    console = console_beside(arguments.json)
     planning = [
         measure_planning(running, arguments.plan_steps)
         for running in track(BATCH_SIZES, "Planning", console=console, transient=True)
     ]
-    console.print(_table("The scheduler, per pure decode step (µs)", planning))
+    print_rows(console, "The scheduler, per pure decode step (µs)", planning)
     queueing = [
         measure_queueing(policy, waiting, arguments.plan_steps)
         for policy in track(ORDERS, "Queueing", console=console, transient=True)
         for waiting in WAITING
     ]
-    console.print(_table("The scheduler, per step while requests wait (µs)", queueing))
+    print_rows(console, "The scheduler, per step while requests wait (µs)", queueing)
     with tempfile.TemporaryDirectory() as folder:
         model_dir = write_dummy_checkpoint(
             Path(folder),
@@ -172,25 +168,11 @@ def run(arguments: argparse.Namespace) -> int:
             dtype="float32",
         )
         engine = measure_engine(model_dir, arguments.batch_sizes, arguments.output_tokens)
-    console.print(_table("The whole engine, per mean step (ms)", engine))
+    print_rows(console, "The whole engine, per mean step (ms)", engine)
     report = {
         "planning_us": [asdict(row) for row in planning],
         "queueing_us": [asdict(row) for row in queueing],
         "engine_ms": [asdict(row) for row in engine],
     }
-    if arguments.json == "-":
-        print(json.dumps(report, indent=2))
-    elif arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=2))
+    write_json(arguments.json, report)
     return 0
-
-
-def _table(title: str, rows: list[PlanCost] | list[QueueCost] | list[StepAnatomy]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in asdict(rows[0]):
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in rows:
-        table.add_row(
-            *(str(v) if isinstance(v, int | str) else f"{v:.2f}" for v in asdict(row).values())
-        )
-    return table

@@ -6,11 +6,14 @@ Times are of the processor, so that other programs on the machine do not count.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from radixrt.messages import SequenceRequest, StepPlan, StepResult, num_ids, pack_ids
+from radixrt.bench.cache.service import SimulatedWorker
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue_order import SchedulePolicy
@@ -21,6 +24,9 @@ DOCUMENT_TOKENS = 2000
 QUESTION_TOKENS = 100
 OUTPUT_TOKENS = 40
 PAGE_SIZE = 16
+ENDLESS = 2**31
+"""Tokens of an answer as far as the worker knows; ``max_tokens`` ends it."""
+
 CACHED_DOCUMENTS = 50
 """That fit into the KV pool beside the running sequences."""
 
@@ -43,27 +49,6 @@ class QueueCost:
     """To queue one request."""
     admissions: float
     """Sequences that a step admits, in the mean."""
-
-
-class _IdleWorker:
-    """Knows which slots give a token, and makes one up."""
-
-    def __init__(self) -> None:
-        self._decoding: set[int] = set()
-        self._num_tokens: dict[int, int] = {}
-
-    def step(self, plan: StepPlan) -> StepResult:
-        self._decoding.difference_update(plan.release)
-        slots = list(self._decoding)
-        for admit in plan.admit:
-            self._num_tokens[admit.slot] = num_ids(admit.token_ids)
-        for chunk in plan.prefill:
-            if chunk.start + chunk.num_tokens == self._num_tokens[chunk.slot]:
-                self._decoding.add(chunk.slot)
-                slots.append(chunk.slot)
-        return StepResult(
-            step_id=plan.step_id, slots=pack_ids(slots), token_ids=pack_ids([5] * len(slots))
-        )
 
 
 class _Requests:
@@ -103,7 +88,7 @@ def measure_queueing(policy: SchedulePolicy, waiting: int, steps: int) -> QueueC
             schedule_policy=policy,
         )
     )
-    worker, requests = _IdleWorker(), _Requests()
+    worker, requests = SimulatedWorker(), _Requests()
     plan_s, arrive_s, admitted = [], [], []
     for step in range(WARM_UP_STEPS + steps):
         while len(scheduler.waiting) < waiting:
@@ -118,17 +103,18 @@ def measure_queueing(policy: SchedulePolicy, waiting: int, steps: int) -> QueueC
         if step >= WARM_UP_STEPS:
             plan_s.append(ended - begin)
             admitted.append(len(plan.admit))
-        scheduler.absorb(worker.step(plan))
+        worker.begin(plan, {admit.slot: ENDLESS for admit in plan.admit})
+        scheduler.absorb(worker.finish(plan))
     return QueueCost(
         policy=policy,
         waiting=waiting,
-        plan_p50=_microseconds(plan_s, 50),
-        plan_p99=_microseconds(plan_s, 99),
-        plan_max=_microseconds(plan_s, 100),
-        arrive_p50=_microseconds(arrive_s, 50),
+        plan_p50=microseconds(plan_s, 50),
+        plan_p99=microseconds(plan_s, 99),
+        plan_max=microseconds(plan_s, 100),
+        arrive_p50=microseconds(arrive_s, 50),
         admissions=float(np.mean(admitted)),
     )
 
 
-def _microseconds(seconds: list[float], percentile: float) -> float:
+def microseconds(seconds: Sequence[float] | np.ndarray, percentile: float) -> float:
     return float(np.percentile(seconds, percentile)) * 1e6

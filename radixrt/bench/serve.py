@@ -2,10 +2,8 @@
 
 import argparse
 import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from radixrt.bench.client import RequestRecord, Target, converse
+from radixrt.bench.output import console_beside, write_json
 from radixrt.bench.report import print_summary, request_rows, summarize
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
 from radixrt.errors import ConfigError
@@ -24,18 +23,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print and write; the exit status is 1 if any request failed."""
     if arguments.rate is not None and not arguments.rate > 0:
         raise ConfigError("--rate must be above 0.")
-    # The table goes out of the way where stdout is for JSON.
-    console = Console(stderr=arguments.json == "-")
+    console = console_beside(arguments.json)
     records = asyncio.run(_measure(arguments))
     summary = summarize(records)
     print_summary(summary, console, _title(arguments))
-    if arguments.json:
-        document = {
-            "settings": {k: v for k, v in vars(arguments).items() if k not in ("run", "api_key")},
-            "summary": summary.as_json(),
-            "requests": request_rows(records),
-        }
-        _write_json(arguments.json, document)
+    document = {
+        "settings": {k: v for k, v in vars(arguments).items() if k not in ("run", "api_key")},
+        "summary": summary.as_json(),
+        "requests": request_rows(records),
+    }
+    write_json(arguments.json, document)
     if arguments.plot:
         from radixrt.bench.plot import plot_run
 
@@ -50,14 +47,6 @@ def _title(arguments: argparse.Namespace) -> str:
     else:
         load = f"concurrency {arguments.concurrency}"
     return f"{arguments.workload}, {arguments.num_prompts} requests, {load}"
-
-
-def _write_json(where: str, document: dict[str, Any]) -> None:
-    text = json.dumps(document, indent=1) + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text)
 
 
 async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
@@ -105,16 +94,9 @@ def _progress() -> Progress:
 
 
 def _workload_settings(arguments: argparse.Namespace) -> WorkloadSettings:
+    flags = [field.name for field in fields(WorkloadSettings) if field.name != "name"]
     return WorkloadSettings(
-        name=arguments.workload,
-        num_prompts=arguments.num_prompts,
-        input_len=arguments.input_len,
-        output_len=arguments.output_len,
-        length_spread=arguments.length_spread,
-        prefix_len=arguments.prefix_len,
-        groups=arguments.groups,
-        turns=arguments.turns,
-        seed=arguments.seed,
+        arguments.workload, **{flag: getattr(arguments, flag) for flag in flags}
     )
 
 

@@ -10,16 +10,15 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
 
+from radixrt.bench.output import console_beside, write_json
 from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
-from radixrt.bench.structured_order import accepted_order
+from radixrt.bench.structured_record import Record
 from radixrt.bench.structured_report import print_tables, report
 from radixrt.config import DEMO_MODEL
 from radixrt.constrained.bitmask import bitmask_words
@@ -29,58 +28,12 @@ from radixrt.errors import ConfigError
 from radixrt.models.checkpoint import resolve_model_path
 
 
-@dataclass
-class Record:
-    """What one engine did with one schema."""
-
-    engine: str
-    schema_id: str
-    backend: str = ""
-    """Empty: refused."""
-    refusal: str = ""
-    keyword: str = ""
-    """To which the refusal is due, if it is known."""
-    checks: list[dict[str, Any]] = field(default_factory=list)
-    compile_s: float = 0.0
-    """To a matcher that is ready."""
-    first_mask_s: float = 0.0
-    mask_s: list[float] = field(default_factory=list)
-    """One for each token of an instance."""
-    tokens: int = 0
-    forced: int = 0
-    """Tokens that were the only ones allowed."""
-    valid: int = 0
-    valid_accepted: int = 0
-    other_order: int = 0
-    """Valid instances that are accepted with their properties in another order."""
-    invalid: int = 0
-    invalid_accepted: int = 0
-    format_only_accepted: int = 0
-    """Accepted instances that are invalid only if ``format`` is asserted."""
-    unverified_accepted: int = 0
-    """Accepted instances whose label no validator confirms."""
-    exhausted: int = 0
-    """Instances in whose middle the library ran into a limit of its own."""
-    wrong: list[str] = field(default_factory=list)
-    """Instances that were treated wrongly, with what was wrong."""
-
-    @property
-    def covered_in_some_order(self) -> bool:
-        """As :attr:`covered`, with the properties of objects in the order that the grammar fixes."""
-        return bool(self.backend) and self.valid_accepted + self.other_order == self.valid
-
-    @property
-    def covered(self) -> bool:
-        """The schema is taken and all its valid instances with it."""
-        return bool(self.backend) and self.valid_accepted == self.valid
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; see :func:`radixrt.bench.arguments.add_structured_arguments`.
 
     The exit status is 1 if the router accepted an invalid instance.
     """
-    console = Console(stderr=arguments.json == "-")
+    console = console_beside(arguments.json)
     facts = _facts(arguments.tokenizer)
     rows = list(read_schemas(Path(arguments.schemas)))
     if arguments.sample:
@@ -93,10 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     summary = report(records)
     print_tables(summary, console, f"{len(rows)} schemas of {arguments.schemas}")
     content = {"summary": summary, "schemas": [_row(record) for record in records]}
-    if arguments.json == "-":
-        print(json.dumps(content, indent=2))
-    elif arguments.json:
-        Path(arguments.json).write_text(json.dumps(content, indent=2))
+    write_json(arguments.json, content)
     return int(any(r.invalid_accepted for r in records if r.engine == "router"))
 
 
@@ -162,7 +112,6 @@ def _count(
         record.valid += 1
         record.valid_accepted += accepted
         if not accepted:
-            record.other_order += _accepts_other_order(test["data"], text, held, facts)
             record.wrong.append(f"valid, rejected: {text[:300]}")
         return
     record.invalid += 1
@@ -176,14 +125,6 @@ def _count(
     else:
         record.invalid_accepted += 1
         record.wrong.append(f"invalid ({', '.join(test.get('kw', ()))}), accepted: {text[:300]}")
-
-
-def _accepts_other_order(value: Any, text: str, held: Held, facts: TokenizerFacts) -> bool:
-    try:
-        found = accepted_order(value, held.matcher, facts, held.schema)
-    except GrammarExhausted:
-        return False
-    return found is not None and held.checks_pass(text)
 
 
 def _feed(record: Record, text: str, held: Held, facts: TokenizerFacts, mask: np.ndarray) -> bool:

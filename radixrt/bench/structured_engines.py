@@ -30,8 +30,6 @@ class Held:
     backend: str
     matcher: Matcher
     """Before the first token."""
-    schema: Any = True
-    """What was compiled."""
     checks: tuple[SpanCheck, ...] = ()
     _validators: list[SchemaValidator] = field(default_factory=list)
 
@@ -77,7 +75,7 @@ def router(schema: str, facts: TokenizerFacts) -> Held:
         raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
     except CannotCompile as error:
         raise Refused(str(error)) from error
-    return Held(plan.backend, load_grammar(grammar, facts), plan.schema, plan.checks)
+    return Held(plan.backend, load_grammar(grammar, facts), plan.checks)
 
 
 def alone(backend: str) -> Engine:
@@ -86,7 +84,7 @@ def alone(backend: str) -> Engine:
     def compile_alone(schema: str, facts: TokenizerFacts) -> Held:
         try:
             grammar = _grammar(backend, schema, facts)
-            return Held(backend, load_grammar(grammar, facts), json.loads(schema))
+            return Held(backend, load_grammar(grammar, facts))
         except (CannotCompile, RuntimeError, ValueError) as error:
             raise Refused(str(error)) from error
 

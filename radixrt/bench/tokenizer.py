@@ -1,7 +1,7 @@
-"""A tokenizer of realistic size, trained on what every Python installation has: the source of its own library."""
+"""Tokenizers to measure with: of bytes alone, or of realistic size."""
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -10,18 +10,37 @@ CORPUS_CHARACTERS = 40_000_000
 END = "<|endoftext|>"
 
 
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+"""The characters by which byte-level tokenizers write the 256 bytes."""
+
+
+def byte_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """Of the bytes, what ``merges`` make of them, no token twice and each part made before, and END as the last."""
+    tokens = [*BYTES, *(left + right for left, right in merges)]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=list(merges)))
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def train_tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of ``vocab_size`` tokens, ``<|endoftext|>`` the last; the same on every run.
+    """A byte-level BPE tokenizer of ``vocab_size`` tokens, END the last, trained on what every Python installation has:
+    the source of its own library. The same on every run.
 
     Raises:
         ValueError: the library's text gives fewer tokens.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=BYTES,
         show_progress=False,
     )
     tokenizer.train_from_iterator(_library_source(), trainer)

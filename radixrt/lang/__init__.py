@@ -3,8 +3,9 @@
 docs/lang.md teaches it in ten minutes. It needs neither torch nor a model in this process.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from radixrt.lang.backends.default import set_default_backend
-from radixrt.lang.backends.engine import Engine
 from radixrt.lang.backends.openai import OpenAI
 from radixrt.lang.backends.server import Server
 from radixrt.lang.batch import FailedRun
@@ -21,14 +22,16 @@ from radixrt.lang.errors import (
     UnsupportedFeature,
 )
 from radixrt.lang.expressions import assistant, gen, image, select, system, user
-from radixrt.lang.forks import Forks, join
 from radixrt.lang.function import Function, function
 from radixrt.lang.sampling import Sampling
-from radixrt.lang.state import State
+from radixrt.lang.state import Forks, State
 from radixrt.lang.stream import Stream
 from radixrt.lang.tools import ToolAnswer, ToolCall, tool
 from radixrt.lang.tracing.recorder import Recorder as trace
 from radixrt.lang.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from radixrt.lang.backends.engine import Engine
 
 __all__ = [
     "AnswerError",
@@ -57,7 +60,6 @@ __all__ = [
     "function",
     "gen",
     "image",
-    "join",
     "select",
     "set_default_backend",
     "system",
@@ -65,3 +67,12 @@ __all__ = [
     "trace",
     "user",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what needs an engine in this process."""
+    if name == "Engine":
+        from radixrt.lang.backends.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'radixrt.lang' has no attribute {name!r}")

@@ -36,8 +36,8 @@ class BackgroundLoop:
 BACKGROUND = BackgroundLoop()
 
 
-async def outcome(future: "concurrent.futures.Future[Result]") -> Result:
-    """Wait for a future of another thread; giving up waiting does not cancel it."""
+async def settled(future: "concurrent.futures.Future[Any]") -> None:
+    """Wait until a future of another thread has ended, however it has; giving up waiting does not cancel it."""
     waiting = asyncio.wrap_future(future)
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it was seen
-    return await asyncio.shield(waiting)
+    await asyncio.wait([waiting])

@@ -6,18 +6,17 @@ who rests, who has ended, and so which KV the batch needs no more.
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from radixrt.lang.backends.protocol import Backend, Prompt, Usage
 from radixrt.lang.background import BACKGROUND
-from radixrt.lang.batch_order import PrefixOrder, shared_length
+from radixrt.lang.batch_order import PrefixOrder
 from radixrt.lang.pins import SHORTEST_CHARS, Pins
+from radixrt.lang.prefixes import as_text, num_shared
 from radixrt.lang.records import CallRecord
 from radixrt.lang.releases import Releases
 from radixrt.lang.room import Room
-from radixrt.lang.run import Run
 
 SETTLING_S = 0.02
 """How long the batch waits at most, once, for first calls to put in order, before it lets the first ones go."""
@@ -29,10 +28,11 @@ RESTING_S = 0.03
 class _Waiting:
     """A run that waits for its turn."""
 
+    first: Prompt
+    """What its first call answers; it decides its place in the order."""
     turn: "asyncio.Future[None]"
     prompts: list[str] = field(default_factory=list)
-    """Of all its calls that wait, as texts; the first one decides its place in the order."""
-    first: Prompt = ""
+    """Of all its calls that wait, as texts."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class _Inside:
 
 
 class BatchGate:
-    """Lives in the runtime's event loop, but for :meth:`leave`, :meth:`close` and :meth:`end`."""
+    """Lives in the runtime's event loop, but for :meth:`leave`, :meth:`close` and :meth:`end`. Knows runs by their ids."""
 
     def __init__(self, backend: Backend, num_runs: int, concurrency: int) -> None:
         """
@@ -66,35 +66,37 @@ class BatchGate:
         self._order = PrefixOrder()
         self._waiting: dict[str, _Waiting] = {}
         self._inside: dict[str, _Inside] = {}
-        self._room: Room | None = None
+        self._room = Room(None)
+        self._is_open = False
         self._opening: asyncio.Task[None] | None = None
         self._releases = Releases(backend)
         self._pins = Pins(backend)
 
     @contextlib.asynccontextmanager
-    async def admission(self, run: Run, prompt: Prompt, record: CallRecord) -> AsyncIterator[None]:
+    async def admission(
+        self, run_id: str, prompt: Prompt, record: CallRecord
+    ) -> AsyncIterator[None]:
         """Inside the block, a call of a run is under way.
 
         Args:
             record: of the call; its usage is read when the block ends.
         """
         text = as_text(prompt)
-        if run.id in self._inside:
-            inside = self._inside[run.id]
-            if self._room is not None:
-                self._room.sends(run.id, text, inside.was_answered)
+        if run_id in self._inside:
+            inside = self._inside[run_id]
+            self._room.sends(run_id, text, inside.was_answered)
         else:
-            await self._turn_of(run, prompt, text)
-            inside = self._inside[run.id]
-        self._calls(run.id, inside)
+            await self._turn_of(run_id, prompt, text)
+            inside = self._inside[run_id]
+        self._calls(run_id, inside)
         try:
             yield
         finally:
-            self._answered(run.id, inside, text, record)
+            self._answered(run_id, inside, text, record)
 
-    def leave(self, run: Run) -> None:
+    def leave(self, run_id: str) -> None:
         """A run has ended: its place is free. From any thread."""
-        BACKGROUND.get().call_soon_threadsafe(self._leave, run)
+        BACKGROUND.get().call_soon_threadsafe(self._leave, run_id)
 
     def close(self) -> None:
         """Let nobody in any more. From any thread."""
@@ -106,17 +108,17 @@ class BatchGate:
 
     # ------------------------------------------------------------ coming in
 
-    async def _turn_of(self, run: Run, prompt: Prompt, text: str) -> None:
+    async def _turn_of(self, run_id: str, prompt: Prompt, text: str) -> None:
         """Wait until a run may come in."""
-        waiting = self._waiting.get(run.id)
+        waiting = self._waiting.get(run_id)
         if waiting is None:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waiting = self._waiting[run.id] = _Waiting(turn, first=prompt)
-            self._order.add(text, run.id)
+            loop = asyncio.get_running_loop()
+            waiting = self._waiting[run_id] = _Waiting(prompt, loop.create_future())
+            self._order.add(text, run_id)
             self._one_came()
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())
-            asyncio.get_running_loop().call_soon(self._let_in)  # once all its calls are here
+            loop.call_soon(self._let_in)  # once all its calls are here
         waiting.prompts.append(text)
         await asyncio.shield(waiting.turn)
 
@@ -128,6 +130,7 @@ class BatchGate:
     async def _open(self) -> None:
         cache_tokens, _ = await asyncio.gather(self._backend.cache_tokens(), self._settled())
         self._room = Room(cache_tokens)
+        self._is_open = True
         self._let_in()
 
     async def _settled(self) -> None:
@@ -135,12 +138,10 @@ class BatchGate:
             await asyncio.wait_for(self._all_came.wait(), SETTLING_S)
 
     def _let_in(self) -> None:
-        if self._room is None:
-            return
-        while len(self._order) and len(self._inside) < self._most_inside:
-            if not self._room.fits(self._waiting[str(self._order.peek())].prompts):
+        while self._is_open and len(self._order) and len(self._inside) < self._most_inside:
+            if not self._room.fits(self._waiting[self._order.peek()].prompts):
                 return
-            run_id = str(self._order.next_key())
+            run_id = self._order.next_key()
             waiting = self._waiting.pop(run_id)
             self._inside[run_id] = _Inside(waiting.prompts[0], waiting.first)
             self._room.enter(run_id, waiting.prompts)
@@ -154,13 +155,13 @@ class BatchGate:
         if inside.resting is not None:
             inside.resting.cancel()
             inside.resting = None
-        if self._room is not None and run_id in self._inside:
+        if run_id in self._inside:
             self._room.rests(run_id, False)
 
     def _answered(self, run_id: str, inside: _Inside, text: str, record: CallRecord) -> None:
         inside.under_way -= 1
         inside.usages.append(record.usage)
-        if self._room is None or run_id not in self._inside:
+        if run_id not in self._inside:
             return
         if record.usage.prompt_tokens:
             self._room.answered(text, record.usage)
@@ -176,7 +177,8 @@ class BatchGate:
         """Pin what a run has begun with, as far as the next one will begin with it."""
         nearest = self._order.nearest(inside.first_text)
         if nearest is not None and nearest[1] >= SHORTEST_CHARS:
-            prefix = shared_prefix(inside.first, self._waiting[str(nearest[0])].first)
+            other = self._waiting[nearest[0]].first
+            prefix = inside.first[: num_shared(inside.first, other)]
             if len(text := as_text(prefix)) >= SHORTEST_CHARS:
                 self._pins.hold(prefix, text)
 
@@ -188,45 +190,25 @@ class BatchGate:
         return any(inside.first_text.startswith(prefix) for inside in self._inside.values())
 
     def _rests(self, run_id: str) -> None:
-        if self._room is not None and run_id in self._inside:
+        if run_id in self._inside:
             self._room.rests(run_id, True)
             self._let_in()
 
     # ------------------------------------------------------------ going
 
-    def _leave(self, run: Run) -> None:
-        inside = self._inside.pop(run.id, None)
-        if (waiting := self._waiting.pop(run.id, None)) is not None:
-            self._order.remove(run.id)
+    def _leave(self, run_id: str) -> None:
+        inside = self._inside.pop(run_id, None)
+        if (waiting := self._waiting.pop(run_id, None)) is not None:
+            self._order.remove(run_id)
             waiting.turn.cancel()
         elif inside is None:
             self._one_came()  # it made no call
         elif inside.resting is not None:
             inside.resting.cancel()
-        if self._room is not None:
-            self._room.leave(run.id, [] if inside is None else inside.usages)
-            self._releases.ended(run.id)
-            self._let_in()
+        self._room.leave(run_id, [] if inside is None else inside.usages)
+        self._releases.ended(run_id)
+        self._let_in()
         self._pins.let_go(self._is_needed)
 
     def _close(self) -> None:
         self._most_inside = 0
-
-
-def as_text(prompt: Prompt) -> str:
-    """Such that prompts which begin alike have texts that do."""
-    if isinstance(prompt, str):
-        return prompt
-    return "".join(f"\0{message['role']}\0{message['content']}" for message in prompt)
-
-
-def shared_prefix(one: Prompt, other: Prompt) -> Prompt:
-    """What both begin with: whole messages of conversations."""
-    if isinstance(one, str) or isinstance(other, str):
-        return (
-            one[: shared_length(one, other)]
-            if isinstance(one, str) and isinstance(other, str)
-            else ""
-        )
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return [message for message, _ in same]

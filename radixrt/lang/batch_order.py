@@ -6,14 +6,15 @@ the two prompts that share the longest prefix, and goes on with whichever shares
 """
 
 import bisect
-from collections.abc import Hashable
+
+from radixrt.lang.prefixes import shared_length
 
 
 class PrefixOrder:
     """Prompts that wait, each under a key; :meth:`next_key` takes the one that should go next."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[str, int, Hashable]] = []
+        self._waiting: list[tuple[str, int, str]] = []
         """Sorted: the neighbours of a prompt share the longest prefix with it."""
         self._last: str | None = None
         self._num_added = 0
@@ -21,15 +22,15 @@ class PrefixOrder:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, prompt: str, key: Hashable) -> None:
+    def add(self, prompt: str, key: str) -> None:
         bisect.insort(self._waiting, (prompt, self._num_added, key))
         self._num_added += 1
 
-    def remove(self, key: Hashable) -> None:
+    def remove(self, key: str) -> None:
         """Whoever waited for it has gone; an unknown key is ignored."""
         self._waiting = [entry for entry in self._waiting if entry[2] != key]
 
-    def peek(self) -> Hashable:
+    def peek(self) -> str:
         """The key that :meth:`next_key` would take: its prompt shares most with the last one taken.
 
         Raises:
@@ -37,7 +38,7 @@ class PrefixOrder:
         """
         return self._waiting[self._next_place()][2]
 
-    def next_key(self) -> Hashable:
+    def next_key(self) -> str:
         """Take the key of the next prompt.
 
         Raises:
@@ -46,7 +47,7 @@ class PrefixOrder:
         self._last, _, key = self._waiting.pop(self._next_place())
         return key
 
-    def nearest(self, prompt: str) -> tuple[Hashable, int] | None:
+    def nearest(self, prompt: str) -> tuple[str, int] | None:
         """The key of the waiting prompt that shares most with this one, and how many characters; None: none waits."""
         if not self._waiting:
             return None
@@ -74,15 +75,3 @@ class PrefixOrder:
             for one, other in zip(self._waiting, self._waiting[1:], strict=False)
         ]
         return shared.index(max(shared)) if shared else 0
-
-
-def shared_length(one: str, other: str) -> int:
-    """Characters that two texts have in common at their beginning; by bisection, since slices compare fast."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

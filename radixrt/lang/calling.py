@@ -2,22 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from radixrt.lang.answer import Answer
-from radixrt.lang.backends.protocol import CacheHints, Call, ChoiceCall, Piece, Prompt
+from radixrt.lang.backends.protocol import CacheHints, Call, ChoiceCall, Prompt
 from radixrt.lang.errors import AnswerError, locate, unreadable
 from radixrt.lang.expressions import Gen, Select
 from radixrt.lang.hole import Filling, Hole
 from radixrt.lang.records import CallRecord, tail_of
 from radixrt.lang.run import Run
 from radixrt.lang.scoring import likeliest
-from radixrt.lang.tools import ToolAnswer, as_tools, read_calls
+from radixrt.lang.tools import ToolAnswer, read_calls
 from radixrt.lang.transcript import Transcript
-from radixrt.lang.typed import AnswerType, answer_type, one_of
+from radixrt.lang.typed import AnswerType
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,30 @@ class Site:
     before: Transcript
     hole: Hole
     hints: CacheHints
-    record: CallRecord
+
+    @property
+    def record(self) -> CallRecord:
+        return self.hole.record
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """A block for all of the call's work: the record says how it ends, and its errors which line it belongs to."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.record.error = "It was cancelled."
+            raise
+        except Exception as error:
+            self.locate(error)
+            self.record.error = str(error)
+            raise
+        finally:
+            self.record.answer = "".join(self.hole.pieces)
+            self.record.ended_at = time.monotonic()
+
+    def locate(self, error: Exception) -> None:
+        """Say in an error which line of the program it belongs to."""
+        locate(error, self.record.source, self.record.what)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[tuple[Prompt, bool]]:
@@ -52,125 +75,73 @@ class Site:
             self.run.changes.tell()
 
 
-def generating(site: Site, gen: Gen) -> Coroutine[Any, Any, Filling]:
+async def generating(site: Site, gen: Gen, tools: tuple[dict[str, Any], ...]) -> Filling:
     """The work of a gen.
 
-    Raises:
-        ProgramError: its type, or one of its tools, can't be described. Raised at once.
+    Args:
+        tools: the gen's, in OpenAI's form.
     """
-    kind = answer_type(gen)
-    tools = as_tools(gen.tools)
-
-    async def work() -> Filling:
+    with site.noted():
         site.record.streamed = gen.stream or site.run.is_watched
         async with site.turn() as (prompt, continues):
             call = Call(
                 prompt=prompt,
                 continues=continues,
                 sampling=gen.sampling.over(site.run.sampling),
-                constraint=kind.constraint,
+                constraint=gen.kind.constraint,
                 n=gen.n,
                 tools=tools,
                 tool_choice=gen.tool_choice,
                 stream=site.record.streamed,
                 hints=site.hints,
             )
-            answers = await _collect(site, site.run.backend.generate(call), gen.n)
+            answers = await _collect(site, call)
+        first = answers[0]
         site.record.called = [
             f"{call['function']['name']}({call['function']['arguments']})"
-            for call in answers[0].tool_calls
+            for call in first.tool_calls
         ]
         return Filling(
-            text=answers[0].text,
-            value=_value(answers[0], gen, kind, site)
-            if gen.n == 1
-            else _values(answers, gen, kind, site),
-            tool_calls=tuple(answers[0].tool_calls),
-            finish_reason=answers[0].finish_reason,
-            reasoning=answers[0].reasoning,
+            text=first.text,
+            value=_value(first, gen, site) if gen.n == 1 else _values(answers, gen, site),
+            tool_calls=tuple(first.tool_calls),
+            finish_reason=first.finish_reason,
+            reasoning=first.reasoning,
         )
 
-    return _recorded(site, work)
 
-
-def selecting(site: Site, select: Select) -> Coroutine[Any, Any, Filling]:
+async def selecting(site: Site, select: Select) -> Filling:
     """The work of a select."""
-
-    async def work() -> Filling:
+    with site.noted():
         async with site.turn() as (prompt, continues):
-            if select.method == "constrained":
-                choice = await _written_choice(site, select, prompt, continues)
-            else:
-                choice = await _likeliest_choice(site, select, prompt, continues)
+            call = ChoiceCall(
+                prompt=prompt,
+                continues=continues,
+                choices=select.choices,
+                unconditional=select.method == "unconditional_likelihood_normalized",
+                hints=site.hints,
+            )
+            scored = await site.run.backend.score(call)
+            site.record.usage = scored.usage
+        choice = select.choices[likeliest(scored.scores, select.method)]
+        site.tell(choice)
         return Filling(choice, choice)
 
-    return _recorded(site, work)
 
-
-async def _written_choice(site: Site, select: Select, prompt: Prompt, continues: bool) -> str:
-    """The choice that the model writes, held to them.
-
-    Raises:
-        AnswerError: it was cut off.
-    """
-    kind = one_of(select.choices)
-    call = Call(
-        prompt=prompt,
-        continues=continues,
-        sampling=site.run.sampling,
-        constraint=kind.constraint,
-        hints=site.hints,
-    )
-    (answer,) = await _collect(site, site.run.backend.generate(call), 1)
-    choice: str = _read(answer, kind)
-    return choice
-
-
-async def _likeliest_choice(site: Site, select: Select, prompt: Prompt, continues: bool) -> str:
-    call = ChoiceCall(
-        prompt=prompt,
-        continues=continues,
-        choices=select.choices,
-        unconditional=select.method == "unconditional_likelihood_normalized",
-        hints=site.hints,
-    )
-    scored = await site.run.backend.score(call)
-    site.record.usage = scored.usage
-    choice = select.choices[likeliest(scored.scores, select.method)]
-    site.tell(choice)
-    return choice
-
-
-async def _recorded(site: Site, work: Callable[[], Coroutine[Any, Any, Filling]]) -> Filling:
-    try:
-        return await work()
-    except asyncio.CancelledError:
-        site.record.error = "It was cancelled."
-        raise
-    except Exception as error:
-        locate(error, site.hole.source, site.hole.what)
-        site.record.error = str(error)
-        raise
-    finally:
-        site.record.answer = "".join(site.hole.pieces)
-        site.record.ended_at = time.monotonic()
-
-
-async def _collect(site: Site, pieces: AsyncGenerator[Piece, None], n: int) -> list[Answer]:
+async def _collect(site: Site, call: Call) -> list[Answer]:
     """All of a call's answers; the first one's text is told as it comes."""
-    answers = [Answer() for _ in range(n)]
-    async with aclosing(pieces):
+    answers = [Answer() for _ in range(call.n)]
+    async with aclosing(site.run.backend.generate(call)) as pieces:
         async for piece in pieces:
             answers[piece.index].add(piece)
-            if piece.usage is not None:
-                site.record.usage = piece.usage
+            site.record.usage = piece.usage or site.record.usage
             site.record.times = piece.times or site.record.times
             if piece.index == 0:
                 site.tell(piece.text)
     return answers
 
 
-def _values(answers: list[Answer], gen: Gen, kind: AnswerType, site: Site) -> list[Any]:
+def _values(answers: list[Answer], gen: Gen, site: Site) -> list[Any]:
     """Of several answers. In the place of one that is not of the type stands its AnswerError, so that it loses no other.
 
     Raises:
@@ -179,24 +150,24 @@ def _values(answers: list[Answer], gen: Gen, kind: AnswerType, site: Site) -> li
     values: list[Any] = []
     for answer in answers:
         try:
-            values.append(_value(answer, gen, kind, site))
+            values.append(_value(answer, gen, site))
         except AnswerError as error:
-            locate(error, site.hole.source, site.hole.what)
+            site.locate(error)
             values.append(error)
     if all(isinstance(value, AnswerError) for value in values):
         raise values[0]
     return values
 
 
-def _value(answer: Answer, gen: Gen, kind: AnswerType, site: Site) -> Any:
+def _value(answer: Answer, gen: Gen, site: Site) -> Any:
     """Raises:
     AnswerError: the answer is not of the type that was asked for.
     """
-    if gen.tools:
-        notes = site.run.record.tools_of(site.record.branch)
-        calls = read_calls(answer.tool_calls, gen.tools, notes)
-        return ToolAnswer(answer.text, calls, None if calls else _read(answer, kind))
-    return _read(answer, kind)
+    if not gen.tools:
+        return _read(answer, gen.kind)
+    notes = site.run.record.tools_of(site.record.branch)
+    calls = read_calls(answer.tool_calls, gen.tools, notes)
+    return ToolAnswer(answer.text, calls, None if calls else _read(answer, gen.kind))
 
 
 def _read(answer: Answer, kind: AnswerType) -> Any:

@@ -7,13 +7,11 @@ from typing import Any, Literal, NoReturn
 from radixrt.lang.errors import ProgramError
 from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.source_line import SourceLine, caller
+from radixrt.lang.typed import AnswerType, answer_type
 
 Role = Literal["system", "user", "assistant", "tool"]
 SelectMethod = Literal[
-    "token_length_normalized",
-    "greedy_token_selection",
-    "unconditional_likelihood_normalized",
-    "constrained",
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
 
 
@@ -54,12 +52,8 @@ class Gen(Expression):
     name: str | None
     sampling: Sampling
     source: SourceLine
+    kind: AnswerType
     n: int = 1
-    regex: str | None = None
-    schema: Any = None
-    choices: tuple[str, ...] | None = None
-    grammar: str | None = None
-    type: Any = None
     tools: tuple[Callable[..., Any], ...] = ()
     tool_choice: str | None = None
     stream: bool = False
@@ -123,12 +117,10 @@ def gen(
         unknown: no such setting exists; there to say which do.
 
     Raises:
-        ProgramError: these exclude each other, or there is no such setting.
+        ProgramError: these exclude each other, or there is no such setting, or no schema can describe the type.
     """
-    given = {"regex": regex, "schema": schema, "choices": choices, "grammar": grammar, "type": type}
-    asked = [field for field, value in given.items() if value is not None]
-    if len(asked) > 1:
-        raise ProgramError(f"gen takes one of {', '.join(given)}; leave all but one of {', '.join(asked)} out.")  # fmt: skip
+    if choices is not None:
+        choices = _choices("gen", choices)
     if n < 1:
         raise ProgramError(f"gen's n must be at least 1, not {n}.")
     if tool_choice is not None and not tools:
@@ -143,12 +135,8 @@ def gen(
         name=name,
         sampling=sampling_of("gen", sampling | unknown),
         source=caller(),
+        kind=answer_type(regex=regex, schema=schema, choices=choices, grammar=grammar, type=type),
         n=n,
-        regex=regex,
-        schema=schema,
-        choices=None if choices is None else _choices("gen", choices),
-        grammar=grammar,
-        type=type,
         tools=tuple(tools),
         tool_choice=tool_choice,
         stream=stream,
@@ -168,8 +156,8 @@ def select(
         method: ``token_length_normalized``: the highest mean log-probability of its tokens;
             ``greedy_token_selection``: the likeliest first token, then the next one among those that share it, as
             greedy decoding would choose; ``unconditional_likelihood_normalized``: the highest gain of the context
-            over no context, so that common texts have no advantage; ``constrained``: let the model write one of
-            them, for backends that can't score.
+            over no context, so that common texts have no advantage. (To let the model write one of them, for backends that
+            can't score: ``gen(choices=...)``.)
 
     Raises:
         ProgramError: there is nothing to choose from, or no such method.

@@ -3,18 +3,21 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
 from radixrt.lang.backends.default import backend_of, default_backend
 from radixrt.lang.backends.protocol import Backend
-from radixrt.lang.batch import BatchResult, run_side_by_side
+from radixrt.lang.batch import Batch, BatchResult
+from radixrt.lang.batch_gate import BatchGate
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.run import CURRENT_RUN, Gate, Run, inside
+from radixrt.lang.run import CURRENT_RUN, Run
 from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.state import State
 from radixrt.lang.stream import Stream
 from radixrt.lang.tracing.recorder import tell_recorders
+
+Result = TypeVar("Result")
 
 
 class Function:
@@ -65,8 +68,7 @@ class Function:
             LangError: a call failed; the error names its line.
             Exception: whatever the program raises. What it has under way is cancelled then.
         """
-        run = self._new_run(backend, sampling)
-        return self._finished(State(run), args, kwargs)
+        return self._finished(self._begin(backend, sampling), args, kwargs)
 
     async def arun(
         self,
@@ -76,14 +78,11 @@ class Function:
         **kwargs: Any,
     ) -> State:
         """As :meth:`run`, in an event loop. A function that is not ``async def`` runs in a thread."""
-        state = State(self._new_run(backend, sampling))
+        state = self._begin(backend, sampling)
         if self.is_async:
             return await self._finished_async(state, args, kwargs)
-        try:
-            return await asyncio.to_thread(self._finished, state, args, kwargs)
-        except asyncio.CancelledError:
-            state._run.cancel()
-            raise
+        work = asyncio.to_thread(self._finished, state, args, kwargs)
+        return await _cancelling(state._run.cancel, work)
 
     # ------------------------------------------------------------ many times
 
@@ -113,18 +112,21 @@ class Function:
         Raises:
             ProgramError: the inputs are no list of arguments, or no run may have calls or code under way.
         """
-        inputs = _as_list(inputs)
-        _check_positive("max_concurrency", max_concurrency)
-        _check_positive("num_threads", num_threads)
-        enclosing = CURRENT_RUN.get()
-        chosen = self._choose_backend(backend)
+        return self._batch(inputs, max_concurrency, num_threads, progress, backend, sampling).run()
 
-        def begin(arguments: Mapping[str, Any], gate: Gate) -> tuple[State, Callable[[], State]]:
-            state = State(self._new_run(chosen, sampling, gate, enclosing))
-            return state, lambda: self._finished(state, (), arguments)
-
-        title = self.__name__ if progress else None
-        return run_side_by_side(begin, inputs, chosen, max_concurrency, num_threads, title)
+    async def arun_batch(
+        self,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        max_concurrency: int | None = None,
+        num_threads: int | None = None,
+        progress: bool = True,
+        backend: Backend | str | None = None,
+        sampling: Sampling | None = None,
+    ) -> list[BatchResult]:
+        """As :meth:`run_batch`, in an event loop; each program runs in a thread."""
+        batch = self._batch(inputs, max_concurrency, num_threads, progress, backend, sampling)
+        return await _cancelling(batch.cancel, asyncio.to_thread(batch.run))
 
     # ------------------------------------------------------------ while it runs
 
@@ -136,18 +138,11 @@ class Function:
         **kwargs: Any,
     ) -> Stream:
         """Run the program in a thread and iterate over its text as it comes; leaving the stream cancels it."""
-        state = State(self._new_run(backend, sampling))
+        state = self._begin(backend, sampling)
         return Stream(state, lambda: self._finished(state, args, kwargs))
 
-    def astream(
-        self,
-        *args: Any,
-        backend: Backend | str | None = None,
-        sampling: Sampling | None = None,
-        **kwargs: Any,
-    ) -> Stream:
-        """As :meth:`stream`, for ``async for``."""
-        return self.stream(*args, backend=backend, sampling=sampling, **kwargs)
+    astream = stream
+    """The same stream, for ``async for``."""
 
     # ------------------------------------------------------------ inside
 
@@ -158,14 +153,38 @@ class Function:
         enclosing = CURRENT_RUN.get()
         return default_backend() if enclosing is None else enclosing.backend
 
-    def _new_run(
+    def _batch(
+        self,
+        inputs: Iterable[Mapping[str, Any]],
+        max_concurrency: int | None,
+        num_threads: int | None,
+        progress: bool,
+        backend: Backend | str | None,
+        sampling: Sampling | None,
+    ) -> Batch:
+        _check_positive("max_concurrency", max_concurrency)
+        _check_positive("num_threads", num_threads)
+        enclosing = CURRENT_RUN.get()
+        chosen = self._choose_backend(backend)
+
+        def begin(
+            arguments: Mapping[str, Any], gate: BatchGate
+        ) -> tuple[State, Callable[[], State]]:
+            state = self._begin(chosen, sampling, gate, enclosing)
+            return state, lambda: self._finished(state, (), arguments)
+
+        title = self.__name__ if progress else None
+        return Batch(begin, _as_list(inputs), chosen, max_concurrency, num_threads, title)
+
+    def _begin(
         self,
         backend: Backend | str | None,
         sampling: Sampling | None,
-        gate: Gate | None = None,
+        gate: BatchGate | None = None,
         outer: Run | None = None,
-    ) -> Run:
-        """
+    ) -> State:
+        """The state of a new run.
+
         Args:
             outer: the run that this one is begun in, if another thread than its own begins it.
         """
@@ -173,37 +192,23 @@ class Function:
         outer = outer if outer is not None else CURRENT_RUN.get()
         run = Run(self._choose_backend(backend), settings, gate, self.__name__, outer)
         tell_recorders(run.record)
-        return run
+        return State(run)
 
     def _finished(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> State:
         """Run the body in this thread and wait for all that it started."""
         if self.is_async:
             return _run_in_new_loop(self._finished_async(state, args, kwargs))
-        run = state._run
-        try:
-            with inside(run):
-                state.result = self._body(state, *args, **kwargs)
-                run.finish()
-        except BaseException:
-            run.cancel()
-            raise
-        finally:
-            run.ended()
+        with state._run.under_way():
+            state.result = self._body(state, *args, **kwargs)
+            state._run.finish()
         return state
 
     async def _finished_async(
         self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> State:
-        run = state._run
-        try:
-            with inside(run):
-                state.result = await self._body(state, *args, **kwargs)
-                await run.finish_async()
-        except BaseException:
-            run.cancel()
-            raise
-        finally:
-            run.ended()
+        with state._run.under_way():
+            state.result = await self._body(state, *args, **kwargs)
+            await state._run.finish_async()
         return state
 
 
@@ -233,6 +238,15 @@ def function(
     if body is None:
         return lambda body: Function(body, backend, settings)
     return Function(body, backend, settings)
+
+
+async def _cancelling(cancel: Callable[[], None], work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for work that goes on in a thread; whoever gives up waiting cancels it."""
+    try:
+        return await work
+    except asyncio.CancelledError:
+        cancel()
+        raise
 
 
 def _run_in_new_loop(program: Any) -> State:

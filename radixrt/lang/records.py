@@ -4,9 +4,11 @@ All times are of ``time.monotonic()``, in seconds; None: not yet, or never.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from radixrt.lang.backends.protocol import Prompt, ServerTimes, Usage
 from radixrt.lang.source_line import SourceLine
@@ -52,17 +54,8 @@ class CallRecord:
 
 
 @dataclass(frozen=True)
-class ForkRecord:
-    """A state was copied."""
-
-    parent: str
-    branches: tuple[str, ...]
-    at: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True)
-class JoinRecord:
-    """A program had what it wanted of several branches."""
+class BranchesRecord:
+    """A fork: a state was copied. Or a join: the program had what it wanted of several branches."""
 
     branches: tuple[str, ...]
     at: float = field(default_factory=time.monotonic)
@@ -80,25 +73,8 @@ class ToolRecord:
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class ToolNotes:
-    """Takes down when tools run."""
-
-    branch: str
-    records: list[ToolRecord]
-
-    @contextmanager
-    def taking(self, name: str) -> Iterator[None]:
-        """A tool runs inside the block."""
-        record = ToolRecord(name, self.branch)
-        self.records.append(record)
-        try:
-            yield
-        except BaseException as error:
-            record.error = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            record.ended_at = time.monotonic()
+ToolNotes = Callable[[str], AbstractContextManager[Any]]
+"""Takes down that the tool of a name runs inside the block."""
 
 
 @dataclass
@@ -110,19 +86,25 @@ class RunRecord:
     ended_at: float | None = None
     calls: list[CallRecord] = field(default_factory=list)
     """In the order in which they were written."""
-    forks: list[ForkRecord] = field(default_factory=list)
-    joins: list[JoinRecord] = field(default_factory=list)
+    forks: list[BranchesRecord] = field(default_factory=list)
+    joins: list[BranchesRecord] = field(default_factory=list)
     tools: list[ToolRecord] = field(default_factory=list)
 
-    def tools_of(self, branch: str) -> "ToolNotes":
+    def tools_of(self, branch: str) -> ToolNotes:
         """For the tools that a state's answers call."""
-        return ToolNotes(branch, self.tools)
+        return partial(self._tool_runs, branch)
 
-    def forked(self, parent: str, branches: Sequence[str]) -> None:
-        self.forks.append(ForkRecord(parent, tuple(branches)))
-
-    def joined(self, branches: Sequence[str]) -> None:
-        self.joins.append(JoinRecord(tuple(branches)))
+    @contextmanager
+    def _tool_runs(self, branch: str, name: str) -> Iterator[None]:
+        record = ToolRecord(name, branch)
+        self.tools.append(record)
+        try:
+            yield
+        except BaseException as error:
+            record.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            record.ended_at = time.monotonic()
 
 
 def tail_of(prompt: Prompt) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from radixrt.lang.backends.protocol import Usage
-from radixrt.lang.batch_order import shared_length
+from radixrt.lang.prefixes import shared_length
 
 USED_SHARE = 0.9
 """Of the cache: pages are filled in part, and something else may run."""

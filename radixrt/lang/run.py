@@ -1,5 +1,6 @@
 """What belongs to one run of a program? Its backend and settings, its calls under way, and how they end."""
 
+import concurrent.futures
 import contextlib
 import contextvars
 import threading
@@ -7,26 +8,21 @@ import time
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from radixrt.lang.backends.protocol import Backend, Prompt
-from radixrt.lang.background import BACKGROUND
+from radixrt.lang.background import BACKGROUND, settled
+from radixrt.lang.batch_gate import BatchGate
 from radixrt.lang.changes import Changes
 from radixrt.lang.errors import Cancelled
-from radixrt.lang.hints import Hints
 from radixrt.lang.hole import Filling, Hole
 from radixrt.lang.records import CallRecord, RunRecord
 from radixrt.lang.sampling import Sampling
 
-
-class Gate(Protocol):
-    """Decides when a run may send its first calls, and sees the others."""
-
-    def admission(
-        self, run: "Run", prompt: Prompt, record: CallRecord
-    ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Enter it when the run may send this prompt; leave it when the call has ended, and its record says how."""
-        ...
+CURRENT_RUN: contextvars.ContextVar["Run | None"] = contextvars.ContextVar(
+    "current run", default=None
+)
+"""The run that this thread or task is inside of: programs run from there use the same backend."""
 
 
 class Run:
@@ -36,12 +32,13 @@ class Run:
         self,
         backend: Backend,
         sampling: Sampling,
-        gate: Gate | None = None,
-        name: str = "program",
-        outer: "Run | None" = None,
+        gate: BatchGate | None,
+        name: str,
+        outer: "Run | None",
     ) -> None:
         """
         Args:
+            gate: of the batch that it is part of.
             outer: the run whose program began this one: this one's calls take the place that the outer one has in a batch,
                 and end with it.
         """
@@ -52,7 +49,6 @@ class Run:
         self.changes = Changes()
         self.is_watched = False
         """Someone reads along, so that answers are to come piece by piece."""
-        self.hints = Hints(self.id)
         self._gate = gate
         self._outer = outer
         self._lock = threading.Lock()
@@ -73,7 +69,7 @@ class Run:
             if self._cancelled:
                 work.close()
                 raise Cancelled("This run was cancelled, so nothing more can be generated in it.")
-            hole.filled_by(BACKGROUND.submit(work))
+            hole.future = BACKGROUND.submit(work)
             self._holes.append(hole)
         hole.future.add_done_callback(lambda _: self.changes.tell())
 
@@ -88,9 +84,24 @@ class Run:
             run: Run | None = self
             while run is not None:
                 if run._gate is not None and not run._has_ended:
-                    await entered.enter_async_context(run._gate.admission(run, prompt, record))
+                    await entered.enter_async_context(run._gate.admission(run.id, prompt, record))
                 run = run._outer
             yield
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """The program's code runs inside the block. An error in it cancels what it has under way."""
+        token = CURRENT_RUN.set(self)
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            CURRENT_RUN.reset(token)
+            self._has_ended = True
+            self.record.ended_at = time.monotonic()
+            self.changes.tell()
 
     def finish(self) -> None:
         """Wait for all that was started.
@@ -98,16 +109,13 @@ class Run:
         Raises:
             LangError: the first failure that the program has not met itself.
         """
-        for hole in self._unsettled():
-            with contextlib.suppress(Exception):
-                hole.future.result()
+        concurrent.futures.wait([hole.future for hole in self._holes])
         self._raise_unseen()
 
     async def finish_async(self) -> None:
         """The same without blocking the event loop."""
-        for hole in self._unsettled():
-            with contextlib.suppress(Exception):
-                await hole.wait_async()
+        for hole in list(self._holes):
+            await settled(hole.future)
         self._raise_unseen()
 
     def cancel(self) -> None:
@@ -116,15 +124,9 @@ class Run:
             self._cancelled = True
             holes, inner = list(self._holes), list(self._inner)
         for hole in holes:
-            hole.cancel()
+            hole.future.cancel()
         for run in inner:
             run.cancel()
-
-    def ended(self) -> None:
-        """Nothing more happens in the run."""
-        self._has_ended = True
-        self.record.ended_at = time.monotonic()
-        self.changes.tell()
 
     def _began(self, inner: "Run") -> None:
         """The program of this run began another."""
@@ -134,26 +136,7 @@ class Run:
         if cancelled:
             inner.cancel()
 
-    def _unsettled(self) -> list[Hole]:
-        with self._lock:
-            return [hole for hole in self._holes if not hole.is_settled]
-
     def _raise_unseen(self) -> None:
         for hole in self._holes:
             if not hole.future.cancelled() and not hole.error_was_seen:
                 hole.wait()
-
-
-CURRENT_RUN: contextvars.ContextVar[Run | None] = contextvars.ContextVar(
-    "current run", default=None
-)
-"""The run that this thread or task is inside of: programs run from there use the same backend."""
-
-
-@contextlib.contextmanager
-def inside(run: Run) -> Iterator[None]:
-    token = CURRENT_RUN.set(run)
-    try:
-        yield
-    finally:
-        CURRENT_RUN.reset(token)

@@ -1,37 +1,20 @@
-"""What does a program hold in its hands? A state: what has been said, and the variables in it."""
+"""What does a program hold in its hands? A state: what has been said, and the variables in it; and the branches of one."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from radixrt.lang.backends.protocol import CacheHints
 from radixrt.lang.calling import Site, generating, selecting
 from radixrt.lang.errors import ProgramError, UnknownVariable
-from radixrt.lang.expressions import (
-    Concatenation,
-    Expression,
-    Gen,
-    Message,
-    Role,
-    Select,
-    Text,
-    parts_of,
-)
-from radixrt.lang.forks import Forks
-from radixrt.lang.hints import ExpectedWaits
-from radixrt.lang.hole import Hole
-from radixrt.lang.reading import Pieces, hole_pieces
-from radixrt.lang.records import CallRecord
+from radixrt.lang.expressions import Expression, Gen, Message, Role, Select, Text, parts_of
+from radixrt.lang.hole import Filling, Hole
+from radixrt.lang.reading import Pieces, TextSoFar, text_of_hole
+from radixrt.lang.records import BranchesRecord, CallRecord
 from radixrt.lang.run import Run
+from radixrt.lang.tools import as_tools
 from radixrt.lang.tracing.trace import Trace
-from radixrt.lang.transcript import Part, Transcript, Turn, text_of
-
-
-@dataclass(frozen=True)
-class Given:
-    """A variable that the program set itself."""
-
-    value: Any
+from radixrt.lang.transcript import Transcript, Turn, text_of
 
 
 class State:
@@ -51,11 +34,13 @@ class State:
         self._run = run
         self._branch = branch
         self._transcript = Transcript()
-        self._variables: dict[str, Hole | Given] = {}
+        self._variables: dict[str, Hole | Filling] = {}
+        """Those that the program set itself are filled from the start."""
         self._own_holes: list[Hole] = []
         self._in_block = False
         self._num_forks = 0
-        self._waits = ExpectedWaits()
+        self._next_use_s: float | None = None
+        """For how long the program expects to do something else after its next calls."""
 
     # ------------------------------------------------------------ appending
 
@@ -101,9 +86,6 @@ class State:
                 with self._role(expression.role, expression.fields):
                     for part in expression.parts:
                         self._append(part)
-            case Concatenation():
-                for part in expression.parts:
-                    self._append(part)
 
     def _call(self, expression: Gen | Select) -> None:
         """Start a call of the model, and leave a hole for what it says."""
@@ -113,12 +95,12 @@ class State:
         kind = "gen" if isinstance(expression, Gen) else "select"
         what = f"{kind}({expression.name!r})" if expression.name else kind
         record = CallRecord(expression.name, what, expression.source, self._branch)
-        hole = Hole(expression.name, what, expression.source, record)
-        hints = self._run.hints.of_call(self._waits.next_use_s)
-        site = Site(self._run, self._transcript, hole, hints, record)
+        hole = Hole(record)
+        hints = CacheHints(session=self._run.id, next_use_s=self._next_use_s)
+        site = Site(self._run, self._transcript, hole, hints)
         after = self._transcript.with_part(hole)
         if isinstance(expression, Gen):
-            self._run.start(hole, generating(site, expression))
+            self._run.start(hole, generating(site, expression, as_tools(expression.tools)))
         else:
             self._run.start(hole, selecting(site, expression))
         self._run.record.calls.append(record)
@@ -136,19 +118,17 @@ class State:
             UnknownVariable: there is none of that name.
             LangError: it could not be computed; the error names the line of its gen.
         """
-        variable = self._variable(name)
-        return variable.value if isinstance(variable, Given) else variable.read().value
+        return self._filling(name).value
 
     async def value(self, name: str) -> Any:
         """``await s.value("x")``: as ``s["x"]``, without blocking the event loop."""
         variable = self._variable(name)
-        return (
-            variable.value if isinstance(variable, Given) else (await variable.read_async()).value
-        )
+        filling = variable if isinstance(variable, Filling) else await variable.read_async()
+        return filling.value
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a variable of the program's own; the transcript does not change."""
-        self._variables[name] = Given(value)
+        self._variables[name] = Filling("", value)
 
     def __contains__(self, name: object) -> bool:
         return name in self._variables
@@ -178,29 +158,22 @@ class State:
         for hole in self._transcript.holes():
             hole.wait()
 
-    async def wait_for_all_async(self) -> None:
-        """The same without blocking the event loop."""
-        for hole in self._transcript.holes():
-            await hole.wait_async()
-
     def finish_reason(self, name: str) -> str | None:
         """Wait for a variable; why its answer ended: "stop", "length", "tool_calls"; None: it is no gen's."""
-        variable = self._variable(name)
-        return None if isinstance(variable, Given) else variable.wait().finish_reason
+        return self._filling(name).finish_reason
 
     def reasoning(self, name: str) -> str:
         """Wait for a variable; what the model thought before it, where the backend tells: "" if nothing."""
-        variable = self._variable(name)
-        return "" if isinstance(variable, Given) else variable.wait().reasoning
+        return self._filling(name).reasoning
 
     def text_iter(self, name: str) -> Iterator[str]:
         """The pieces of a variable's text, as they come: in a streamed program, or of ``gen(..., stream=True)``; the
         text of others comes as a whole."""
-        return iter(self._pieces_of(name))
+        return iter(Pieces(self._text_of(name), self._run.changes))
 
     def text_aiter(self, name: str) -> AsyncIterator[str]:
         """The same for ``async for``."""
-        return aiter(self._pieces_of(name))
+        return aiter(Pieces(self._text_of(name), self._run.changes))
 
     def calls(self) -> list[CallRecord]:
         """What the whole run has asked of the model so far, in the order in which it was written."""
@@ -210,13 +183,17 @@ class State:
         """What the whole run has done so far, to look at: ``print(state.trace())``, ``state.trace().save("out.html")``."""
         return Trace([self._run.record])
 
-    def _pieces_of(self, name: str) -> Pieces:
+    def _text_of(self, name: str) -> TextSoFar:
         variable = self._variable(name)
-        if isinstance(variable, Given):
+        if isinstance(variable, Filling):
             raise ProgramError(f"{name!r} was set by the program, so it has no text that streams.")
-        return hole_pieces(variable, self._run.changes)
+        return text_of_hole(variable)
 
-    def _variable(self, name: str) -> Hole | Given:
+    def _filling(self, name: str) -> Filling:
+        variable = self._variable(name)
+        return variable if isinstance(variable, Filling) else variable.read()
+
+    def _variable(self, name: str) -> Hole | Filling:
         try:
             return self._variables[name]
         except KeyError:
@@ -227,7 +204,7 @@ class State:
 
     # ------------------------------------------------------------ branches
 
-    def fork(self, n: int = 1) -> Forks:
+    def fork(self, n: int = 1) -> "Forks":
         """Copies that go on from here, side by side; what they have in common is computed once.
 
         They see the variables that there are so far. What happens in one is seen by no other.
@@ -235,7 +212,7 @@ class State:
         if n < 1:
             raise ProgramError(f"fork needs at least one branch, not {n}.")
         branches = [self._branch_off() for _ in range(n)]
-        self._run.record.forked(self._branch, [branch._branch for branch in branches])
+        self._run.record.forks.append(BranchesRecord(tuple(one._branch for one in branches)))
         return Forks(self, branches)
 
     def copy(self) -> "State":
@@ -246,23 +223,108 @@ class State:
     def cancel(self) -> None:
         """Give up the calls that this state started. Other branches go on, unless they wait for these."""
         for hole in self._own_holes:
-            hole.cancel()
+            hole.future.cancel()
 
     @contextlib.contextmanager
     def waiting(self, seconds: float) -> Iterator[None]:
         """``with s.waiting(30):``: the calls inside are followed by a pause, such as that of a slow tool, so that
         the cache can plan for it."""
-        with self._waits.waiting(seconds):
+        before, self._next_use_s = self._next_use_s, seconds
+        try:
             yield
+        finally:
+            self._next_use_s = before
 
     def _branch_off(self) -> "State":
         branch = State(self._run, f"{self._branch}.{self._num_forks}")
         self._num_forks += 1
         branch._transcript = self._transcript
         branch._variables = dict(self._variables)
-        branch._waits.next_use_s = self._waits.next_use_s
+        branch._next_use_s = self._next_use_s
         return branch
 
-    def _parts(self) -> Sequence[Part]:
-        """For those who read along."""
-        return self._transcript.parts()
+
+class Forks(Sequence[State]):
+    """The branches of one :meth:`State.fork`. As a context manager it joins them, or cancels them at an error."""
+
+    def __init__(self, parent: State, branches: list[State]) -> None:
+        self._parent = parent
+        self._branches = branches
+        self._inherited = dict(parent._variables)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._branches[index]
+
+    def __setitem__(self, index: int, branch: State) -> None:
+        """What ``forks[0] += ...`` does: it puts the branch back where it was.
+
+        Raises:
+            ProgramError: it is another.
+        """
+        if branch is not self._branches[index]:
+            raise ProgramError("The branches of a fork can't be replaced; append to them with +=.")
+
+    def __iadd__(self, expression: Expression | str) -> "Forks":
+        """``forks += ...``: append it to each branch; every one makes its own calls."""
+        for branch in self._branches:
+            branch += expression
+        return self
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def gather(self, name: str) -> list[Any]:
+        """Wait for a variable of all branches; its values in their order.
+
+        Raises:
+            LangError: one has no such variable, or could not compute it.
+        """
+        values = [branch[name] for branch in self._branches]
+        self._note_join()
+        return values
+
+    async def gather_async(self, name: str) -> list[Any]:
+        """The same without blocking the event loop."""
+        values = [await branch.value(name) for branch in self._branches]
+        self._note_join()
+        return values
+
+    def join(self) -> None:
+        """Wait for all branches. The parent gets each variable that they have in common, as the list of its values.
+
+        Raises:
+            LangError: the first failure, in the order of the branches.
+        """
+        for branch in self._branches:
+            branch.wait_for_all()
+        for name in self._common_names():
+            self._parent[name] = [branch[name] for branch in self._branches]
+        self._note_join()
+
+    def cancel(self) -> None:
+        """Give up what the branches have under way."""
+        for branch in self._branches:
+            branch.cancel()
+
+    def __enter__(self) -> "Forks":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.join()
+        else:
+            self.cancel()
+
+    def _note_join(self) -> None:
+        branches = tuple(branch._branch for branch in self._branches)
+        self._parent._run.record.joins.append(BranchesRecord(branches))
+
+    def _common_names(self) -> list[str]:
+        """Variables that the branches made, and all of them have."""
+        names = self._branches[0].variables()
+        return [name for name in names if all(self._made(name, one) for one in self._branches)]
+
+    def _made(self, name: str, branch: State) -> bool:
+        """Whether a branch has a variable that is its own: a new one, or another in the place of an inherited one."""
+        own = branch._variables.get(name)
+        return own is not None and own is not self._inherited.get(name)

@@ -3,11 +3,10 @@
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from radixrt.lang.errors import UnknownVariable
-from radixrt.lang.reading import Pieces, StateCursor
+from radixrt.lang.reading import Pieces, TextSoFar, text_of_state
 from radixrt.lang.state import State
 
 
@@ -20,6 +19,7 @@ class Stream:
     def __init__(self, state: State, program: Callable[[], Any]) -> None:
         self.state = state
         """What there is so far."""
+        self._changes = state._run.changes
         state._run.is_watched = True
         self._program = program
         self._error: BaseException | None = None
@@ -32,16 +32,14 @@ class Stream:
         Exception: whatever ended the program.
         """
         try:
-            yield from self._pieces()
-            self._raise_error()
+            yield from Pieces(self._text(), self._changes)
         finally:
             self.close()
 
     async def __aiter__(self) -> AsyncIterator[str]:
         try:
-            async for piece in self._pieces():
+            async for piece in Pieces(self._text(), self._changes):
                 yield piece
-            self._raise_error()
         finally:
             self.close()
 
@@ -51,30 +49,11 @@ class Stream:
         Raises:
             UnknownVariable: the program ended without it.
         """
-        changes = self.state._run.changes
-        while True:
-            seen, ended = changes.count, self._ended.is_set()
-            if name in self.state:
-                yield from self.state.text_iter(name)
-                return
-            if ended:
-                self._raise_error()
-                raise UnknownVariable(f"The program ended without a variable {name!r}.")
-            changes.wait(seen)
+        return iter(Pieces(self._text_of(name), self._changes))
 
-    async def text_aiter(self, name: str) -> AsyncIterator[str]:
+    def text_aiter(self, name: str) -> AsyncIterator[str]:
         """As :meth:`text_iter`, for ``async for``."""
-        changes = self.state._run.changes
-        while True:
-            seen, ended = changes.count, self._ended.is_set()
-            if name in self.state:
-                async for piece in self.state.text_aiter(name):
-                    yield piece
-                return
-            if ended:
-                self._raise_error()
-                raise UnknownVariable(f"The program ended without a variable {name!r}.")
-            await changes.wait_async(seen)
+        return aiter(Pieces(self._text_of(name), self._changes))
 
     def close(self) -> None:
         """Cancel what is under way. May be called twice."""
@@ -84,17 +63,23 @@ class Stream:
     def __enter__(self) -> "Stream":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _pieces(self) -> Pieces:
-        cursor = StateCursor(self.state._parts, self._ended.is_set)
-        return Pieces(cursor, self.state._run.changes)
+    def _text(self) -> TextSoFar:
+        yield from text_of_state(lambda: self.state._transcript.parts(), self._ended.is_set)
+        self._raise_error()
+
+    def _text_of(self, name: str) -> TextSoFar:
+        while True:
+            has_ended = self._ended.is_set()
+            if name in self.state:
+                yield from self.state._text_of(name)
+                return
+            if has_ended:
+                self._raise_error()
+                raise UnknownVariable(f"The program ended without a variable {name!r}.")
+            yield None
 
     def _run(self) -> None:
         try:
@@ -103,7 +88,7 @@ class Stream:
             self._error = error
         finally:
             self._ended.set()
-            self.state._run.changes.tell()
+            self._changes.tell()
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +23,12 @@ class ToolCall:
     arguments: dict[str, Any]
     id: str
     function: Callable[..., Any] = field(repr=False, compare=False)
-    notes: ToolNotes | None = field(default=None, repr=False, compare=False)
+    notes: ToolNotes = field(default=nullcontext, repr=False, compare=False)
     """Where the program's trace hears of it."""
 
     def run(self) -> Any:
         """Call the function."""
-        if self.notes is None:
-            return self.function(**self.arguments)
-        with self.notes.taking(self.name):
+        with self.notes(self.name):
             return self.function(**self.arguments)
 
 
@@ -104,7 +103,7 @@ def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[dict[str, Any], .
 def read_calls(
     raw_calls: Sequence[dict[str, Any]],
     functions: Sequence[Callable[..., Any]],
-    notes: ToolNotes | None = None,
+    notes: ToolNotes = nullcontext,
 ) -> list[ToolCall]:
     """The calls of an answer, with their arguments checked and converted.
 
@@ -119,7 +118,7 @@ def read_calls(
 
 
 def _read_call(
-    raw: dict[str, Any], by_name: dict[str, Callable[..., Any]], notes: ToolNotes | None
+    raw: dict[str, Any], by_name: dict[str, Callable[..., Any]], notes: ToolNotes
 ) -> ToolCall:
     name, text = raw["function"]["name"], raw["function"]["arguments"]
     function = by_name.get(name)

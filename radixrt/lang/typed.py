@@ -5,7 +5,7 @@ import enum
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,7 +13,6 @@ import msgspec
 
 from radixrt.lang.constraints import Choices, Constraint, Grammar, JsonSchema, Regex
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.expressions import Gen
 
 
 @dataclass(frozen=True)
@@ -28,22 +27,32 @@ class AnswerType:
     """Whether an answer that max_tokens cut off says all the same what it was going to say."""
 
 
-def answer_type(gen: Gen) -> AnswerType:
-    """Raises:
-    ProgramError: the type can't be described by a schema.
+def answer_type(**given: Any) -> AnswerType:
     """
-    if gen.regex is not None:
-        return AnswerType(
-            Regex(gen.regex), str, "a text of its regular expression", _matches(gen.regex)
+    Args:
+        given: ``regex``, ``schema``, ``choices``, ``grammar`` and ``type``; all but one of them None, or all.
+
+    Raises:
+        ProgramError: there are several, or the type can't be described by a schema.
+    """
+    asked = {name: value for name, value in given.items() if value is not None}
+    if len(asked) > 1:
+        raise ProgramError(
+            f"gen takes one of {', '.join(given)}; leave all but one of {', '.join(asked)} out."
         )
-    if gen.choices is not None:
-        return one_of(gen.choices)
-    if gen.grammar is not None:
-        return AnswerType(Grammar(gen.grammar), str, "a text of its grammar", lambda _: False)
-    if isinstance(gen.schema, dict):
-        return AnswerType(JsonSchema(gen.schema), _read_json, "JSON", _is_whole_json)
-    wanted = gen.type if gen.schema is None else gen.schema
-    return AnswerType(None, str) if wanted is None else of_python_type(wanted)
+    match asked:
+        case {"regex": pattern}:
+            wanted = "a text of its regular expression"
+            return AnswerType(Regex(pattern), str, wanted, _matches(pattern))
+        case {"grammar": text}:
+            return AnswerType(Grammar(text), str, "a text of its grammar", lambda _: False)
+        case {"choices": choices}:
+            return _one_of({choice: choice for choice in choices}, "one of its choices")
+        case {"schema": dict(schema)}:
+            return AnswerType(JsonSchema(schema), msgspec.json.decode, "JSON", _is_whole_json)
+        case {"schema": wanted} | {"type": wanted}:
+            return of_python_type(wanted)
+    return AnswerType(None, str)
 
 
 def of_python_type(wanted: Any) -> AnswerType:
@@ -62,18 +71,18 @@ def of_python_type(wanted: Any) -> AnswerType:
     )
 
 
-def one_of(choices: Sequence[str]) -> AnswerType:
-    """One of several texts, as it is."""
-    return _one_of({choice: choice for choice in choices}, "one of its choices")
-
-
 def _one_of(by_text: dict[str, Any], description: str) -> AnswerType:
     """One of the values that texts stand for."""
+
+    def read(text: str) -> Any:
+        if text not in by_text:
+            raise ValueError(f"it is none of {', '.join(by_text)}")
+        return by_text[text]
 
     def is_whole(text: str) -> bool:
         return not any(other != text and other.startswith(text) for other in by_text)
 
-    return AnswerType(Choices(tuple(by_text)), _lookup(by_text), description, is_whole)
+    return AnswerType(Choices(tuple(by_text)), read, description, is_whole)
 
 
 def _is_whole_json(text: str) -> bool:
@@ -200,19 +209,6 @@ def _plain(value: Any) -> str:
     raise ProgramError(
         f"The values of a Literal or Enum must be texts or whole numbers, not {value!r}: give others a name."
     )
-
-
-def _lookup(by_text: dict[str, Any]) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        if text not in by_text:
-            raise ValueError(f"it is none of {', '.join(by_text)}")
-        return by_text[text]
-
-    return read
-
-
-def _read_json(text: str) -> Any:
-    return msgspec.json.decode(text)
 
 
 def _name_of(wanted: Any) -> str:

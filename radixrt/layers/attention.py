@@ -1,9 +1,11 @@
 """The attention block of a decoder layer: project, rotate, attend over the paged KV cache, project back."""
 
-import torch
-from torch import nn
+from typing import Any
+
+from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
+from radixrt.layers.hf_config import head_dim
 from radixrt.layers.linear import ColumnParallelLinear, Heads, RowParallelLinear
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
@@ -15,11 +17,8 @@ class SelfAttention(nn.Module):
 
     def __init__(
         self,
+        config: Any,
         layer_index: int,
-        hidden_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
         rotary: RotaryEmbedding,
         tp: TensorParallel,
         *,
@@ -33,32 +32,35 @@ class SelfAttention(nn.Module):
     ) -> None:
         """
         Args:
-            num_heads, num_kv_heads: of the whole model.
-            scale: of the scores; default ``head_dim ** -0.5``.
+            config: transformers' of the text model.
+            scale: of the scores; default: that of the head dimension to the power of -0.5.
             query_norm, key_norm: applied to each head before the rotation (Qwen3, Gemma 3).
         """
         super().__init__()
         self.layer_index = layer_index
         self.rotary = rotary
-        heads = Heads.of(num_heads, num_kv_heads, head_dim, tp)
+        size, num_heads, num_kv_heads = (
+            head_dim(config),
+            config.num_attention_heads,
+            config.num_key_value_heads,
+        )
+        heads = Heads.of(num_heads, num_kv_heads, size, tp)
         self.spec = AttentionSpec(
             num_heads=heads.query,
             num_kv_heads=heads.kv,
-            head_dim=head_dim,
-            scale=head_dim**-0.5 if scale is None else scale,
+            head_dim=size,
+            scale=size**-0.5 if scale is None else scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
         )
         self.qkv_proj = ColumnParallelLinear(
-            hidden_size, heads.projections(num_heads, num_kv_heads, tp), qkv_bias
+            config.hidden_size, heads.projections(num_heads, num_kv_heads, tp), qkv_bias
         )
         self.q_norm = query_norm
         self.k_norm = key_norm
-        self.o_proj = RowParallelLinear(num_heads * head_dim, hidden_size, output_bias, tp)
+        self.o_proj = RowParallelLinear(num_heads * size, config.hidden_size, output_bias, tp)
 
-    def forward(
-        self, hidden: torch.Tensor, positions: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
+    def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size], positions [num_tokens] -> [num_tokens, hidden_size]"""
         query, key, value = (
             part.unflatten(-1, (-1, self.spec.head_dim))  # [num_tokens, heads, head_dim]
@@ -67,12 +69,6 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = self.rotary(positions, query, key)
-        attended = context.backend.attend(
-            query,
-            key,
-            value,
-            context.key_caches[self.layer_index],
-            context.value_caches[self.layer_index],
-            self.spec,
-        )
+        kv_cache = context.kv_caches[self.layer_index]
+        attended = context.backend.attend(query, key, value, kv_cache, self.spec)
         return self.o_proj(attended.flatten(1))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from radixrt.layers.linear import MatrixLayer
 from radixrt.layers.matrix import Placement
@@ -23,7 +24,7 @@ class VocabParallelEmbedding(MatrixLayer):
         self.vocab_size = vocab_size
         self.first = tp.rank * self.rows
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]"""
         if self.tp.size == 1:
             return self.matrix.look_up(input_ids)
@@ -31,7 +32,7 @@ class VocabParallelEmbedding(MatrixLayer):
         embedded = self.matrix.look_up(torch.where(ours, input_ids - self.first, 0))
         return self.tp.all_reduce(torch.where(ours[:, None], embedded, 0.0))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the whole vocabulary, on every rank: [rows, hidden_size] -> [rows, vocab_size]"""
         return self.tp.all_gather(self.matrix.multiply(hidden, None))[:, : self.vocab_size]
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 from radixrt.flashinfer_library import load_flashinfer
@@ -62,7 +63,7 @@ class FlashInferLayers:
             self._flashinfer = load_flashinfer()
         return self._flashinfer
 
-    def takes_rows(self, *tensors: torch.Tensor) -> bool:
+    def takes_rows(self, *tensors: Tensor) -> bool:
         """Rows of half precision, each of them a whole number of vectors and aligned to one."""
         return all(
             tensor.dtype in HALVES
@@ -73,7 +74,7 @@ class FlashInferLayers:
             for tensor in tensors
         )
 
-    def takes_rotation(self, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor) -> bool:
+    def takes_rotation(self, query: Tensor, key: Tensor, cos_sin: Tensor) -> bool:
         """Heads of a size that the kernel was compiled for, half of whose rotated part is whole vectors."""
         head_dim = query.shape[-1]
         half_bytes = cos_sin.shape[1] // 2 * query.element_size()
@@ -85,12 +86,12 @@ class FlashInferLayers:
         )
 
 
-def _whole_vectors(tensor: torch.Tensor, elements: int) -> bool:
+def _whole_vectors(tensor: Tensor, elements: int) -> bool:
     return elements * tensor.element_size() % VECTOR_BYTES == 0
 
 
-class GpuKernels:
-    """See ``LayerKernels``; ``TorchKernels`` is the reference."""
+class GpuKernels(LayerKernels):
+    """See ``LayerKernels``."""
 
     is_taped = False
 
@@ -105,9 +106,7 @@ class GpuKernels:
         self._norm, self._rotary = norm, rotary
         self._activation, self._moe = activation, moe
 
-    def rms_norm(
-        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
-    ) -> torch.Tensor:
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         ours = self._flashinfer
         if ours is not None and ours.takes_rows(hidden) and not (unit_offset and hidden.dim() == 3):
             kernels = ours.flashinfer
@@ -116,13 +115,8 @@ class GpuKernels:
         return self._norm.rms_norm(hidden, weight, eps, unit_offset)
 
     def add_rms_norm(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        unit_offset: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool
+    ) -> tuple[Tensor, Tensor]:
         ours = self._flashinfer
         if ours is not None and ours.takes_rows(hidden, residual):
             kernels = ours.flashinfer
@@ -132,12 +126,8 @@ class GpuKernels:
         return self._norm.add_rms_norm(hidden, residual, weight, eps, unit_offset)
 
     def rotate(
-        self,
-        positions: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        cos_sin: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ours = self._flashinfer
         if ours is not None and ours.takes_rotation(query, key, cos_sin):
             ours.flashinfer.apply_rope_with_cos_sin_cache_inplace(
@@ -146,7 +136,7 @@ class GpuKernels:
             return query, key
         return self._rotary.rotate(positions, query, key, cos_sin)
 
-    def gated_activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
+    def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         ours = self._flashinfer
         gate, up = gate_up.chunk(2, dim=-1)
         if ours is not None and gate_up.is_contiguous() and ours.takes_rows(gate, up):
@@ -155,13 +145,13 @@ class GpuKernels:
 
     def experts(
         self,
-        hidden: torch.Tensor,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        hidden: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
         activation: str,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         return self._moe.experts_mlp(hidden, weights, experts, gate_up, down, activation)
 
     def pack(self, matrix: Matrix) -> Matrix:

@@ -1,41 +1,45 @@
-"""What a layer asks of a device: the few operations that have a fast form of their own on each kind."""
+"""What a layer asks of a device: the few operations that have a fast form of their own on each kind, in plain PyTorch."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from radixrt.layers.matrix import Matrix
 
+GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
+}
+"""What is applied to the gate's half of a merged projection."""
 
-class LayerKernels(Protocol):
-    """Everything between a model's attention calls. ``TorchKernels`` is the reference for the others."""
 
-    is_taped: bool
+class LayerKernels:
+    """Everything between a model's attention calls. These run on any device and say what the subclasses compute."""
+
+    is_taped = True
     """``radixrt_kernels.tape`` hears of every call, so that a step can be repeated without its layers."""
 
-    def rms_norm(
-        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
-    ) -> torch.Tensor:
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         """[..., size] -> [..., size]; see ``RMSNorm`` for what ``unit_offset`` changes."""
+        x = hidden.float()
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        if unit_offset:
+            return (x * (1.0 + weight.float())).to(hidden.dtype)
+        return x.to(hidden.dtype) * weight
 
     def add_rms_norm(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        unit_offset: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool
+    ) -> tuple[Tensor, Tensor]:
         """(norm of hidden + residual, hidden + residual), both [num_tokens, size]. May overwrite its inputs."""
+        residual = residual + hidden
+        return self.rms_norm(residual, weight, eps, unit_offset), residual
 
     def rotate(
-        self,
-        positions: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        cos_sin: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Rotate the first ``rotary_dim`` features of each head. May overwrite its inputs.
 
         Args:
@@ -43,20 +47,24 @@ class LayerKernels(Protocol):
             query, key: [num_tokens, heads, head_dim], perhaps views into one merged projection
             cos_sin: [context_length, rotary_dim] float32, cosines then sines
         """
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
+        return _rotate(query, cos, sin), _rotate(key, cos, sin)
 
-    def gated_activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
+    def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. ``name`` is one of ``GATED_ACTIVATIONS``."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return GATED_ACTIVATIONS[name](gate) * up
 
     def experts(
         self,
-        hidden: torch.Tensor,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        hidden: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
         activation: str,
-    ) -> torch.Tensor:
-        """The weighted sum of the chosen experts' gated MLPs.
+    ) -> Tensor:
+        """The weighted sum of the chosen experts' gated MLPs. Each expert that got any tokens computes all of them at once.
 
         Args:
             hidden: [num_tokens, hidden_size]
@@ -65,20 +73,44 @@ class LayerKernels(Protocol):
             gate_up: [num_experts, 2 * size, hidden_size]
             down: [num_experts, hidden_size, size]
         """
+        order = experts.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
+        tokens = order // experts.shape[1]
+        pair_weights = weights.flatten()[order].unsqueeze(-1)
+        counts = experts.flatten().bincount(minlength=len(gate_up)).tolist()
+        output = torch.zeros_like(hidden)
+        end = 0
+        for expert, count in enumerate(counts):
+            if count == 0:
+                continue
+            pairs = slice(end, end + count)
+            end += count
+            merged = F.linear(hidden[tokens[pairs]], gate_up[expert])
+            expert_output = F.linear(self.gated_activation(activation, merged), down[expert])
+            weighted = expert_output * pair_weights[pairs]
+            output.index_add_(0, tokens[pairs], weighted.to(output.dtype))
+        return output
 
     def pack(self, matrix: Matrix) -> Matrix:
         """A loaded matrix in the form that multiplies fastest; ``matrix`` itself where that is it."""
+        return matrix
 
 
-@runtime_checkable
-class HasKernels(Protocol):
-    """A layer that computes by kernels."""
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotary_dim = 2 * cos.shape[-1]
+    first, second = x[..., :rotary_dim].float().chunk(2, dim=-1)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    unchanged = x[..., rotary_dim:]
+    return torch.cat([*(part.to(x.dtype) for part in rotated), unchanged], dim=-1)
 
-    kernels: LayerKernels
+
+class KernelLayer(nn.Module):
+    """A layer that computes by kernels: PyTorch's until :func:`use_kernels` gives it others."""
+
+    kernels = LayerKernels()
 
 
 def use_kernels(model: nn.Module, kernels: LayerKernels) -> None:
     """Let every layer of ``model`` compute by ``kernels``."""
     for module in model.modules():
-        if isinstance(module, HasKernels):
+        if isinstance(module, KernelLayer):
             module.kernels = kernels

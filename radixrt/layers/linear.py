@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
@@ -118,7 +118,7 @@ class ColumnParallelLinear(LinearLayer):
         super().__init__(sum(self.sizes), input_size, bias)
         self.projections = projections
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, input_size] -> [num_tokens, this rank's rows of all projections]"""
         return self.matrix.multiply(hidden, self.bias)
 
@@ -139,7 +139,7 @@ class RowParallelLinear(LinearLayer):
         self.tp = tp
         self.input_size = input_size
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, input_size / tp.size] -> [num_tokens, output_size], the same on every rank"""
         if self.tp.size == 1:
             return self.matrix.multiply(hidden, self.bias)

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.layers.weights import WeightSlot, parameter
 
@@ -34,11 +33,11 @@ class Matrix(nn.Module):
         self.rows = rows
         self.columns = columns
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         """[num_tokens, columns], bias [rows] -> [num_tokens, rows]"""
         raise NotImplementedError
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         """Some of the rows, of an embedding: [n] int64 -> [n, columns]"""
         raise NotImplementedError
 
@@ -65,10 +64,10 @@ class DenseMatrix(Matrix):
         super().__init__(rows, columns)
         self.weight = parameter(rows, columns)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(hidden, self.weight, bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         return F.embedding(rows, self.weight)
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:

@@ -1,16 +1,14 @@
 """The gated MLP (Shazeer, 2020) of a decoder layer."""
 
-import torch
-from torch import nn
+from torch import Tensor
 
 from radixrt.layers.activation import gated_activation
-from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.kernels import KernelLayer
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.torch_kernels import TorchKernels
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(KernelLayer):
     """``down(act(gate(x)) * up(x))``"""
 
     def __init__(
@@ -23,7 +21,6 @@ class GatedMLP(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        self.kernels: LayerKernels = TorchKernels()
         gate_up = [
             Projection.even(name, intermediate_size, tp) for name in ("gate_proj", "up_proj")
         ]
@@ -31,7 +28,7 @@ class GatedMLP(nn.Module):
         self.activation = gated_activation(activation)
         self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias, tp)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
         gate_up = self.gate_up_proj(hidden)
         return self.down_proj(self.kernels.gated_activation(self.activation, gate_up))

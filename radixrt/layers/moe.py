@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 
-import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.layers.activation import gated_activation
-from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.kernels import KernelLayer
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.torch_kernels import TorchKernels
 from radixrt.layers.weights import WeightSlot, parameter
 
 
@@ -26,7 +24,7 @@ class Router(nn.Module):
         self.normalize = normalize
         self.weight = parameter(num_experts, hidden_size)
 
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, hidden_size] -> weights float32 and expert ids, both [num_tokens, top_k]"""
         probabilities = F.linear(hidden, self.weight).float().softmax(dim=-1)
         weights, experts = probabilities.topk(self.top_k, dim=-1)
@@ -35,7 +33,7 @@ class Router(nn.Module):
         return weights, experts
 
 
-class Experts(nn.Module):
+class Experts(KernelLayer):
     """Gated MLPs, each split over ranks like a dense one. Loads ``experts.0.gate_proj.weight``, ..."""
 
     def __init__(
@@ -47,7 +45,6 @@ class Experts(nn.Module):
         tp: TensorParallel,
     ) -> None:
         super().__init__()
-        self.kernels: LayerKernels = TorchKernels()
         self.tp = tp
         self.intermediate_size = intermediate_size
         self.activation = gated_activation(activation)
@@ -55,9 +52,7 @@ class Experts(nn.Module):
         self.gate_up = parameter(num_experts, 2 * share, hidden_size)
         self.down = parameter(num_experts, hidden_size, share)
 
-    def forward(
-        self, hidden: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as hidden"""
         output = self.kernels.experts(
             hidden, weights, experts, self.gate_up, self.down, self.activation
@@ -83,12 +78,12 @@ class SparseMoE(nn.Module):
         self.gate = gate
         self.experts = experts
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
         return self.experts(hidden, *self.gate(hidden))
 
 
-def split_fused_experts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Experts that a checkpoint keeps in one tensor, as the single ones that ``Experts`` loads.
 
     Args:

@@ -1,57 +1,39 @@
 """The layers' operations by the native kernels of ``radixrt_kernels``: what a CPU serves with."""
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, Matrix
-from radixrt.layers.quantization.groupwise import GroupwiseMatrix, unpack_halves
-from radixrt.layers.torch_kernels import TorchKernels
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 from radixrt_kernels import activation, groupwise, linear, norm, rotary
 
-_GATED = {
-    "silu": activation.silu_and_mul,
-    "gelu": activation.gelu_and_mul,
-    "gelu_tanh": activation.gelu_tanh_and_mul,
-}
 
-
-class NativeKernels(TorchKernels):
+class NativeKernels(LayerKernels):
     """See ``LayerKernels``. What has no native kernel is PyTorch's."""
 
-    def rms_norm(
-        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
-    ) -> torch.Tensor:
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)
 
     def add_rms_norm(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        unit_offset: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool
+    ) -> tuple[Tensor, Tensor]:
         norm.add_rms_norm_(hidden, residual, weight, eps, unit_offset)
         return hidden, residual
 
     def rotate(
-        self,
-        positions: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        cos_sin: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         rotary.rotate_(positions, query, key, cos_sin)
         return query, key
 
-    def gated_activation(self, name: str, gate_up: torch.Tensor) -> torch.Tensor:
-        return _GATED[name](gate_up)
+    def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
+        return activation.gated_activation(gate_up, name)
 
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, DenseMatrix):
             return PackedMatrix(matrix)
         if isinstance(matrix, GroupwiseMatrix):
-            return PackedGroupwiseMatrix(matrix)
+            return NativeGroupwiseMatrix(matrix)
         return matrix
 
 
@@ -62,34 +44,21 @@ class PackedMatrix(Matrix):
         super().__init__(dense.rows, dense.columns)
         self.weight = nn.Parameter(linear.pack(dense.weight), requires_grad=False)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         return linear.linear(hidden, self.weight, self.rows, bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         return linear.look_up(self.weight, self.rows, self.columns, rows)
 
 
-class PackedGroupwiseMatrix(Matrix):
-    """A quantized matrix in the order in which the kernels read it; see ``radixrt_kernels.groupwise``."""
-
-    column_order: torch.Tensor | None
+class NativeGroupwiseMatrix(PackedGroupwiseMatrix):
+    """See ``radixrt_kernels.groupwise``."""
 
     def __init__(self, matrix: GroupwiseMatrix) -> None:
-        super().__init__(matrix.rows, matrix.columns)
-        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
-        self.packed = groupwise.pack(
-            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
-        )
-        self._dtype = matrix.dtype
-        self.register_buffer("codes", self.packed.codes)
-        self.register_buffer("scales", self.packed.scales)
-        self.register_buffer("zeros", self.packed.zeros)
-        self.register_buffer("column_order", matrix.column_order)
+        super().__init__(matrix, groupwise.pack)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self.column_order is not None:
-            hidden = hidden[:, self.column_order]
+    def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         return groupwise.linear(hidden, self.packed, bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
-        return groupwise.look_up(self.packed, rows, self._dtype)
+    def look_up(self, rows: Tensor) -> Tensor:
+        return groupwise.look_up(self.packed, rows, self.dtype)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 
@@ -35,13 +36,13 @@ class TensorParallel:
             )
         return total // self.size
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, tensor: Tensor) -> Tensor:
         """The ranks' tensors side by side: [rows, columns] -> [rows, size * columns]."""
         if self.size == 1:
             return tensor

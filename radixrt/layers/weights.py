@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.errors import ConfigError
 
@@ -20,22 +20,27 @@ class WeightSlot:
 
     shape: tuple[int, ...]
     """Of the whole tensor, as the checkpoint has it."""
-    target: torch.Tensor
+    target: Tensor
     """A view into a parameter: this rank's part."""
     dim: int = 0
     """The dimension of which a rank keeps a part."""
     start: int = 0
     """Where in ``dim`` this rank's part begins."""
-    convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+    convert: Callable[[Tensor], Tensor] | None = None
     """From the whole tensor as the checkpoint has it to the whole as ``target`` has it, where they differ."""
     weights_an_element: int = 1
     """How many of the model's weights one element stands for; 0 for what only describes others."""
+    count: int | None = None
+    """This rank's part of ``dim``; None: as much as ``target`` has."""
+    store: Callable[[Tensor], None] | None = None
+    """Takes this rank's part where it is not simply copied into ``target``."""
 
-    def load(self, tensor: torch.Tensor) -> None:
-        """Copy this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
+    def load(self, tensor: Tensor) -> None:
+        """Take this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
         if self.convert is not None:
             tensor = self.convert(tensor)
-        self.target.copy_(tensor.narrow(self.dim, self.start, self.target.shape[self.dim]))
+        count = self.target.shape[self.dim] if self.count is None else self.count
+        (self.store or self.target.copy_)(tensor.narrow(self.dim, self.start, count))
 
 
 @runtime_checkable
@@ -79,7 +84,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def load_into(
-    slots: dict[str, WeightSlot], tensors: Iterable[tuple[str, torch.Tensor]], ignored: set[str]
+    slots: dict[str, WeightSlot], tensors: Iterable[tuple[str, Tensor]], ignored: set[str]
 ) -> None:
     """Copy ``tensors`` into their slots, one at a time.
 

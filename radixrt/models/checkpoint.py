@@ -1,9 +1,7 @@
 """What a checkpoint folder says about itself, read without torch, so that a bad one is refused before anything starts."""
 
 import json
-import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ SINGLE_FILE = "model.safetensors"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
 _NOT_FROM_HUB = ["consolidated*", "original/*"]
 """Second copies of the weights in their makers' own formats."""
-_LARGEST_HEADER = 100 << 20  # bytes; the limit of the safetensors library
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -115,7 +112,7 @@ def check_checkpoint(
     context_length(config)
     if load_format != "dummy":
         for file in weight_files(model_dir):
-            _check_tensors(file, read_header(file), scheme)
+            _check_tensors(file, scheme)
     return config
 
 
@@ -240,60 +237,35 @@ def weight_files(model_dir: Path) -> list[Path]:
     raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
 
 
-def _check_tensors(
-    file: Path, tensors: Mapping[str, "TensorInfo"], scheme: QuantizationScheme | None
-) -> None:
+def _check_tensors(file: Path, scheme: QuantizationScheme | None) -> None:
     served = _PLAIN_DTYPES | (
         {"F8_E4M3"} if scheme is not None and scheme.method == "fp8" else set()
     )
-    packed = [name for name, info in tensors.items() if info.dtype not in served]
+    packed = {name: dtype for name, dtype in tensor_dtypes(file).items() if dtype not in served}
     if packed:
         raise ConfigError(
-            f"{file} holds {tensors[packed[0]].dtype} tensors ({_some(packed)}): weights of this form are "
+            f"{file} holds {next(iter(packed.values()))} tensors ({_some(packed)}): weights of this form are "
             "not supported; choose the float32, bfloat16 or float16 original, or one quantized by AWQ or GPTQ."
         )
+
+
+def tensor_dtypes(file: Path) -> dict[str, str]:
+    """By name, the dtype of each tensor of a safetensors file: ``F32``, ``BF16``, ``F16``, ...
+
+    Raises:
+        ConfigError: it is no such file, or not as long as its header says.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as tensors:
+            return {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{file} is no readable safetensors file: it is damaged, or its download did not finish ({error})."
+        ) from error
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor as a safetensors header describes it."""
-
-    dtype: str
-    """``F32``, ``BF16``, ``F16``, ..."""
-    shape: tuple[int, ...]
-
-
-def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of a safetensors file, which must be exactly as long as its header says.
-
-    Raises:
-        ConfigError: the file is truncated, overlong or no safetensors file.
-    """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            (header_size,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\0"))
-            if not 2 <= header_size <= min(size - 8, _LARGEST_HEADER):
-                raise ConfigError(
-                    f"{file} is truncated or no safetensors file: it is {size} bytes long and announces a header "
-                    f"of {header_size}."
-                )
-            header = json.loads(stream.read(header_size))
-        header.pop("__metadata__", None)
-        end = max((info["data_offsets"][1] for info in header.values()), default=0)
-        tensors = {
-            name: TensorInfo(info["dtype"], tuple(info["shape"])) for name, info in header.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ConfigError(f"{file} is no readable safetensors file: {error!r}.") from error
-    if size != 8 + header_size + end:
-        raise ConfigError(
-            f"{file} is {size} bytes long where its header says {8 + header_size + end}: "
-            "the file is damaged or its download did not finish."
-        )
-    return tensors

@@ -4,20 +4,20 @@ An architecture's own file says how its layers are made up; this one says what h
 in, hidden states through the layers, logits out, weights loaded.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.layers.attention import SelfAttention
 from radixrt.layers.embedding import VocabParallelEmbedding
+from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.layers.weights import load_into, weight_slots
-from radixrt.models.hf_config import head_dim
 
 
 class DecoderLayer(nn.Module):
@@ -34,12 +34,8 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        context: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
         """Activations travel as the last block's output and the residual stream it is yet to join.
 
         Args:
@@ -55,22 +51,6 @@ class DecoderLayer(nn.Module):
         return self.mlp(hidden), residual
 
 
-def attention(
-    config: Any, index: int, rotary: RotaryEmbedding, tp: TensorParallel, **options: Any
-) -> SelfAttention:
-    """The attention of layer ``index``, of the config's sizes; ``options`` are ``SelfAttention``'s."""
-    return SelfAttention(
-        index,
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        head_dim(config),
-        rotary,
-        tp,
-        **options,
-    )
-
-
 class DecoderModel(nn.Module):
     """Embedding, layers and final norm; holds what checkpoints name ``model.*``."""
 
@@ -84,47 +64,70 @@ class DecoderModel(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder with an LM head. Architectures subclass it once, to make up their layers."""
+    """A decoder with an LM head: Llama's without biases. Architectures override what they do otherwise."""
 
     num_parameters: int
     """Of the whole model, not of this rank's shards alone; set by the loader."""
+    layer_class: Callable[[Any, SelfAttention, nn.Module], nn.Module] = DecoderLayer
+    """Makes a layer of (config, attention, MLP)."""
+    embedding_scale: float = 1.0
+    """Embeddings are multiplied by it (Gemma)."""
+    logit_soft_cap: float | None = None
+    """Logits become ``cap * tanh(logits / cap)`` (Gemma 2)."""
 
-    def __init__(
-        self,
-        config: Any,
-        tp: TensorParallel,
-        layers: Sequence[nn.Module],
-        *,
-        norm: RMSNorm | None = None,
-        embedding_scale: float = 1.0,
-        logit_soft_cap: float | None = None,
-    ) -> None:
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         """
         Args:
-            config: transformers' config of the text model.
-            layers: ``DecoderLayer`` or alike.
-            norm: the final one, where it is not Llama's.
-            embedding_scale: embeddings are multiplied by it (Gemma).
-            logit_soft_cap: logits become ``cap * tanh(logits / cap)`` (Gemma 2).
+            config: transformers' of the text model.
+            context_length: longest sequence that is served.
         """
         super().__init__()
         self.config = config
+        self.tp = tp
         self.vocab_size: int = config.vocab_size
-        self.hidden_size: int = config.hidden_size
-        self.logit_soft_cap = logit_soft_cap
-        norm = norm or RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.model = DecoderModel(config, tp, layers, norm)
+        self.dtype = torch.get_default_dtype()
+        kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
+        rotaries = {kind: RotaryEmbedding(config, context_length, kind) for kind in set(kinds)}
+        layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
+        self.model = DecoderModel(config, tp, layers, self.norm(config.hidden_size))
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
-        self.dtype = torch.get_default_dtype()
-        self.embedding_scale = torch.tensor(embedding_scale, device="cpu").item()
-        # rounded to the dtype, as Gemma was trained
+
+    # ------------------------------------------------------------ what architectures override
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        """What the attention of layer ``index`` has beside the config's sizes: arguments of ``SelfAttention``."""
+        return {}
+
+    def mlp(self, index: int) -> nn.Module:
+        """The MLP of layer ``index``."""
+        config = self.config
+        return GatedMLP(
+            config.hidden_size, config.intermediate_size, self.tp, activation=config.hidden_act
+        )
+
+    def norm(self, size: int) -> RMSNorm:
+        """The final norm, and those of query and key where there are any."""
+        return RMSNorm(size, self.config.rms_norm_eps)
+
+    def rope_layer_type(self, index: int) -> str | None:
+        """Under which key of the config's ``rope_parameters`` those of layer ``index`` stand; None: it is not nested."""
+        return None
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """A checkpoint's tensor under the names used here: renamed, split into several, or dropped."""
+        yield name, tensor
+
+    # ------------------------------------------------------------ what they inherit
+
+    def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
+        options = self.attention_options(index)
+        attention = SelfAttention(self.config, index, rotary, self.tp, **options)
+        return type(self).layer_class(self.config, attention, self.mlp(index))
 
     @torch.inference_mode()
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """Compute one step; the backend of ``context`` is planned for it.
 
         Args:
@@ -143,7 +146,7 @@ class CausalLM(nn.Module):
         return self.model.norm.add_and_norm(hidden, residual)[0]
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the whole vocabulary, on every rank.
 
         Args:
@@ -162,7 +165,7 @@ class CausalLM(nn.Module):
         """What each layer's KV cache and attention kernel must be like, on this rank."""
         return [block.spec for block in self.modules() if isinstance(block, SelfAttention)]
 
-    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors into the model.
 
         Raises:
@@ -171,7 +174,3 @@ class CausalLM(nn.Module):
         renamed = (pair for name, tensor in tensors for pair in self.translate(name, tensor))
         ignored = {"lm_head.weight"} if self.lm_head is None else set()
         load_into(weight_slots(self), renamed, ignored)
-
-    def translate(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """A checkpoint's tensor under the names used here: renamed, split into several, or dropped."""
-        yield name, tensor

@@ -1,41 +1,34 @@
-"""What Gemma 2 and Gemma 3 share: norms on both sides of each block, and a GELU MLP."""
+"""What Gemma 2 and Gemma 3 share: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
 
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
 from radixrt.layers.attention import SelfAttention
+from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
+from radixrt.models.decoder import CausalLM
 
 
 class GemmaDecoderLayer(nn.Module):
     """A block's output is normed once more before it joins the residual stream."""
 
-    def __init__(self, config: Any, self_attn: SelfAttention, tp: TensorParallel) -> None:
+    def __init__(self, config: Any, self_attn: SelfAttention, mlp: nn.Module) -> None:
         super().__init__()
         self.self_attn = self_attn
-        self.mlp = GatedMLP(
-            config.hidden_size,
-            config.intermediate_size,
-            tp,
-            activation=config.hidden_activation,
-        )
+        self.mlp = mlp
         self.input_layernorm = gemma_norm(config, config.hidden_size)
         self.post_attention_layernorm = gemma_norm(config, config.hidden_size)
         self.pre_feedforward_layernorm = gemma_norm(config, config.hidden_size)
         self.post_feedforward_layernorm = gemma_norm(config, config.hidden_size)
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        context: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
         """See ``DecoderLayer.forward``."""
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
         hidden = self.post_attention_layernorm(self.self_attn(hidden, positions, context))
@@ -46,3 +39,31 @@ class GemmaDecoderLayer(nn.Module):
 def gemma_norm(config: Any, size: int) -> RMSNorm:
     """Gemma's RMSNorm, whose checkpoints store the weight minus one."""
     return RMSNorm(size, config.rms_norm_eps, unit_offset=True)
+
+
+class GemmaForCausalLM(CausalLM):
+    """Scores are scaled by ``query_pre_attn_scalar``, which need not be the head dimension."""
+
+    layer_class = GemmaDecoderLayer
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        super().__init__(config, tp, context_length)
+        # rounded to the dtype, as Gemma was trained
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, device="cpu").item()
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        config = self.config
+        return {
+            "scale": config.query_pre_attn_scalar**-0.5,
+            "qkv_bias": config.attention_bias,
+            "output_bias": config.attention_bias,
+            "sliding_window": sliding_window(config, index),
+        }
+
+    def mlp(self, index: int) -> GatedMLP:
+        config = self.config
+        size, act = config.intermediate_size, config.hidden_activation
+        return GatedMLP(config.hidden_size, size, self.tp, activation=act)
+
+    def norm(self, size: int) -> RMSNorm:
+        return gemma_norm(self.config, size)

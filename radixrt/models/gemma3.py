@@ -3,61 +3,37 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from radixrt.errors import ConfigError
+from radixrt.layers.hf_config import head_dim
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.rotary import RotaryEmbedding, rope_config
-from radixrt.models.decoder import CausalLM, attention
-from radixrt.models.gemma import GemmaDecoderLayer, gemma_norm
-from radixrt.models.hf_config import head_dim, sliding_windows
+from radixrt.models.gemma import GemmaForCausalLM
 
 
-class Gemma3ForCausalLM(CausalLM):
+class Gemma3ForCausalLM(GemmaForCausalLM):
     """Five layers with a sliding window to one without; only the latter's rotary base is stretched."""
 
-    def __init__(self, config: Any, tp: TensorParallel, context_length: int | None = None) -> None:
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         if getattr(config, "use_bidirectional_attention", False):
             raise ConfigError("Bidirectional attention (of embedding models) is not supported.")
-        dim = head_dim(config)
-        rotaries = {
-            kind: RotaryEmbedding(rope_config(config, dim, context_length, kind))
-            for kind in set(config.layer_types)
-        }
-        windows = sliding_windows(config)
+        super().__init__(config, tp, context_length)
 
-        def layer(index: int) -> GemmaDecoderLayer:
-            self_attn = attention(
-                config,
-                index,
-                rotaries[config.layer_types[index]],
-                tp,
-                scale=config.query_pre_attn_scalar**-0.5,
-                qkv_bias=config.attention_bias,
-                output_bias=config.attention_bias,
-                sliding_window=windows[index],
-                query_norm=gemma_norm(config, dim),
-                key_norm=gemma_norm(config, dim),
-            )
-            return GemmaDecoderLayer(config, self_attn, tp)
+    def attention_options(self, index: int) -> dict[str, Any]:
+        norms = {name: self.norm(head_dim(self.config)) for name in ("query_norm", "key_norm")}
+        return {**super().attention_options(index), **norms}
 
-        super().__init__(
-            config,
-            tp,
-            [layer(i) for i in range(config.num_hidden_layers)],
-            norm=gemma_norm(config, config.hidden_size),
-            embedding_scale=config.hidden_size**0.5,
-            logit_soft_cap=config.final_logit_softcapping,
-        )
+    def rope_layer_type(self, index: int) -> str | None:
+        return self.config.layer_types[index]
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
     """The language model of a checkpoint that also sees images; its vision part is left out."""
 
-    def __init__(self, config: Any, tp: TensorParallel, context_length: int | None = None) -> None:
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         super().__init__(config.text_config, tp, context_length)
 
-    def translate(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Strip the language model's prefix: ``language_model.model.`` or ``model.language_model.``"""
         if "vision_tower." in name or "multi_modal_projector." in name:
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels, use_kernels
@@ -14,7 +15,6 @@ from radixrt.layers.linear import allocate_matrices, pack_matrices
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.formats import matrix_formats, refuse_experts, rounded_alike
 from radixrt.layers.quantization.scheme import quantization_scheme
-from radixrt.layers.torch_kernels import TorchKernels
 from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
@@ -70,7 +70,7 @@ def load_model(
         fill_with_dummy_weights(model, seed)
     else:
         model.load_weights(read_tensors(model_dir))
-    kernels = kernels or TorchKernels()
+    kernels = kernels or LayerKernels()
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     return model
@@ -98,7 +98,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def read_tensors(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part."""
     from safetensors import SafetensorError, safe_open
 

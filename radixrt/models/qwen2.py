@@ -2,26 +2,12 @@
 
 from typing import Any
 
-from radixrt.layers.mlp import GatedMLP
-from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.rotary import RotaryEmbedding, rope_config
-from radixrt.models.decoder import CausalLM, DecoderLayer, attention
-from radixrt.models.hf_config import head_dim, sliding_windows
+from radixrt.layers.hf_config import sliding_window
+from radixrt.models.decoder import CausalLM
 
 
 class Qwen2ForCausalLM(CausalLM):
     """The published checkpoints switch their windows off (``use_sliding_window``)."""
 
-    def __init__(self, config: Any, tp: TensorParallel, context_length: int | None = None) -> None:
-        rotary = RotaryEmbedding(rope_config(config, head_dim(config), context_length))
-        windows = sliding_windows(config)
-        size, act = config.intermediate_size, config.hidden_act
-
-        def layer(index: int) -> DecoderLayer:
-            self_attn = attention(
-                config, index, rotary, tp, qkv_bias=True, sliding_window=windows[index]
-            )
-            mlp = GatedMLP(config.hidden_size, size, tp, activation=act)
-            return DecoderLayer(config, self_attn, mlp)
-
-        super().__init__(config, tp, [layer(i) for i in range(config.num_hidden_layers)])
+    def attention_options(self, index: int) -> dict[str, Any]:
+        return {"qkv_bias": True, "sliding_window": sliding_window(self.config, index)}

@@ -2,21 +2,21 @@
 
 from dataclasses import dataclass, field
 
-from radixrt.messages import (
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import (
     LogprobRow,
     SequenceFinished,
     SequenceRefused,
     SequenceStarted,
-    StepResult,
     TokenBatch,
-    pack_ids,
 )
+from radixrt.messages.steps import StepResult
 from radixrt.scheduler.steps_in_flight import StepInFlight
 
 
 @dataclass(slots=True)
 class BatchDraft:
-    """Collects what a step has brought; see :class:`radixrt.messages.TokenBatch` for what it means."""
+    """Collects what a step has brought; see :class:`radixrt.messages.sequences.TokenBatch` for what it means."""
 
     seq_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

@@ -6,14 +6,9 @@ from collections.abc import Callable
 import msgspec
 
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    CacheTreeCall,
-    CallReply,
-    PinTokensCall,
-    ReleaseCacheCall,
-    RequestFailed,
-    unpack_ids,
-)
+from radixrt.messages.answers import RequestFailed
+from radixrt.messages.calls import CacheTreeCall, CallReply, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.tree_view import Slices, TreeView
 
@@ -45,7 +40,7 @@ class CacheCalls:
         try:
             value = self._pin(call) if isinstance(call, PinTokensCall) else self._release(call)
         except RequestError as error:
-            self._send(CallReply(call_id=call.call_id, error=_failed(error)))
+            self._send(CallReply(call_id=call.call_id, error=RequestFailed.of(error)))
         else:
             self._send(CallReply(call_id=call.call_id, value=value))
 
@@ -59,7 +54,11 @@ class CacheCalls:
             self._views.rotate(-1)
         except StopIteration as end:
             self._views.popleft()
-            self._send(CallReply(call_id=call_id, value=msgspec.to_builtins(end.value)))
+            self._send(
+                CallReply(
+                    call_id=call_id, value=msgspec.to_builtins(end.value, builtin_types=[bytes])
+                )
+            )
 
     def _pin(self, call: PinTokensCall) -> dict[str, object]:
         lease = self._scheduler.kv.leases.pin(
@@ -77,14 +76,3 @@ class CacheCalls:
             return {"released_tokens": lease.num_pages * self._scheduler.limits.page_size}
         tokens = self._scheduler.release_session(call.session, call.cache_salt)
         return {"released_tokens": tokens}
-
-
-def _failed(error: RequestError) -> RequestFailed:
-    return RequestFailed(
-        request_id="",
-        message=error.message,
-        status=error.status,
-        param=error.param,
-        code=error.code,
-        retry_after_s=error.retry_after_s,
-    )

@@ -7,7 +7,8 @@ the steps; a sequence that waits for its grammar is not in the queue, so it hold
 
 from dataclasses import dataclass, field
 
-from radixrt.messages import Constraint, DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
+from radixrt.messages.sequences import Constraint
+from radixrt.messages.steps import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.scheduler.sequence import Sequence
 
 MAX_IDLE_BYTES = 64 << 20

@@ -5,7 +5,7 @@ Most nodes have been hinted by nobody: then a node has no :class:`Hint` at all.
 
 import msgspec
 
-from radixrt.messages import RetentionLevel
+from radixrt.messages.requests import RetentionLevel
 
 NONE, DEFAULT, HIGH = 0, 1, 2
 """Levels of retention; what is of a lower one goes first."""

@@ -12,7 +12,7 @@ A node may be used by many, and they may want different things of it:
 
 from dataclasses import dataclass
 
-from radixrt.messages import CacheHints
+from radixrt.messages.requests import CacheHints
 from radixrt.scheduler.hint import DEFAULT, HIGH, LEVELS, NONE, Hint
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.radix_tree import RadixTree
@@ -72,7 +72,7 @@ class HintWriter:
         start = stop - node.num_pages
         inside = [wish.num_pages for wish in wishes if start < wish.num_pages < stop]
         if inside:
-            self._tree.cut_edge(node, max(inside) - start)
+            self._tree.split(node, max(inside) - start)
 
 
 def _highest(wishes: list[_Wish], num_pages: int, priority: int) -> Hint:

@@ -56,11 +56,12 @@ def _check_tree(tree: RadixTree) -> None:
 
 def _check_locks(scheduler: Scheduler) -> None:
     expected: Counter[Node] = Counter()
-    for sequence in scheduler.running():
-        expected.update(_path(sequence.node))
+    for sequence in scheduler.slots.running():
+        assert sequence.node is not None
+        expected.update(sequence.node.path())
     pinned: Counter[Node] = Counter()
     for lease in scheduler.kv.leases.all():
-        pinned.update(_path(lease.node))
+        pinned.update(lease.node.path())
         _require(
             len(_path_pages(lease.node)) == lease.num_pages, "a lease does not hold its prefix"
         )
@@ -93,7 +94,7 @@ def _check_pages(scheduler: Scheduler) -> None:
         scheduler.kv.allocator.free_pages(),
         *(node.pages for node in scheduler.kv.tree.nodes()),
     ]
-    held += [slots.own_pages(sequence.slot) for sequence in scheduler.running()]
+    held += [slots.own_pages(sequence.slot) for sequence in scheduler.slots.running()]
     pages = np.sort(np.concatenate(held))
     _require(
         np.array_equal(pages, np.arange(scheduler.limits.num_pages)),
@@ -116,6 +117,7 @@ def _check_slots(scheduler: Scheduler) -> None:
             planned <= pages * slots.page_size,
             f"slot {slot} has planned {planned} tokens on {pages} pages",
         )
+        assert sequence.node is not None
         shared = _path_pages(sequence.node)
         count = int(slots.num_tree_pages[slot])
         _require(
@@ -124,14 +126,5 @@ def _check_slots(scheduler: Scheduler) -> None:
         )
 
 
-def _path(node: Node | None) -> list[Node]:
-    """A node and all above it, its root last."""
-    path = []
-    while node is not None:
-        path.append(node)
-        node = node.parent
-    return path
-
-
-def _path_pages(node: Node | None) -> np.ndarray:
-    return np.concatenate([link.pages for link in reversed(_path(node))])
+def _path_pages(node: Node) -> np.ndarray:
+    return np.concatenate([link.pages for link in node.path()][::-1])

@@ -5,17 +5,16 @@ out in the very next plan although a step still in flight writes to them: steps 
 of the new owner comes later.
 """
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.scheduler.eviction.awaited import Awaited
-from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.registry import make_policy
 from radixrt.scheduler.hint_writer import HintWriter
 from radixrt.scheduler.leases import Leases
+from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.prefix_watch import MissingPage
@@ -29,35 +28,26 @@ class KVCache:
     """Allocator and radix tree behind the operations that a sequence needs in its life."""
 
     def __init__(
-        self,
-        num_pages: int,
-        page_size: int,
-        slots: SlotTable,
-        *,
-        share_prefixes: bool,
-        eviction_policy: EvictionPolicyName = "lru",
-        max_pinned_fraction: float = 0.5,
-        max_pin_seconds: float = 3600.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, limits: SchedulerLimits, slots: SlotTable, clock: Callable[[], float]
     ) -> None:
-        self.page_size = page_size
+        num_pages, self.page_size = limits.num_pages, limits.page_size
         self.allocator = PageAllocator(num_pages)
-        policy = make_policy(eviction_policy, num_pages, page_size, clock)
-        self.tree = RadixTree(page_size, policy, clock)
+        policy = make_policy(limits.eviction_policy, num_pages, self.page_size, clock)
+        self.tree = RadixTree(self.page_size, policy, clock)
         self.awaited = policy if isinstance(policy, Awaited) else None
         """Wants to hear whose prefix is waited for; None: the policy does not care."""
         self.sessions = Sessions(self.tree)
-        max_pinned = int(max_pinned_fraction * num_pages)
-        self.leases = Leases(self.tree, max_pinned, max_pin_seconds, clock)
+        max_pinned = int(limits.max_pinned_fraction * num_pages)
+        self.leases = Leases(self.tree, max_pinned, limits.max_pin_seconds, clock)
         self.evicted_pages = 0
         self.on_growth: Callable[[str, int, bytes, int], None] = _ignore
         """Called with the pages that an insertion has added to the tree; see
         :meth:`radixrt.scheduler.prefix_watch.PrefixWatch.inserted`."""
         self._slots = slots
-        self._share = share_prefixes
+        self._share = limits.share_prefixes
         self._clock = clock
         self._hints = HintWriter(self.tree)
-        self._heeds_priority = eviction_policy == "priority"
+        self._heeds_priority = limits.eviction_policy == "priority"
 
     @property
     def num_available(self) -> int:
@@ -98,7 +88,7 @@ class KVCache:
         if self.awaited is not None:
             node = match.node
             if 0 < match.pages_in_edge < node.num_pages:
-                node = self.tree.cut_edge(node, match.pages_in_edge)
+                node = self.tree.split(node, match.pages_in_edge)
             self.awaited.expect(sequence.seq_id, sequence.arrived, node)
 
     def page_lacked(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
@@ -119,13 +109,7 @@ class KVCache:
 
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that would be locked by using this prefix."""
-        if match is None or match.node.lock_count > 0:
-            return 0
-        pages, node = match.pages_in_edge, match.node.parent
-        while node is not None and node.lock_count == 0:
-            pages += node.num_pages
-            node = node.parent
-        return pages
+        return 0 if match is None else self.tree.num_unlocked_pages(match)
 
     def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
         """Give up leases until there are pages for what is known of a sequence, which nobody else could free."""

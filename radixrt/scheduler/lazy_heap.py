@@ -1,14 +1,17 @@
 """A priority queue whose items may change their place or leave at any time."""
 
 import heapq
+from typing import Any, Generic, TypeVar
 
-Key = tuple[int, ...]
+Item = TypeVar("Item", int, str)
+Entry = tuple[Any, ...]
+"""A key, and the item itself at the end."""
 
 _STALE_TO_LIVE = 4
 """Rebuilding takes milliseconds when ten thousand wait: it has to be rare enough to stay out of the 99th percentile."""
 
 
-class LazyHeap:
+class LazyHeap(Generic[Item]):
     """The item with the smallest key is first, and of equal keys the smallest item; O(log n) amortised.
 
     An entry whose item has got another key or has left stays in the heap until it comes to the top, or until
@@ -16,14 +19,14 @@ class LazyHeap:
     """
 
     def __init__(self) -> None:
-        self._live: dict[int, Key] = {}
-        """The one entry of each item that counts: its key, and the item itself at the end."""
-        self._entries: list[Key] = []
+        self._live: dict[Item, Entry] = {}
+        """The one entry of each item that counts."""
+        self._entries: list[Entry] = []
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def place(self, item: int, *key: int) -> None:
+    def place(self, item: Item, *key: float) -> None:
         """Put an item in, or move it."""
         entry = self._live[item] = (*key, item)
         heapq.heappush(self._entries, entry)
@@ -31,15 +34,15 @@ class LazyHeap:
             self._entries = list(self._live.values())
             heapq.heapify(self._entries)
 
-    def discard(self, item: int) -> None:
+    def discard(self, item: Item) -> None:
         """Take an item out; does nothing if it is not here."""
         self._live.pop(item, None)
 
-    def first(self) -> int:
+    def first(self) -> Item:
         """The item with the smallest key; the heap must not be empty."""
         while True:
             entry = self._entries[0]
-            item = entry[-1]
+            item: Item = entry[-1]
             if self._live.get(item) is entry:
                 return item
             heapq.heappop(self._entries)

@@ -6,7 +6,6 @@ several counts once). And it is no promise to the bitter end: where the last seq
 otherwise, the lease that ends first is broken.
 """
 
-import heapq
 import math
 import secrets
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 
 from radixrt.cache_hint import check_pin_seconds
 from radixrt.errors import RequestError
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
+from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.radix_tree import Match, RadixTree
 
@@ -51,8 +51,7 @@ class Leases:
         self._max_seconds = max_seconds
         self._clock = clock
         self._leases: dict[str, Lease] = {}
-        self._by_expiry: list[tuple[float, str]] = []
-        """A heap; of leases that were released, some entries are left."""
+        self._by_expiry: LazyHeap[str] = LazyHeap()
         self.broken = 0
         """Given up before their time."""
 
@@ -81,7 +80,7 @@ class Leases:
         self._tree.pin(node)
         lease = Lease(secrets.token_hex(12), node, match.num_pages, self._clock() + ttl_s)
         self._leases[lease.lease_id] = lease
-        heapq.heappush(self._by_expiry, (lease.expires, lease.lease_id))
+        self._by_expiry.place(lease.lease_id, lease.expires)
         return lease
 
     def release(self, lease_id: str) -> Lease:
@@ -97,38 +96,28 @@ class Leases:
                 "its memory.",
                 status=404,
             )
+        self._by_expiry.discard(lease_id)
         self._tree.unpin(lease.node)
-        if len(self._by_expiry) > 2 * len(self._leases) + 64:
-            self._by_expiry = [(other.expires, other.lease_id) for other in self.all()]
-            heapq.heapify(self._by_expiry)
         return lease
 
     def expire(self) -> None:
         """End the leases whose time is over."""
-        while (first := self._first()) is not None and first.expires <= self._clock():
-            self.release(first.lease_id)
+        while self.seconds_to_next_expiry() == 0.0:
+            self.release(self._by_expiry.first())
 
     def break_first(self) -> bool:
         """End the lease that would end first; False if there is none."""
-        first = self._first()
-        if first is None:
+        if not self._leases:
             return False
-        self.release(first.lease_id)
+        self.release(self._by_expiry.first())
         self.broken += 1
         return True
 
-    def next_expiry(self) -> float | None:
-        """When the next lease ends, on the scheduler's clock."""
-        first = self._first()
-        return None if first is None else first.expires
-
-    def _first(self) -> Lease | None:
-        while self._by_expiry:
-            lease = self._leases.get(self._by_expiry[0][1])
-            if lease is not None:
-                return lease
-            heapq.heappop(self._by_expiry)
-        return None
+    def seconds_to_next_expiry(self) -> float | None:
+        """Until a lease ends, and :meth:`expire` has to be called so that it does; None: there is none."""
+        if not self._leases:
+            return None
+        return max(0.0, self._leases[self._by_expiry.first()].expires - self._clock())
 
     def _check_room(self, match: Match) -> None:
         tree, size = self._tree, self._tree.page_size
@@ -145,9 +134,5 @@ class Leases:
                 f"{added * size}, more than the {self._max_pages * size} that may be pinned at a time "
                 "(--max-pinned-fraction). Release a lease, pin a shorter prefix, or retry when one has expired.",
                 status=429,
-                retry_after_s=self._seconds_to_next_expiry(),
+                retry_after_s=max(1, math.ceil(self.seconds_to_next_expiry() or 0)),
             )
-
-    def _seconds_to_next_expiry(self) -> int:
-        expiry = self.next_expiry()
-        return 1 if expiry is None else max(1, math.ceil(expiry - self._clock()))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from radixrt.scheduler.eviction.names import EvictionPolicyName
+from radixrt.scheduler.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.queue_order import SchedulePolicy
 
 

@@ -8,14 +8,14 @@ them would stop the scheduler for a tenth of a second. So the tree itself has to
 and does when it removes a node.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.hint import Hint
 from radixrt.scheduler.page_allocator import Pages
 
@@ -69,6 +69,14 @@ class Node(msgspec.Struct, gc=False, eq=False):
         """One page id for each page of ``tokens``: [num_pages], read-only."""
         return np.frombuffer(self.page_ids, dtype=np.int32)
 
+    def path(self, end: "Node | None" = None) -> "Iterator[Node]":
+        """This node and all above it, up to the root, or to below ``end``."""
+        node: Node | None = self
+        while node is not end:
+            assert node is not None
+            yield node
+            node = node.parent
+
     def inherit(self, other: "Node") -> None:
         """Take over what eviction policies know of ``other``, of which this node has been a part."""
         self.stamp, self.created = other.stamp, other.created
@@ -121,3 +129,21 @@ def part_of(packed: Packed, start: int, stop: int) -> Packed:
     if len(view) < _SHORTEST_VIEW or 2 * len(view) < len(kept_alive):
         return bytes(view)
     return view
+
+
+def common_length(edge: Packed, packed: bytes, start: int) -> int:
+    """Length in bytes of the longest common prefix of ``edge`` and ``packed[start:]``, in whole ids.
+
+    Compares ever longer pieces, so that an early difference in a long edge is found early.
+    """
+    length, done, piece = min(len(edge), len(packed) - start), 0, 1 << 10
+    while done < length:
+        count = min(piece, length - done) // ID_BYTES
+        ours = np.frombuffer(edge, np.int32, count, done)
+        differs = ours != np.frombuffer(packed, np.int32, count, start + done)
+        first = int(differs.argmax())
+        if differs[first]:
+            return done + first * ID_BYTES
+        done += count * ID_BYTES
+        piece *= 4
+    return length

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.messages import Admit, BlockTable, Prefill, StepPlan, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.page_allocator import Pages
 
 
 @dataclass(slots=True)
 class PlanDraft:
-    """Collects what changes; see :class:`radixrt.messages.StepPlan` for what it means."""
+    """Collects what changes; see :class:`radixrt.messages.steps.StepPlan` for what it means."""
 
     prefill_budget: int
     num_decoding: int = 0

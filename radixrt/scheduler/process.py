@@ -9,25 +9,24 @@ import msgspec
 
 from radixrt.config import ServerConfig
 from radixrt.ipc import Channels, Inbox, Outbox, Poller
-from radixrt.messages import (
+from radixrt.messages.answers import EngineInfo, RequestFailed
+from radixrt.messages.calls import (
     CacheTreeCall,
     CallReply,
-    EngineInfo,
     FlushCacheCall,
-    GrammarLoaded,
     PinTokensCall,
     ReleaseCacheCall,
-    ReleaseSequences,
-    RequestFailed,
-    SequenceRequest,
     StatsCall,
-    StepResult,
-    TokenBatch,
-    ToScheduler,
-    ToSchedulerFromWorker,
-    pack_ids,
-    unpack_ids,
 )
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
+from radixrt.messages.sequences import (
+    ReleaseSequences,
+    SequenceRefused,
+    SequenceRequest,
+    TokenBatch,
+)
+from radixrt.messages.steps import GrammarLoaded, StepResult
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.kv_events.publisher import start_publisher
@@ -93,10 +92,8 @@ class SchedulerProcess:
             case StepResult():
                 self._send_tokens(self.scheduler.absorb(message))
             case GrammarLoaded():
-                for refused in self.scheduler.grammar_loaded(message):
-                    self._to_tokenizer.send(refused)
-                    if self._log is not None:
-                        self._log.refused(refused.seq_id)
+                if refused := self.scheduler.grammar_loaded(message):
+                    self._refuse(refused)
 
     def _send_tokens(self, batch: TokenBatch) -> None:
         self._to_tokenizer.send(batch)
@@ -104,11 +101,17 @@ class SchedulerProcess:
             self._log.answered(batch)
 
     def _add(self, request: SequenceRequest) -> None:
-        refused = self.scheduler.add(request)
-        if refused is not None:
-            self._to_tokenizer.send(refused)
-        elif self._log is not None:
+        if self._log is not None:
             self._log.arrived(request)
+        if (refused := self.scheduler.add(request)) is not None:
+            self._refuse([refused])
+
+    def _refuse(self, refused: list[SequenceRefused]) -> None:
+        """Say that these were not queued."""
+        self._to_tokenizer.send(TokenBatch(refused=refused))
+        if self._log is not None:
+            for sequence in refused:
+                self._log.refused(sequence.seq_id)
 
     def _release(self, message: ReleaseSequences) -> None:
         seq_ids = unpack_ids(message.seq_ids)
@@ -119,7 +122,7 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in scheduler.take_grammar_orders():
+        for order in scheduler.grammars.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._steps_in_flight:
@@ -152,9 +155,7 @@ class SchedulerProcess:
             try:
                 check_invariants(self.scheduler)
             except InvariantError as error:
-                failed = RequestFailed(
-                    request_id="", message=f"An invariant is broken: {error}.", status=500
-                )
+                failed = RequestFailed(message=f"An invariant is broken: {error}.", status=500)
                 return CallReply(call_id=call.call_id, error=failed)
         malformed = call.malformed_frames
         malformed += self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
@@ -165,16 +166,13 @@ class SchedulerProcess:
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadline = self.scheduler.next_deadline()
-        times = [self.scheduler.seconds_to_next_expiry()]
+        times = [self.scheduler.kv.leases.seconds_to_next_expiry()]
         times.append(None if deadline is None else max(0.0, deadline - time.time()))
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _drop_expired(self) -> None:
-        dropped = self.scheduler.drop_expired(time.time())
-        if dropped:
-            self._send_tokens(
-                TokenBatch(seq_ids=pack_ids([]), token_ids=pack_ids([]), finished=dropped)
-            )
+        if dropped := self.scheduler.drop_expired(time.time()):
+            self._send_tokens(TokenBatch(finished=dropped))
 
 
 def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
@@ -182,7 +180,7 @@ def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
     return SchedulerLimits(
         max_running_requests=config.max_running_requests,
         max_queued_requests=config.max_queued_requests,
-        max_prefill_tokens=config.max_prefill_tokens,
+        max_prefill_tokens=config.prefill_budget(info.device),
         chunked_prefill_size=config.chunked_prefill_size,
         context_length=info.context_length,
         num_pages=info.kv_pool_tokens // info.page_size,

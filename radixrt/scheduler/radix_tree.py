@@ -15,15 +15,14 @@ cut or joined.
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
-import numpy as np
-
-from radixrt.messages import TokenIds, unpack_ids
-from radixrt.scheduler.eviction.lru import LeafLRU
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.scheduler.eviction.by_key import least_recently_used
 from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.hint import Hint, earliest_next_use, is_kept_alike
-from radixrt.scheduler.node import ID_BYTES, Node, Packed, part_of
+from radixrt.scheduler.node import ID_BYTES, Node, Packed, common_length, part_of
 from radixrt.scheduler.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.tree_observer import TreeObserver
 
@@ -57,7 +56,7 @@ class RadixTree:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.page_size = page_size
-        self.policy: EvictionPolicy = policy or LeafLRU()
+        self.policy: EvictionPolicy = policy or least_recently_used()
         self.observer: TreeObserver | None = None
         """Hears of every page that enters or leaves the tree."""
         self._page_bytes = page_size * ID_BYTES
@@ -99,18 +98,15 @@ class RadixTree:
         while (child := node.children.get(packed[start : start + page_bytes])) is not None:
             node = child
             if not packed.startswith(node.edge, start):
-                pages_in_edge = _common_length(node.edge, packed, start) // page_bytes
+                pages_in_edge = common_length(node.edge, packed, start) // page_bytes
                 return Match(node, start // page_bytes + pages_in_edge, pages_in_edge)
             start += len(node.edge)
         return Match(node, start // page_bytes, node.num_pages)
 
     def pages_of(self, match: Match) -> Pages:
         """Page ids of a matched prefix, from its start: [match.num_pages], read-only."""
-        edges = [match.node.page_ids[: match.pages_in_edge * ID_BYTES]]
-        node = match.node.parent
-        while node is not None:
-            edges.append(node.page_ids)
-            node = node.parent
+        edges = [node.page_ids for node in match.node.path()]
+        edges[0] = edges[0][: match.pages_in_edge * ID_BYTES]
         return unpack_ids(b"".join(edges[::-1]))
 
     # ------------------------------------------------------------ locks
@@ -119,7 +115,7 @@ class RadixTree:
         """Lock a prefix that was just found; returns the node at whose end it ends."""
         node = match.node
         if match.pages_in_edge < node.num_pages:
-            node = self._split(node, match.pages_in_edge)
+            node = self.split(node, match.pages_in_edge)
         self.lock(node)
         return node
 
@@ -135,7 +131,7 @@ class RadixTree:
     def lock(self, node: Node) -> None:
         """Keep a prefix from eviction until :meth:`unlock`."""
         self._touch(node)
-        self._lock_path(node, None)
+        self._lock_path(node)
 
     def move_lock(self, old: Node, new: Node) -> None:
         """Exchange a lock on ``old`` for one on ``new``, which lies below it."""
@@ -145,42 +141,34 @@ class RadixTree:
 
     def pin(self, node: Node) -> None:
         """Make a lock on ``node``, which the caller holds, a lease's; given up by :meth:`unpin`."""
-        above: Node | None = node
-        while above is not None:
+        for above in node.path():
             if above.lease_count == 0:
                 self.num_pinned_pages += above.num_pages
             above.lease_count += 1
-            above = above.parent
 
     def unpin(self, node: Node) -> None:
         """Give up a lease and its lock. Nobody has used the prefix now, so it keeps the time of its last use."""
-        above: Node | None = node
-        while above is not None:
+        for above in node.path():
             assert above.lease_count > 0, "a node was unpinned more often than pinned"
             above.lease_count -= 1
             if above.lease_count == 0:
                 self.num_pinned_pages -= above.num_pages
-            above = above.parent
         self._unlock_path(node)
         self._offer_for_eviction(node)
 
     def num_unpinned_pages(self, match: Match) -> int:
         """Pages of a prefix that are under no lease yet."""
-        pages, node = 0, match.node
-        own = match.pages_in_edge
-        while node.lease_count == 0 and node.parent is not None:
-            pages += own
-            node = node.parent
-            own = node.num_pages
-        return pages
+        return _num_pages(match, lambda node: node.lease_count == 0)
 
-    def _lock_path(self, node: Node | None, end: Node | None) -> None:
-        while node is not end:
-            assert node is not None
-            if node.lock_count == 0:
-                self.num_locked_pages += node.num_pages
-            node.lock_count += 1
-            node = node.parent
+    def num_unlocked_pages(self, match: Match) -> int:
+        """Pages of a prefix that can be evicted, and could not if it were locked."""
+        return _num_pages(match, lambda node: node.lock_count == 0)
+
+    def _lock_path(self, node: Node, end: Node | None = None) -> None:
+        for above in node.path(end):
+            if above.lock_count == 0:
+                self.num_locked_pages += above.num_pages
+            above.lock_count += 1
 
     def unlock(self, node: Node) -> None:
         """Give up one lock: a request that used this prefix has ended, or found a longer one."""
@@ -190,13 +178,11 @@ class RadixTree:
         self._offer_for_eviction(node)
 
     def _unlock_path(self, node: Node) -> None:
-        above: Node | None = node
-        while above is not None:
+        for above in node.path():
             assert above.lock_count > 0, "a node was unlocked more often than locked"
             above.lock_count -= 1
             if above.lock_count == 0:
                 self.num_locked_pages -= above.num_pages
-            above = above.parent
 
     def _touch(self, node: Node) -> None:
         node.stamp = self._new_stamp()
@@ -223,7 +209,7 @@ class RadixTree:
         found = self._match_below(node, packed)
         end = found.node
         if found.pages_in_edge < end.num_pages:
-            end = self._split(end, found.pages_in_edge)
+            end = self.split(end, found.pages_in_edge)
         if found.num_pages < len(pages):
             edge = packed[found.num_pages * self._page_bytes :]
             end = self._grow_leaf(end, edge, page_ids[found.num_pages * ID_BYTES :])
@@ -251,7 +237,7 @@ class RadixTree:
 
     # ------------------------------------------------------------ cutting and joining edges
 
-    def _split(self, node: Node, num_pages: int) -> Node:
+    def split(self, node: Node, num_pages: int) -> Node:
         """Cut the edge above ``node`` after ``num_pages`` pages; returns the new node at the cut.
 
         ``node`` itself stays the lower part, so locks on it stay where they are.
@@ -307,14 +293,6 @@ class RadixTree:
         self.num_nodes -= len(chain) - 1
 
     # ------------------------------------------------------------ eviction
-
-    def cut_edge(self, node: Node, num_pages: int) -> Node:
-        """Divide the edge above ``node`` after ``num_pages`` pages, for a hint that ends there.
-
-        Returns:
-            The new node at the cut; ``node`` stays the lower part.
-        """
-        return self._split(node, num_pages)
 
     def give_hint(self, node: Node, hint: Hint | None) -> None:
         """Note what is known of an unlocked node from now on.
@@ -407,19 +385,8 @@ class RadixTree:
         return self._roots
 
 
-def _common_length(edge: Packed, packed: bytes, start: int) -> int:
-    """Length in bytes of the longest common prefix of ``edge`` and ``packed[start:]``, in whole ids.
-
-    Compares ever longer pieces, so that an early difference in a long edge is found early.
-    """
-    length, done, piece = min(len(edge), len(packed) - start), 0, 1 << 10
-    while done < length:
-        count = min(piece, length - done) // ID_BYTES
-        ours = np.frombuffer(edge, np.int32, count, done)
-        differs = ours != np.frombuffer(packed, np.int32, count, start + done)
-        first = int(differs.argmax())
-        if differs[first]:
-            return done + first * ID_BYTES
-        done += count * ID_BYTES
-        piece *= 4
-    return length
+def _num_pages(match: Match, counts: Callable[[Node], bool]) -> int:
+    """Pages of a prefix down from the first node above its end that does not count."""
+    beyond = match.node.num_pages - match.pages_in_edge
+    nodes = list(takewhile(counts, match.node.path()))
+    return sum(node.num_pages for node in nodes) - (beyond if nodes else 0)

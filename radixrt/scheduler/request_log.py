@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from radixrt.errors import ConfigError
-from radixrt.messages import SequenceRequest, TokenBatch, TokenIds, unpack_ids
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.scheduler.eviction.page_sample import PageSample
 
 BLOCK_TOKENS = 512

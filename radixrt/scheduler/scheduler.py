@@ -13,27 +13,24 @@ from collections.abc import Callable
 
 import numpy as np
 
-from radixrt.messages import (
+from radixrt.messages.answers import FinishReason
+from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.sequences import (
+    SequenceFinished,
+    SequenceRefused,
+    SequenceRequest,
+    TokenBatch,
+)
+from radixrt.messages.stats import SchedulerStats
+from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     NO_TOKEN,
     Admit,
     BlockTable,
-    DropGrammar,
-    FinishReason,
     GrammarLoaded,
-    LoadGrammar,
     Prefill,
-    SchedulerStats,
-    SequenceFinished,
-    SequenceRefused,
-    SequenceRequest,
-    SequenceStarted,
     StepPlan,
     StepResult,
-    TokenBatch,
-    num_ids,
-    pack_ids,
-    unpack_ids,
 )
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.batch_draft import BatchDraft
@@ -47,7 +44,7 @@ from radixrt.scheduler.radix_tree import Match
 from radixrt.scheduler.retraction import choose_victim
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.stats import Counters
+from radixrt.scheduler.stats import count_step, new_counters, stats_of
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 from radixrt.scheduler.waiting_queue import WaitingQueue
 
@@ -83,20 +80,11 @@ class Scheduler:
             -(-limits.context_length // limits.page_size),
             limits.page_size,
         )
-        self.kv = KVCache(
-            limits.num_pages,
-            limits.page_size,
-            self.slots,
-            share_prefixes=limits.share_prefixes,
-            eviction_policy=limits.eviction_policy,
-            max_pinned_fraction=limits.max_pinned_fraction,
-            max_pin_seconds=limits.max_pin_seconds,
-            clock=clock,
-        )
+        self.kv = KVCache(limits, self.slots, clock)
         self._order = ORDERS[limits.schedule_policy]
         self.waiting = WaitingQueue(self._order, self.kv)
         self.grammars = GrammarShelf(limits.num_ranks)
-        self.counters = Counters()
+        self.counters = new_counters()
         self._admission = Admission(self.slots, self.kv, limits.context_length)
         self._sequences: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
@@ -116,9 +104,6 @@ class Scheduler:
     def num_running(self) -> int:
         return self.slots.num_used
 
-    def running(self) -> list[Sequence]:
-        return self.slots.running()
-
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or say why not."""
         num_prompt = num_ids(request.token_ids) - request.num_output
@@ -127,23 +112,17 @@ class Scheduler:
             self.limits.context_length, self.limits.num_pages * self.limits.page_size
         ):
             return SequenceRefused(
-                seq_id=request.seq_id,
-                message=f"{max_tokens} tokens do not fit this engine.",
-                status=400,
+                request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
         num_waiting = len(self.waiting) + self.grammars.num_waiting
         if num_waiting >= self.limits.max_queued_requests:
             self.counters.refused += 1
-            return SequenceRefused(
-                seq_id=request.seq_id,
-                message=f"The server's queue is full ({num_waiting} sequences wait); retry later.",
-                status=503,
-                retry_after_s=self._seconds_until_room(),
-            )
+            message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
+            return SequenceRefused(request.seq_id, message, 503, self._seconds_until_room())
         grammar = None
         if request.constraint is not None:
             grammar = self.grammars.use(request.constraint, request.num_output)
-        sequence = Sequence.from_request(request, self.clock(), self.limits.eos_token_ids, grammar)
+        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids, grammar)
         self._sequences[sequence.seq_id] = sequence
         if sequence.deadline is not None:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
@@ -152,10 +131,6 @@ class Scheduler:
         else:
             self.waiting.add(sequence)
         return None
-
-    def take_grammar_orders(self) -> list[LoadGrammar | DropGrammar]:
-        """What the workers have to hear before the next plan."""
-        return self.grammars.take_orders()
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
@@ -167,18 +142,17 @@ class Scheduler:
         for sequence in waited:
             del self._sequences[sequence.seq_id]
         self.counters.refused += len(waited)
-        return [
-            SequenceRefused(seq_id=sequence.seq_id, message=message.error, status=400)
-            for sequence in waited
-        ]
+        return [SequenceRefused(sequence.seq_id, message.error, 400) for sequence in waited]
 
     def _seconds_until_room(self) -> int:
         """A guess from the mean step time: one running batch's worth of answers."""
         steps = self.counters.steps
-        mean_step_s = self.counters.step_seconds.snapshot().total / steps if steps else 0.1
+        mean_step_s = self.counters.step_seconds.total / steps if steps else 0.1
         mean_output = self._admission.outputs.mean()
         if mean_output is None:
-            mean_output = sum(s.max_output / 2 for s in self.running()) / max(1, self.num_running)
+            mean_output = sum(s.max_output / 2 for s in self.slots.running()) / max(
+                1, self.num_running
+            )
         return max(1, min(60, round(mean_step_s * mean_output)))
 
     def release(self, seq_ids: Pages, *, complete: bool = False) -> None:
@@ -206,18 +180,13 @@ class Scheduler:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:
                 self.counters.aborted += 1
-                dropped.append(self._finished(sequence, "abort", None))
+                dropped.append(sequence.ended("abort", self.clock()))
                 self._remove(sequence)
         return dropped
 
     def next_deadline(self) -> float | None:
         """Unix time of the earliest deadline; of a sequence that may have ended already."""
         return self._deadlines[0][0] if self._deadlines else None
-
-    def seconds_to_next_expiry(self) -> float | None:
-        """Until a lease ends, and :meth:`drop_expired` has to be called so that it does; None: there is none."""
-        expiry = self.kv.leases.next_expiry()
-        return None if expiry is None else max(0.0, expiry - self.clock())
 
     def flush_cache(self) -> int:
         """Empty the tree of all that no running sequence uses and no lease holds; returns the pages freed."""
@@ -390,7 +359,7 @@ class Scheduler:
         tokens in flight are dropped: the sampler draws the same ones again."""
         growing = [
             sequence
-            for sequence in self.running()
+            for sequence in self.slots.running()
             if self.slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling
         ]
         sequence = choose_victim(growing, self._order)
@@ -404,7 +373,7 @@ class Scheduler:
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the tokens of the oldest step in flight; ends the sequences they end."""
         step, draft = self._in_flight.take(result), BatchDraft()
-        self.counters.observe_step(result, step.follows)
+        count_step(self.counters, result, step.follows)
         draft.add_logprobs(result, step)
         self._absorb_jumps(result, step)
         for slot, token in zip(
@@ -422,7 +391,8 @@ class Scheduler:
             draft.refused.append(self._fail(sequence, *_FAILURES[token]))
             return False
         if sequence.first_token is None:
-            draft.started.append(self._started(sequence))
+            draft.started.append(sequence.start(self.clock()))
+            self.counters.cache_write_tokens += draft.started[-1].cache_write_tokens
         if sequence.max_output == 0:  # only its KV was wanted
             draft.finished.append(self._finish(sequence, "length", token))
             return False
@@ -434,23 +404,10 @@ class Scheduler:
         draft.finished.append(self._finish(sequence, reason, token))
         return False
 
-    def _started(self, sequence: Sequence) -> SequenceStarted:
-        assert sequence.first_planned is not None
-        sequence.first_token = self.clock()
-        written = min(sequence.written_tokens, sequence.num_tokens - sequence.cached_tokens)
-        self.counters.cache_write_tokens += written
-        return SequenceStarted(
-            seq_id=sequence.seq_id,
-            cached_tokens=sequence.cached_tokens,
-            queued_s=sequence.first_planned - sequence.arrived,
-            prefill_s=sequence.first_token - sequence.first_planned,
-            cache_write_tokens=written,
-        )
-
     def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> SequenceFinished:
         self._count_finish(sequence)
         self._remove(sequence)
-        return self._finished(sequence, reason, token if reason == "stop" else None)
+        return sequence.ended(reason, self.clock(), token)
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
@@ -471,49 +428,17 @@ class Scheduler:
         del self._sequences[sequence.seq_id]
         self.grammars.release(sequence)
         self._leave_slot(sequence, keep_kv=False)
-        return SequenceRefused(seq_id=sequence.seq_id, message=message, status=status)
-
-    def _finished(
-        self, sequence: Sequence, reason: FinishReason, stop_token: int | None
-    ) -> SequenceFinished:
-        return SequenceFinished(
-            sequence.seq_id, reason, stop_token, self.clock() - sequence.arrived
-        )
+        return SequenceRefused(sequence.seq_id, message, status)
 
     # ------------------------------------------------------------ inspection
 
     def stats(self, malformed_frames: int = 0) -> SchedulerStats:
         """A snapshot of all counters and gauges."""
-        counters, tree = self.counters, self.kv.tree
-        free = self.kv.allocator.num_free
-        return SchedulerStats(
+        return stats_of(
+            self.counters,
+            self.kv,
             running=self.num_running,
             waiting=len(self.waiting),
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            output_tokens=counters.output_tokens,
-            finished=counters.finished,
-            aborted=counters.aborted,
-            refused=counters.refused,
-            retractions=counters.retractions,
-            evicted_pages=self.kv.evicted_pages,
-            pages_total=self.limits.num_pages,
-            pages_owned=self.limits.num_pages - free - tree.num_pages,
-            pages_cached=tree.num_pages,
-            pages_evictable=tree.num_evictable_pages,
-            pages_free=free,
-            pages_pinned=tree.num_pinned_pages,
-            leases=len(self.kv.leases),
-            leases_broken=self.kv.leases.broken,
-            sessions=len(self.kv.sessions),
-            cache_write_tokens=counters.cache_write_tokens,
-            forced_tokens=counters.forced_tokens,
             grammars=len(self.grammars),
-            tree_nodes=tree.num_nodes,
-            steps=counters.steps,
             malformed_frames=malformed_frames,
-            step_seconds=counters.step_seconds.snapshot(),
-            forward_seconds=counters.forward_seconds,
-            wait_seconds=counters.wait_seconds,
-            plan_seconds=counters.plan_seconds.snapshot(),
         )

@@ -1,99 +1,73 @@
 """One answer being generated, as the scheduler sees it."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from radixrt.messages import (
-    CacheHints,
-    FinishReason,
-    GrammarUse,
-    SequenceRequest,
-    TokenIds,
-    unpack_ids,
-)
-from radixrt.sampling_params import SamplingParams
+from radixrt.messages.answers import FinishReason
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.sequences import SequenceFinished, SequenceRequest, SequenceStarted
+from radixrt.messages.steps import GrammarUse
 from radixrt.scheduler.eviction.policy import Use
 from radixrt.scheduler.node import Node
 
 NO_SLOT = -1
-NO_HINTS = CacheHints()
 
 
-@dataclass(eq=False, slots=True)
 class Sequence:
-    """A prompt and what was generated from it so far. Where its KV lies is the slot table's matter."""
+    """A prompt and what was generated from it so far. Where its KV lies is the slot table's matter.
 
-    seq_id: int
-    tokens: TokenIds
-    """Buffer of ids; the first ``num_tokens`` count."""
-    num_tokens: int
-    """Known tokens: the prompt and every token that came back from the worker."""
-    num_prompt: int
-    sampling: SamplingParams
-    max_output: int
-    stop_tokens: frozenset[int]
-    """Tokens that end the answer."""
-    arrived: float
-    salt: str = ""
-    priority: int = 0
-    """The smallest goes first where the queue is ordered by it."""
-    deadline: float | None = None
-    """Unix time."""
-    grammar: GrammarUse | None = None
-    cache_hints: CacheHints = NO_HINTS
+    Args:
+        arrived: when; on the scheduler's clock, like the other times.
+        eos_token_ids: of the model.
+        grammar: what the answer is held to, as the worker knows it.
+    """
 
-    slot: int = NO_SLOT
-    """Place in the worker's persistent batch while it runs."""
-    node: Node | None = None
-    """Tree node at whose end this sequence's tree pages end; locked while it runs."""
-
-    use: Use | None = None
-    """What the eviction policy has noted of it, from its first slot on."""
-
-    cached_tokens: int = 0
-    """Prompt tokens that came from the tree before the first token was out."""
-    num_reached: int = 0
-    """Leading tokens that were found or planned to be computed once, even if a retraction has set it back since."""
-    written_tokens: int = 0
-    """Prompt tokens whose KV it has put into the tree before the first token was out."""
-    first_planned: float | None = None
-    """When its first chunk was planned; on the scheduler's clock, like the other times."""
-    first_token: float | None = None
-    prompt_logprobs_sent: int = 0
-    prompt_logprobs_to_skip: int = 0
-    """Those that will come a second time, because the prompt is computed again after a retraction."""
-
-    @staticmethod
-    def from_request(
+    def __init__(
+        self,
         request: SequenceRequest,
         arrived: float,
         eos_token_ids: tuple[int, ...],
         grammar: GrammarUse | None = None,
-    ) -> "Sequence":
+    ) -> None:
         sampling = request.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
-        tokens = unpack_ids(request.token_ids)
-        ends = (
-            sampling.stop_token_ids
-            if sampling.ignore_eos
-            else (*sampling.stop_token_ids, *eos_token_ids)
-        )
-        return Sequence(
-            seq_id=request.seq_id,
-            tokens=tokens,
-            num_tokens=len(tokens),
-            num_prompt=len(tokens) - request.num_output,
-            sampling=sampling,
-            max_output=sampling.max_tokens,
-            stop_tokens=frozenset(ends),
-            arrived=arrived,
-            salt=request.cache_salt,
-            priority=request.priority,
-            deadline=request.deadline,
-            grammar=grammar,
-            cache_hints=request.cache_hints,
-        )
+        self.seq_id = request.seq_id
+        self.tokens = unpack_ids(request.token_ids)
+        """Buffer of ids; the first ``num_tokens`` count."""
+        self.num_tokens = len(self.tokens)
+        """Known tokens: the prompt and every token that came back from the worker."""
+        self.num_prompt = self.num_tokens - request.num_output
+        self.sampling = sampling
+        self.max_output = sampling.max_tokens
+        ends = () if sampling.ignore_eos else eos_token_ids
+        self.stop_tokens = frozenset((*sampling.stop_token_ids, *ends))
+        """Tokens that end the answer."""
+        self.salt = request.cache_salt
+        self.priority = request.priority
+        self.deadline = request.deadline
+        self.cache_hints = request.cache_hints
+        self.arrived = arrived
+        self.grammar = grammar
+
+        self.slot = NO_SLOT
+        """Place in the worker's persistent batch while it runs."""
+        self.node: Node | None = None
+        """Tree node at whose end this sequence's tree pages end; locked while it runs."""
+        self.use: Use | None = None
+        """What the eviction policy has noted of it, from its first slot on."""
+
+        self.cached_tokens = 0
+        """Prompt tokens that came from the tree before the first token was out."""
+        self.num_reached = 0
+        """Leading tokens that were found or planned to be computed once, even if a retraction has set it back since."""
+        self.written_tokens = 0
+        """Prompt tokens whose KV it has put into the tree before the first token was out."""
+        self.first_planned: float | None = None
+        """When its first chunk was planned."""
+        self.first_token: float | None = None
+        """When its first token came back."""
+        self.prompt_logprobs_sent = 0
+        self.prompt_logprobs_to_skip = 0
+        """Those that will come a second time, because the prompt is computed again after a retraction."""
 
     @property
     def num_output(self) -> int:
@@ -147,3 +121,20 @@ class Sequence:
         if token in self.stop_tokens and long_enough:
             return "stop"
         return "length" if self.num_output >= self.max_output else None
+
+    def start(self, now: float) -> SequenceStarted:
+        """The first token is out; returns what is told with it."""
+        assert self.first_planned is not None
+        self.first_token = now
+        return SequenceStarted(
+            seq_id=self.seq_id,
+            cached_tokens=self.cached_tokens,
+            queued_s=self.first_planned - self.arrived,
+            prefill_s=now - self.first_planned,
+            cache_write_tokens=min(self.written_tokens, self.num_tokens - self.cached_tokens),
+        )
+
+    def ended(self, reason: FinishReason, now: float, last: int | None = None) -> SequenceFinished:
+        """What is told at the end of the answer, with its ``last`` token where that has ended it."""
+        stop_token = last if reason == "stop" else None
+        return SequenceFinished(self.seq_id, reason, stop_token, now - self.arrived)

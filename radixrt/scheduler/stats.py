@@ -1,52 +1,56 @@
-"""What the scheduler counts."""
+"""What the scheduler counts and measures of itself."""
 
-from bisect import bisect_left
-from dataclasses import dataclass, field
+import msgspec
 
-from radixrt.messages import HistogramSnapshot, StepResult
+from radixrt.messages.stats import Counters, SchedulerStats, TimeHistogram
+from radixrt.messages.steps import StepResult
+from radixrt.scheduler.kv_cache import KVCache
 
 STEP_BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
 PLAN_BOUNDS = [1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25]
+"""In seconds."""
 
 
-class Histogram:
-    """Counts of observations between fixed bounds, in seconds."""
-
-    def __init__(self, bounds: list[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._total += seconds
-
-    def snapshot(self) -> HistogramSnapshot:
-        return HistogramSnapshot(self._bounds, list(self._counts), self._total)
+def new_counters() -> Counters:
+    return Counters(
+        step_seconds=TimeHistogram.empty(STEP_BOUNDS), plan_seconds=TimeHistogram.empty(PLAN_BOUNDS)
+    )
 
 
-@dataclass
-class Counters:
-    """Totals since start."""
+def count_step(counters: Counters, result: StepResult, follows: bool) -> None:
+    """Count a step that came back; a worker waited for us only if its plan ``follows`` another."""
+    counters.steps += 1
+    counters.step_seconds.observe(result.step_s)
+    counters.forward_seconds += result.forward_s
+    counters.wait_seconds += result.wait_s if follows else 0.0
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
-    output_tokens: int = 0
-    forced_tokens: int = 0
-    finished: int = 0
-    aborted: int = 0
-    refused: int = 0
-    retractions: int = 0
-    steps: int = 0
-    forward_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    step_seconds: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS))
-    plan_seconds: Histogram = field(default_factory=lambda: Histogram(PLAN_BOUNDS))
 
-    def observe_step(self, result: StepResult, follows: bool) -> None:
-        """Count a step that came back; a worker waited for us only if its plan ``follows`` another."""
-        self.steps += 1
-        self.step_seconds.observe(result.step_s)
-        self.forward_seconds += result.forward_s
-        self.wait_seconds += result.wait_s if follows else 0.0
+def stats_of(
+    counters: Counters,
+    kv: KVCache,
+    *,
+    running: int,
+    waiting: int,
+    grammars: int,
+    malformed_frames: int,
+) -> SchedulerStats:
+    """A snapshot of all counters and gauges."""
+    free, total = kv.allocator.num_free, kv.allocator.num_pages
+    return SchedulerStats(
+        **msgspec.structs.asdict(counters),
+        running=running,
+        waiting=waiting,
+        evicted_pages=kv.evicted_pages,
+        pages_total=total,
+        pages_owned=total - free - kv.tree.num_pages,
+        pages_cached=kv.tree.num_pages,
+        pages_evictable=kv.tree.num_evictable_pages,
+        pages_free=free,
+        pages_pinned=kv.tree.num_pinned_pages,
+        leases=len(kv.leases),
+        leases_broken=kv.leases.broken,
+        sessions=len(kv.sessions),
+        grammars=grammars,
+        tree_nodes=kv.tree.num_nodes,
+        malformed_frames=malformed_frames,
+    )

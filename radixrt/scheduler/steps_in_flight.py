@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from radixrt.messages import StepResult
+from radixrt.messages.steps import StepResult
 from radixrt.scheduler.sequence import Sequence
 
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.page_allocator import Pages
 
 

@@ -12,14 +12,10 @@ from collections.abc import Callable, Generator
 from itertools import count
 from typing import NamedTuple
 
-from radixrt.messages import (
-    CacheNamespace,
-    CacheTree,
-    CacheTreeCall,
-    CacheTreeNode,
-    RetentionLevel,
-    pack_ids,
-)
+from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
+from radixrt.messages.calls import CacheTreeCall
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import RetentionLevel
 from radixrt.scheduler.hint import LEVELS
 from radixrt.scheduler.node import ID_BYTES, Node
 from radixrt.scheduler.radix_tree import RadixTree

@@ -7,20 +7,16 @@ from collections.abc import Iterator
 import msgspec
 
 from radixrt.constrained.grammar import Unenforced
-from radixrt.messages import (
+from radixrt.messages.answers import (
     AnswerChunk,
     AnswerTimes,
     FinishReason,
-    GenerateRequest,
-    LogprobRow,
     PromptInfo,
-    SequenceFinished,
-    SequenceStarted,
-    TokenBatch,
     TokenLogprob,
-    pack_ids,
-    unpack_ids,
 )
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import GenerateRequest
+from radixrt.messages.sequences import LogprobRow, SequenceFinished, SequenceStarted, TokenBatch
 from radixrt.tokenizer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.parts import AnswerParts
 from radixrt.tokenizer.stop_strings import StopStringFinder

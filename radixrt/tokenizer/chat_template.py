@@ -17,7 +17,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.errors import RequestError
-from radixrt.messages import ChatPrompt
+from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.breakpoints import Messages, agreed_length, num_tokens_within, substitute
 from radixrt.tokenizer.segments import Segment, joined
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends

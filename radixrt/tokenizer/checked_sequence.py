@@ -14,7 +14,8 @@ from radixrt.constrained.checks.checked_answer import CheckedAnswer, DueCheck, R
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.grammar import SpanCheck
-from radixrt.messages import Constraint, SequenceFinished, SequenceRequest, pack_ids, unpack_ids
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
 from radixrt.tokenizer.answers import SequenceNews
 from radixrt.tokenizer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.limits import answer_seed

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.errors import RequestError
-from radixrt.messages import EngineInfo
+from radixrt.messages.answers import EngineInfo
 from radixrt.sampling_params import SamplingParams
 
 _TOO_LONG = "context_length_exceeded"

@@ -4,7 +4,8 @@ from collections import deque
 
 from radixrt.constrained import tool_calls
 from radixrt.constrained.spec import StructuralTag
-from radixrt.messages import GenerateRequest, ToolCall
+from radixrt.messages.answers import ToolCall
+from radixrt.messages.requests import GenerateRequest
 from radixrt.tokenizer import reasoning
 from radixrt.tokenizer.reasoning import PROMPT_END_TOKENS, ReasoningParser
 from radixrt.tokenizer.tool_calls import ToolCallParser

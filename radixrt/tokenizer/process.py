@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,36 +19,30 @@ from radixrt.config import ServerConfig
 from radixrt.constrained.grammar import Compiled
 from radixrt.errors import RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
-from radixrt.messages import (
-    AbortRequest,
-    CacheHints,
-    CacheTree,
+from radixrt.messages.answers import EngineInfo, PromptInfo
+from radixrt.messages.calls import (
     CacheTreeCall,
     CallReply,
-    ChatPrompt,
     CompileCall,
     DetokenizeCall,
-    EngineInfo,
     FlushCacheCall,
-    GenerateRequest,
-    PackedIds,
     PinCall,
     PinTokensCall,
-    Prompt,
-    PromptInfo,
     ReleaseCacheCall,
-    SequenceRefused,
-    SequenceRequest,
     StatsCall,
-    TokenBatch,
     TokenizeCall,
-    TokenPrompt,
-    ToTokenizerFromApi,
-    ToTokenizerFromScheduler,
-    num_ids,
-    pack_ids,
-    unpack_ids,
 )
+from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
+from radixrt.messages.links import ToTokenizerFromApi, ToTokenizerFromScheduler
+from radixrt.messages.requests import (
+    AbortRequest,
+    CacheHints,
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    TokenPrompt,
+)
+from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.sampling_params import PREFILL_ONLY
 from radixrt.tokenizer.answers import Answer
 from radixrt.tokenizer.cache_tree import described, num_shown_tokens
@@ -94,8 +89,8 @@ class TokenizerProcess:
         """Requests whose prompts are being encoded, or wait for it."""
         self._turns = Turns()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stats_calls: set[int] = set()
-        self._tree_calls: set[int] = set()
+        self._passed_on: dict[int, ToTokenizerFromApi] = {}
+        """Calls that the scheduler answers, and this process adds to the answer of."""
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message says what it can do."""
@@ -145,14 +140,14 @@ class TokenizerProcess:
             case CompileCall():
                 self._spawn(self._reply(message.call_id, self._compile_ahead(message)))
             case PinCall():
-                self._spawn(self._pin(message))
-            case CacheTreeCall():
-                self._tree_calls.add(message.call_id)
-                self._to_scheduler.send(message)
+                self._spawn(self._reply(message.call_id, self._pin(message)))
             case FlushCacheCall() | ReleaseCacheCall():
                 self._to_scheduler.send(message)
+            case CacheTreeCall():
+                self._passed_on[message.call_id] = message
+                self._to_scheduler.send(message)
             case StatsCall():
-                self._stats_calls.add(message.call_id)
+                self._passed_on[message.call_id] = message
                 inboxes = (self._from_api, self._from_scheduler)
                 malformed = sum(inbox.malformed_frames for inbox in inboxes)
                 self._to_scheduler.send(
@@ -257,25 +252,23 @@ class TokenizerProcess:
         self._tasks.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._tasks.discard)
 
-    async def _reply(self, call_id: int, work: Awaitable[dict[str, Any]]) -> None:
+    async def _reply(self, call_id: int, work: Awaitable[dict[str, Any] | None]) -> None:
+        """Answer a call with what the work gives; if it gives None, the scheduler answers."""
         try:
             value = await work
         except Exception as error:
             self._to_api.send(CallReply(call_id=call_id, error=failure("", error)))
         else:
-            self._to_api.send(CallReply(call_id=call_id, value=value))
+            if value is not None:
+                self._to_api.send(CallReply(call_id=call_id, value=value))
 
     async def _pin(self, call: PinCall) -> None:
-        """Hand the scheduler a prompt that is to be pinned, in tokens; it answers."""
-        try:
-            _, token_ids = await self._turns.run(
-                _CALLS,
-                size_in_chars(call.prompt),
-                lambda: self._encoder.encode(call.prompt, self._limits, call.cache_salt),
-            )
-        except Exception as error:
-            self._to_api.send(CallReply(call_id=call.call_id, error=failure("", error)))
-            return
+        """Hand the scheduler a prompt that is to be pinned, in tokens."""
+        _, token_ids = await self._turns.run(
+            _CALLS,
+            size_in_chars(call.prompt),
+            lambda: self._encoder.encode(call.prompt, self._limits, call.cache_salt),
+        )
         self._to_scheduler.send(
             PinTokensCall(
                 call_id=call.call_id,
@@ -318,10 +311,6 @@ class TokenizerProcess:
             match message:
                 case TokenBatch():
                     self._under_way.absorb(message)
-                    for refused in message.refused:
-                        self._under_way.refuse(refused)
-                case SequenceRefused():
-                    self._under_way.refuse(message)
                 case CallReply():
                     self._pass_on(message)
                 case EngineInfo():
@@ -329,29 +318,15 @@ class TokenizerProcess:
 
     def _pass_on(self, reply: CallReply) -> None:
         """Send a reply of the scheduler to the api, with what only this process knows."""
-        if reply.call_id not in self._tree_calls:
-            self._to_api.send(self._with_own_stats(reply))
+        call = self._passed_on.pop(reply.call_id, None)
+        if reply.error is None and isinstance(call, CacheTreeCall):
+            tree, show_texts = reply.value, not self._config.hide_cache_texts
+            work = partial(described, tree, self._vocabulary, show_texts)
+            self._call(reply.call_id, num_shown_tokens(tree), work)
             return
-        self._tree_calls.discard(reply.call_id)
-        if reply.error is not None:
-            self._to_api.send(reply)
-            return
-        tree = msgspec.convert(reply.value, CacheTree)
-        show_texts = not self._config.hide_cache_texts
-        self._call(
-            reply.call_id,
-            num_shown_tokens(tree),
-            lambda: described(tree, self._vocabulary, show_texts),
-        )
-
-    def _with_own_stats(self, reply: CallReply) -> CallReply:
-        if reply.call_id not in self._stats_calls:
-            return reply
-        self._stats_calls.discard(reply.call_id)
-        if reply.error is not None:
-            return reply
-        value = {**reply.value, "structured": msgspec.to_builtins(self._structured.stats())}
-        return msgspec.structs.replace(reply, value=value)
+        if reply.error is None and isinstance(call, StatsCall):
+            reply.value["structured"] = msgspec.to_builtins(self._structured.stats())
+        self._to_api.send(reply)
 
 
 _CALLS = ""

@@ -3,15 +3,8 @@
 import numpy as np
 
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    ChatPrompt,
-    Prompt,
-    Retention,
-    TextPrompt,
-    TokenPrompt,
-    num_ids,
-    unpack_ids,
-)
+from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.requests import ChatPrompt, Prompt, Retention, TextPrompt, TokenPrompt
 from radixrt.tokenizer.chat_template import ChatTemplate
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.vocabulary import Vocabulary

@@ -10,13 +10,13 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 
 SHORTEST_KEPT = 256
 """Characters; shorter segments are encoded about as quickly as they are found."""
@@ -56,24 +56,20 @@ class SegmentEncoder:
             salt: segments are shared only among texts with the same salt, so that how long this takes tells
                 nobody what others have said.
         """
-        starts = (
-            [] if self._begin is None else [match.start() for match in self._begin.finditer(text)]
-        )
-        bounds = sorted({0, *starts, len(text)})
+        found = () if self._begin is None else self._begin.finditer(text)
+        starts = {match.start() for match in found}
+        bounds = sorted({0, len(text)} | starts)
         pieces = [text[start:end] for start, end in pairwise(bounds)]
         keys = [_key(piece, salt) if len(piece) >= SHORTEST_KEPT else None for piece in pieces]
         if keys and bounds[0] not in starts:
             keys[0] = None  # tokenizers may treat the beginning of a text in their own way
         known = [None if key is None else self._find(key) for key in keys]
-        new = iter(
-            self._encode_each(
-                [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
-            )
-        )
+        unknown = [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
+        new = iter(self._encode_each(unknown))
         segments = []
-        for start, piece, key, found in zip(bounds, pieces, keys, known, strict=False):
-            ids = next(new) if found is None else found
-            if found is None and key is not None:
+        for start, piece, key, ids_known in zip(bounds, pieces, keys, known, strict=False):
+            ids = next(new) if ids_known is None else ids_known
+            if ids_known is None and key is not None:
                 self._keep(key, ids)
             segments.append(Segment(start, piece, ids))
         return segments
@@ -125,11 +121,7 @@ def _beginnings(
         if not (token.lstrip or token.rstrip or token.normalized or token.single_word)
         and not any(_hides(other, token.content) for other in added)
     ]
-    kept = [
-        content
-        for content, splits in zip(clean, _each_splits(tokenizer, clean), strict=True)
-        if splits
-    ]
+    kept = list(compress(clean, _each_splits(tokenizer, clean)))
     if not kept:
         return None
     return re.compile("|".join(map(re.escape, sorted(kept, key=len, reverse=True))))

@@ -34,12 +34,8 @@ class StopStringFinder:
         return held
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
-        best: tuple[int, str] | None = None
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0 and (best is None or _is_earlier(start, stop, *best)):
-                best = start, stop
-        return best
+        found = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(found, key=lambda match: (match[0] + len(match[1]), match[0]), default=None)
 
     def _undecided_length(self, text: str) -> int:
         """Length of the longest end of the text that begins some stop string."""
@@ -52,8 +48,3 @@ class StopStringFinder:
                 else:
                     start = text.find(stop[0], start + 1)
         return len(text) - earliest
-
-
-def _is_earlier(start: int, stop: str, other_start: int, other_stop: str) -> bool:
-    end, other_end = start + len(stop), other_start + len(other_stop)
-    return end < other_end or (end == other_end and start < other_start)

@@ -4,9 +4,10 @@ It has their constraints compiled, and the values that no grammar covers validat
 processes of the compile pool; and it knows where in an answer the constraint begins.
 """
 
-import dataclasses
 import logging
 from pathlib import Path
+
+import msgspec
 
 from radixrt.config import ServerConfig
 from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
@@ -18,15 +19,11 @@ from radixrt.constrained.compiler.route import BackendChoice, CompileOptions
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    Constraint,
-    EngineInfo,
-    GenerateRequest,
-    PackedIds,
-    SequenceRequest,
-    StructuredStats,
-    pack_ids,
-)
+from radixrt.messages.answers import EngineInfo
+from radixrt.messages.ids import PackedIds, pack_ids
+from radixrt.messages.requests import GenerateRequest
+from radixrt.messages.sequences import Constraint, SequenceRequest
+from radixrt.messages.stats import StructuredStats
 from radixrt.tokenizer.checked_sequence import CheckedSequence
 from radixrt.tokenizer.reasoning import FORMATS
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -41,18 +38,6 @@ _BACKENDS: dict[str, BackendChoice] = {
 }
 
 
-@dataclasses.dataclass
-class _Counters:
-    """See StructuredStats."""
-
-    requests: int = 0
-    refused: int = 0
-    checks: int = 0
-    retries: int = 0
-    exhausted: int = 0
-    violations: int = 0
-
-
 class StructuredOutput:
     """The compile pool of one engine, and what is known of its model's vocabulary."""
 
@@ -61,7 +46,7 @@ class StructuredOutput:
     ) -> None:
         """Leaves the tokenizer in ``tokenizer_file``, for the pool and for the workers."""
         tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
-        self.counters = _Counters()
+        self.counters = StructuredStats()
         self._vocabulary = vocabulary
         self._validates = config.validate_structured_output
         self._max_attempts = config.structured_retries
@@ -174,8 +159,8 @@ class StructuredOutput:
         )
 
     def stats(self) -> StructuredStats:
-        return StructuredStats(
-            **dataclasses.asdict(self.counters),
+        return msgspec.structs.replace(
+            self.counters,
             cache_hits=self._pool.compiled.hits,
             cache_misses=self._pool.compiled.misses,
             helpers_killed=self._pool.killed,

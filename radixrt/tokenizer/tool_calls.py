@@ -4,7 +4,7 @@ import json
 import re
 
 from radixrt.constrained.tool_calls import FORMATS, ToolCallFormat
-from radixrt.messages import ToolCall
+from radixrt.messages.answers import ToolCall
 from radixrt.tokenizer.json_scanner import JsonScanner
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(\w+)"\s*:\s*(?=\{)')
@@ -140,10 +140,7 @@ class ToolCallParser:
             values = call.get(self._written.arguments_key, {})
             arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
             (call["name"] + arguments).encode()
-        except (
-            ValueError,
-            RecursionError,
-        ):  # no JSON, or JSON of what is no number, text or sane depth
+        except (ValueError, RecursionError):  # no JSON, or of what is no number, text or sane depth
             return []
         self._num_calls += 1
         self._gap = ""
@@ -165,7 +162,6 @@ class _OpenCall:
 
     def __init__(self) -> None:
         self._object = JsonScanner()
-        self._object_start: int | None = None
         self._object_end: int | None = None
         self._arguments = JsonScanner()
         self._arguments_end: int | None = None

@@ -15,15 +15,13 @@ import msgspec
 from radixrt.constrained.checks.checked_answer import DueCheck
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    AnswerBatch,
-    AnswerChunk,
+from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import (
     ReleaseSequences,
-    RequestFailed,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
-    pack_ids,
 )
 from radixrt.tokenizer.answers import Answer, SequenceNews, news_by_sequence
 from radixrt.tokenizer.checked_sequence import CheckedSequence
@@ -94,15 +92,6 @@ class AnswersUnderWay:
         self._drop(request_id)
         self._to_api(failure(request_id, error))
 
-    def refuse(self, refused: SequenceRefused) -> None:
-        """The scheduler can't go on with a sequence."""
-        under_way = self._by_seq_id.get(refused.seq_id)
-        if under_way is not None:
-            error = RequestError(
-                refused.message, status=refused.status, retry_after_s=refused.retry_after_s
-            )
-            self.fail(under_way.request_id, error)
-
     def absorb(self, batch: TokenBatch) -> None:
         """Turn a step's tokens into text and tell the api. Ids of dropped sequences are ignored."""
         chunks: list[AnswerChunk | None] = []
@@ -115,6 +104,17 @@ class AnswersUnderWay:
             except Exception as error:
                 self.fail(under_way.request_id, error)
         self._send_chunks(chunks)
+        for refused in batch.refused:
+            self._refuse(refused)
+
+    def _refuse(self, refused: SequenceRefused) -> None:
+        """The scheduler can't go on with a sequence."""
+        under_way = self._by_seq_id.get(refused.seq_id)
+        if under_way is not None:
+            error = RequestError(
+                refused.message, status=refused.status, retry_after_s=refused.retry_after_s
+            )
+            self.fail(under_way.request_id, error)
 
     def _absorb(self, under_way: _UnderWay, news: SequenceNews) -> AnswerChunk | None:
         if under_way.checked is None:
@@ -216,11 +216,4 @@ def failure(request_id: str, error: Exception) -> RequestFailed:
     if not isinstance(error, RequestError):
         log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
         error = RequestError("The server failed at this request; its log says more.", status=500)
-    return RequestFailed(
-        request_id=request_id,
-        message=error.message,
-        status=error.status,
-        param=error.param,
-        code=error.code,
-        retry_after_s=error.retry_after_s,
-    )
+    return RequestFailed.of(error, request_id)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import orjson
 from tokenizers import Tokenizer
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
-from radixrt.messages import TokenLogprob
+from radixrt.messages.answers import TokenLogprob
 from radixrt.token_bytes import TokenBytes
 from radixrt.tokenizer.segments import SegmentEncoder
 
@@ -46,15 +47,11 @@ class Vocabulary:
         Raises:
             ConfigError: there is none, or it is of a kind that can't be used.
         """
-        import transformers  # here, since it takes seconds
-
         path = config.tokenizer_path or config.model_path
         if not Path(path).is_dir():
             raise ConfigError(f"There is no folder {path} to load a tokenizer from.")
         try:
-            hf = transformers.AutoTokenizer.from_pretrained(
-                path, trust_remote_code=config.trust_remote_code
-            )
+            hf = _load(Path(path), config.trust_remote_code)
         except Exception as error:  # transformers raises many kinds
             reason = " ".join(str(error).split())
             raise ConfigError(
@@ -114,6 +111,19 @@ def encode_aside_with_ends(tokenizer: Tokenizer, text: str) -> tuple[list[int], 
     """As :func:`encode_aside`, no special tokens added; with the character at which each token ends."""
     (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
     return encoding.ids, [end for _, end in encoding.offsets]
+
+
+def _load(folder: Path, trust_remote_code: bool) -> Any:
+    """The tokenizer as transformers has it. A checkpoint whose tokenizer is of no particular class is spared
+    AutoTokenizer, which imports torch and reads the model's config to find out: two seconds.
+    """
+    import transformers
+
+    settings = folder / "tokenizer_config.json"
+    named = orjson.loads(settings.read_bytes()) if settings.is_file() else {}
+    if named.get("tokenizer_class") == "PreTrainedTokenizerFast" and "auto_map" not in named:
+        return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
 def _read_template(path: Path) -> str:

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from radixrt.cache_stats import CacheStats
-from radixrt.top.readings import Namespace, Rates, Reading, Tree, TreeNode
+from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
+from radixrt.top.readings import Rates, Reading
 
 _POOL_COLOURS = {
     "owned": "red",
@@ -57,7 +58,7 @@ def _title(url: str, reading: Reading) -> Text:
 def _requests(reading: Reading, rates: Rates) -> Text:
     return Text.assemble(
         _label("requests"),
-        f"{reading.requests.running} running, {reading.requests.waiting} waiting",
+        f"{reading.stats.running} running, {reading.stats.waiting} waiting",
         "   ",
         f"prompt {_rate(rates.prompt_tokens_per_s)} tokens/s, "
         f"output {_rate(rates.output_tokens_per_s)} tokens/s",
@@ -117,7 +118,7 @@ def _pool_legend(cache: CacheStats) -> Text:
     return legend
 
 
-def _prefixes(tree: Tree, most: int) -> RenderableType:
+def _prefixes(tree: CacheTree, most: int) -> RenderableType:
     """The biggest prefixes of the tree; those below one are indented."""
     table = Table(box=None, padding=(0, 1), expand=True)
     for heading in ("below", "tokens", "idle"):
@@ -139,21 +140,21 @@ def _prefixes(tree: Tree, most: int) -> RenderableType:
     return table
 
 
-def _rows(tree: Tree) -> Iterator[tuple[int, TreeNode, bool]]:
+def _rows(tree: CacheTree) -> Iterator[tuple[int, CacheTreeNode, bool]]:
     for namespace in tree.namespaces:
         for node in namespace.children:
             yield from _rows_below(0, node, namespace)
 
 
 def _rows_below(
-    level: int, node: TreeNode, namespace: Namespace
-) -> Iterator[tuple[int, TreeNode, bool]]:
+    level: int, node: CacheTreeNode, namespace: CacheNamespace
+) -> Iterator[tuple[int, CacheTreeNode, bool]]:
     yield level, node, namespace.salted
     for child in node.children:
         yield from _rows_below(level + 1, child, namespace)
 
 
-def _held(node: TreeNode) -> Text:
+def _held(node: CacheTreeNode) -> Text:
     if node.pinned:
         return Text("pinned", _POOL_COLOURS["pinned"])
     if node.locked:

@@ -11,6 +11,8 @@ import msgspec
 
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RadixrtError
+from radixrt.messages.cache_tree import CacheTree
+from radixrt.messages.stats import SchedulerStats
 
 TIMEOUT_S = 5
 TREE_LEVELS = 3
@@ -23,40 +25,6 @@ class ServerAwayError(RadixrtError):
     """No radixrt server answers; says what to do."""
 
 
-class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix in the tree; see :class:`radixrt.messages.CacheTreeNode`."""
-
-    text: str | None
-    num_tokens: int
-    total_tokens: int
-    total_nodes: int
-    locked: bool
-    pinned: bool
-    idle_s: float
-    retention: str
-    children: list["TreeNode"]
-
-
-class Namespace(msgspec.Struct, frozen=True, kw_only=True):
-    salted: bool
-    total_tokens: int
-    children: list[TreeNode]
-
-
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    total_tokens: int
-    total_nodes: int
-    namespaces: list[Namespace]
-
-
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the scheduler's counters, those that are not about the cache."""
-
-    running: int
-    waiting: int
-    output_tokens: int
-
-
 class _Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     served_model_name: str | None
@@ -64,14 +32,14 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Engine(msgspec.Struct, frozen=True, kw_only=True):
     device: str
+    page_size: int
     kv_bytes_per_token: int
 
 
 class _ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    version: str
     settings: _Settings
     engine: _Engine
-    stats: Requests
+    stats: SchedulerStats
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,24 +47,23 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     time_s: float
     """On the monotonic clock."""
-    version: str
     model: str
     device: str
     kv_bytes_per_token: int
-    requests: Requests
+    stats: SchedulerStats
     cache: CacheStats
-    tree: Tree
+    tree: CacheTree
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """What happened of late; None: nothing by which to tell."""
 
     seconds: float
-    hit_rate: float | None
+    hit_rate: float | None = None
     """Cached share of the prompt tokens."""
-    prompt_tokens_per_s: float | None
-    output_tokens_per_s: float | None
-    evicted_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    evicted_tokens_per_s: float | None = None
 
 
 class ServerWatch:
@@ -120,21 +87,18 @@ class ServerWatch:
         tree_path = f"/v1/cache/tree?depth={TREE_LEVELS}&children={TREE_CHILDREN}"
         reading = Reading(
             time_s=time.monotonic(),
-            version=info.version,
             model=info.settings.served_model_name or info.settings.model_path,
             device=info.engine.device,
             kv_bytes_per_token=info.engine.kv_bytes_per_token,
-            requests=info.stats,
-            cache=self._get("/v1/cache/stats", CacheStats),
-            tree=self._get(tree_path, Tree),
+            stats=info.stats,
+            cache=CacheStats.of(info.stats, info.engine.page_size),
+            tree=self._get(tree_path, CacheTree),
         )
         self._remember(reading)
         return reading
 
     def rates(self) -> Rates:
-        """Over the readings that are remembered."""
-        if not self._readings:
-            return rates_between(None, None)
+        """Over the readings that are remembered; there must be one."""
         return rates_between(self._readings[0], self._readings[-1])
 
     def _remember(self, reading: Reading) -> None:
@@ -177,20 +141,14 @@ class ServerWatch:
         )
 
 
-def rates_between(first: Reading | None, last: Reading | None) -> Rates:
-    """Of two readings of one server; they may be the same, or missing."""
-    seconds = 0.0 if first is None or last is None else last.time_s - first.time_s
-    if first is None or last is None or seconds <= 0:
-        return Rates(
-            seconds=0.0,
-            hit_rate=None,
-            prompt_tokens_per_s=None,
-            output_tokens_per_s=None,
-            evicted_tokens_per_s=None,
-        )
+def rates_between(first: Reading, last: Reading) -> Rates:
+    """Of two readings of one server; they may be the same."""
+    seconds = last.time_s - first.time_s
+    if seconds <= 0:
+        return Rates(seconds=0.0)
     prompt = last.cache.prompt_tokens - first.cache.prompt_tokens
     cached = last.cache.cached_tokens - first.cache.cached_tokens
-    output = last.requests.output_tokens - first.requests.output_tokens
+    output = last.stats.output_tokens - first.stats.output_tokens
     evicted = last.cache.evicted_tokens - first.cache.evicted_tokens
     return Rates(
         seconds=seconds,

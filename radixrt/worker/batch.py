@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.device import Device
-from radixrt.messages import Admit, StepPlan, TokenIds, num_ids, unpack_ids
+from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
+from radixrt.messages.steps import Admit, StepPlan
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.ragged import RaggedStep
 from radixrt.worker.shared_prefixes import PrefixFinder, PrefixGroups
@@ -67,15 +68,6 @@ class Jumps:
 
 NO_JUMPS = Jumps([], [], [])
 NO_TOKENS = np.empty(0, dtype=np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """Who samples a token in a step."""
-
-    slots: NDArray[np.int64]  # [rows]
-    rows: NDArray[np.int32]  # [rows] into the flat batch
-    positions: NDArray[np.int64]  # [rows] of the new tokens
 
 
 class PersistentBatch:
@@ -173,9 +165,7 @@ class PersistentBatch:
             step,
             groups,
             [*jumps.token_ids, *prompt_tokens],
-            _Sampling(
-                slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]
-            ),
+            (slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]),
             self._prompt_spans(plan, first_rows),
             jumps,
         )
@@ -185,16 +175,21 @@ class PersistentBatch:
         step: RaggedStep,
         groups: PrefixGroups,
         known_tokens: list[TokenIds],
-        sampling: "_Sampling",
+        sampling: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]],
         prompt_spans: list[PromptSpan],
         jumps: Jumps,
     ) -> StepInputs:
-        """Everything that the device needs for a step, sent to it in one piece."""
+        """Everything that the device needs for a step, sent to it in one piece.
+
+        Args:
+            sampling: who samples a token, each [rows]: slots, their rows of the flat batch, and positions of the new tokens.
+        """
+        sampling_slots, sampling_rows, sampling_positions = sampling
         decoding, graph_rows = groups.slots, None
         if self._graph_rows is not None and not known_tokens:
             graph_rows = self._graph_rows(len(decoding))
         if graph_rows is not None:
-            step = step.padded(graph_rows, self._spare_page, self.page_size)
+            step = step.padded(graph_rows, self._spare_page)
             decoding = np.concatenate((decoding, np.zeros(graph_rows - len(decoding), np.int64)))
         known = np.concatenate(known_tokens) if known_tokens else NO_TOKENS
         decoded, known_ids, positions, kv_indices, kv_slots, slots, rows, places = (
@@ -204,25 +199,19 @@ class PersistentBatch:
                 step.positions,
                 step.kv_indices,
                 step.kv_slots,
-                sampling.slots,
-                sampling.rows.astype(np.int64),
-                sampling.positions,
+                sampling_slots,
+                sampling_rows.astype(np.int64),
+                sampling_positions,
             )
         )
         token_ids = self.last_tokens[decoded]
+        shared = _shared_prefixes(groups, len(step.last_page_len))
         return StepInputs(
             token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
             positions=positions,
-            attention=attention_metadata(
-                step,
-                kv_indices,
-                kv_slots,
-                self.page_size,
-                self._device,
-                _shared_prefixes(groups, len(step.last_page_len)),
-            ),
+            attention=step.metadata(kv_indices, kv_slots, self._device, shared),
             graph_rows=graph_rows,
-            sampling_slots=sampling.slots,
+            sampling_slots=sampling_slots,
             sampling_slots_on_device=slots,
             sampling_rows=rows,
             sampling_positions=places,
@@ -298,27 +287,4 @@ def _shared_prefixes(groups: PrefixGroups, num_sequences: int) -> SharedPrefixes
     return SharedPrefixes(
         group_indptr_cpu=torch.from_numpy(np.concatenate((groups.indptr(), others))),
         num_pages_cpu=torch.from_numpy(num_pages),
-    )
-
-
-def attention_metadata(
-    step: RaggedStep,
-    kv_indices: torch.Tensor,
-    kv_slots: torch.Tensor,
-    page_size: int,
-    device: Device,
-    shared_prefixes: SharedPrefixes | None = None,
-) -> AttentionMetadata:
-    """A step as attention wants it; the two tensors are the step's arrays on the device."""
-    qo_indptr, kv_indptr, last_page_len = device.pin(
-        step.qo_indptr, step.kv_indptr, step.last_page_len
-    )
-    return AttentionMetadata(
-        qo_indptr_cpu=qo_indptr,
-        kv_indptr_cpu=kv_indptr,
-        last_page_len_cpu=last_page_len,
-        kv_indices=kv_indices,
-        kv_slots=kv_slots,
-        page_size=page_size,
-        shared_prefixes=shared_prefixes,
     )

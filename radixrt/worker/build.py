@@ -23,7 +23,8 @@ from radixrt.layers.fastest_kernels import layer_kernels
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
-from radixrt.messages import EngineInfo, GrammarLoaded, StepPlan
+from radixrt.messages.answers import EngineInfo
+from radixrt.messages.steps import GrammarLoaded, StepPlan
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
@@ -35,7 +36,6 @@ from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling_state import SamplingState
 from radixrt.worker.threads import use_fitting_threads
 from radixrt.worker.trial_run import largest_step, num_pages, too_large
-from radixrt_kernels import available
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +86,13 @@ def build_runner(
     if is_gpu(device):
         parts.try_largest_step(longest)
     pages = _pool_pages(config, setup, tp, longest)
-    runner = parts.runner(_pool(setup, pages), with_graphs=True)
+    runner = parts.runner(KVPool(setup, pages), with_graphs=True)
     return runner, EngineInfo(
         context_length=longest,
         vocab_size=model.vocab_size,
         kv_pool_tokens=pages * config.page_size,
         page_size=config.page_size,
-        kv_bytes_per_token=bytes_per_token(setup.specs, setup.kv_dtype) * tp.size,
+        kv_bytes_per_token=bytes_per_token(setup) * tp.size,
         num_parameters=model.num_parameters,
         weight_bytes=num_bytes,
         dtype=str(dtype).removeprefix("torch."),
@@ -135,32 +135,18 @@ def _load(
     return model
 
 
-def _pool(setup: AttentionSetup, pages: int, *, one_for_all: bool = False) -> KVPool:
-    return KVPool(
-        setup.specs,
-        pages,
-        setup.page_size,
-        setup.kv_dtype,
-        setup.device.torch_device,
-        one_for_all=one_for_all,
-    )
-
-
 def _pool_pages(
     config: ServerConfig, setup: AttentionSetup, tp: TensorParallel, longest: int
 ) -> int:
     """Pages of the KV pool, the same on every rank."""
-    place = setup.device.torch_device
     pages = pool_pages(
-        bytes_per_token(setup.specs, setup.kv_dtype),
-        config.page_size,
-        place,
+        setup,
         mem_fraction=config.mem_fraction_static,
         max_total_tokens=config.max_total_tokens,
         max_useful_tokens=2 * config.max_running_requests * longest,
     )
     if tp.size > 1:
-        smallest = torch.tensor(pages, device=place)
+        smallest = torch.tensor(pages, device=setup.device.torch_device)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
         pages = int(smallest)
     return pages
@@ -196,7 +182,6 @@ class _Parts:
             vocab_size,
             eos_token_ids=self.eos_token_ids,
             device=device,
-            draws_natively=device.torch_device.type == "cpu" and available(),
         )
         grammars = GrammarState(
             self.shop,
@@ -238,7 +223,7 @@ class _Parts:
         """
         plan = largest_step(self.config, longest)
         try:
-            pool = _pool(self.setup, num_pages(plan), one_for_all=True)
+            pool = KVPool(self.setup, num_pages(plan), one_for_all=True)
             runner = self.runner(pool, with_graphs=False)
             runner.step(plan)
             runner.step(

@@ -16,7 +16,7 @@ from radixrt.attention.metadata import AttentionMetadata
 from radixrt.device import Device
 from radixrt.errors import ConfigError
 from radixrt.models.decoder import CausalLM
-from radixrt.worker.batch import StepInputs, attention_metadata
+from radixrt.worker.batch import StepInputs
 from radixrt.worker.kv_pool import KVPool
 from radixrt.worker.ragged import RaggedStep
 
@@ -72,7 +72,7 @@ class DecodeGraphs:
 
     def _capture(self, rung: int, attention: AttentionBackend) -> _Graph:
         attention.plan(self._nobody(rung))
-        context = ForwardContext(attention, self._pool.key_caches, self._pool.value_caches)
+        context = ForwardContext(attention, self._pool.kv_caches)
         token_ids, positions = self._token_ids[:rung], self._positions[:rung]
         try:
             replay, hidden = self._device.capture(
@@ -101,6 +101,6 @@ class DecodeGraphs:
         nothing = np.empty(0, dtype=np.int64)
         no_tables = np.empty((0, 1), dtype=np.int32)
         step = RaggedStep.of(no_tables, self._pool.page_size, nothing, nothing, nothing)
-        step = step.padded(rows, self._pool.spare_page, self._pool.page_size)
+        step = step.padded(rows, self._pool.spare_page)
         kv_indices, kv_slots = self._device.upload(step.kv_indices, step.kv_slots)
-        return attention_metadata(step, kv_indices, kv_slots, self._pool.page_size, self._device)
+        return step.metadata(kv_indices, kv_slots, self._device)

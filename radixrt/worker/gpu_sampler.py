@@ -18,20 +18,10 @@ def draw_in_one_kernel(
     mask: TokenMask | None,
     device: Device,
 ) -> tuple[Tensor, Tensor]:
-    """Token ids [rows] int64, and each row's largest logit [rows] float32, NaN where a row holds one.
-
-    Args:
-        batch: with ``packed`` settings.
-        counts: of the tokens so far.
-        logits: [rows, vocab] float32; overwritten.
-        positions: [rows] int64
-        mask: what constrained rows may sample.
-        device: that the tensors are on.
-    """
+    """See ``radixrt.worker.sampler.Draw``."""
     from radixrt_kernels.triton.penalties import penalise
     from radixrt_kernels.triton.sampling import draw_tokens
 
-    assert batch.packed is not None
     penalised = batch.penalised
     if penalised is not None:
         penalise(

@@ -21,14 +21,8 @@ from radixrt.constrained.loader import fill_masks, load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.errors import RadixrtError
-from radixrt.messages import (
-    DropGrammar,
-    GrammarLoaded,
-    GrammarUse,
-    LoadGrammar,
-    TokenIds,
-    unpack_ids,
-)
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.steps import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.worker.exclusions import Exclusions, allow_only, forbid
 
 log = logging.getLogger(__name__)

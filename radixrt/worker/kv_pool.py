@@ -1,11 +1,11 @@
 """The tensors that hold the KV cache, and how large they may be."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import KVCache
+from radixrt.attention.setup import AttentionSetup
 from radixrt.errors import ConfigError
 from radixrt_kernels.memory import advise_huge_pages
 
@@ -21,53 +21,46 @@ class KVPool:
     The last page is the spare one: no sequence is given it, and padding writes there.
     """
 
-    def __init__(
-        self,
-        specs: Sequence[AttentionSpec],
-        num_pages: int,
-        page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        one_for_all: bool = False,
-    ) -> None:
+    def __init__(self, setup: AttentionSetup, num_pages: int, *, one_for_all: bool = False) -> None:
         """
         Args:
+            setup: which layers there are, and the dtype, page size and device of their cache.
             one_for_all: layers of one shape share their tensors, which then hold nothing of use: for a trial run.
         """
         self.num_pages = num_pages
-        self.page_size = page_size
+        self.page_size = setup.page_size
         self.spare_page = num_pages
-        shapes = [(num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
-        names = shapes if one_for_all else range(len(shapes))
-
-        def tensors() -> list[torch.Tensor]:
-            made = {
-                name: _empty(shape, dtype, device)
-                for name, shape in dict(zip(names, shapes, strict=True)).items()
-            }
-            return [made[name] for name in names]
-
-        self.key_caches = tensors()
-        self.value_caches = tensors()
+        shapes = [
+            (num_pages + 1, self.page_size, spec.num_kv_heads, spec.head_dim)
+            for spec in setup.specs
+        ]
+        if one_for_all:
+            of_shape = {shape: _pair(shape, setup) for shape in set(shapes)}
+            self.kv_caches = [of_shape[shape] for shape in shapes]
+        else:
+            self.kv_caches = [_pair(shape, setup) for shape in shapes]
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _pair(shape: tuple[int, ...], setup: AttentionSetup) -> KVCache:
+    return _empty(shape, setup), _empty(shape, setup)
+
+
+def _empty(shape: tuple[int, ...], setup: AttentionSetup) -> torch.Tensor:
+    dtype, device = setup.kv_dtype, setup.device.torch_device
     tensor = torch.empty(shape, dtype=dtype, device=device)
     if device.type == "cpu" and dtype.is_floating_point and dtype.itemsize > 1:
         advise_huge_pages(tensor)  # one core read pages at random at 13 instead of 8 GB/s
     return tensor
 
 
-def bytes_per_token(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> int:
+def bytes_per_token(setup: AttentionSetup) -> int:
     """KV of one token over all layers, on this rank."""
-    return sum(2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
+    itemsize = setup.kv_dtype.itemsize
+    return sum(2 * spec.num_kv_heads * spec.head_dim * itemsize for spec in setup.specs)
 
 
 def pool_pages(
-    token_bytes: int,
-    page_size: int,
-    device: torch.device,
+    setup: AttentionSetup,
     *,
     mem_fraction: float,
     max_total_tokens: int | None,
@@ -76,7 +69,6 @@ def pool_pages(
     """How many pages the pool has.
 
     Args:
-        token_bytes: see :func:`bytes_per_token`.
         mem_fraction: share of the memory that weights (already there) and pool may fill.
         max_total_tokens: the user's own wish, in tokens.
         max_useful_tokens: more than this many tokens are never asked for by default.
@@ -84,6 +76,9 @@ def pool_pages(
     Raises:
         ConfigError: the memory does not hold it.
     """
+    device, page_size, token_bytes = (
+        setup.device.torch_device, setup.page_size, bytes_per_token(setup)
+    )  # fmt: skip
     available = _available_bytes(device, mem_fraction)
     if max_total_tokens is not None:
         tokens, wanted_by = max_total_tokens, f"--max-total-tokens {max_total_tokens}"

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixrt.messages import LogprobRow, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import LogprobRow
 
 
 def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
@@ -40,16 +41,8 @@ def logprob_rows(
 
 
 def prompt_logprob_rows(
-    logits: Tensor, next_tokens: Tensor, slot: int, num_top: int
+    token_ids: Tensor, logprobs: Tensor, slot: int, num_top: int
 ) -> list[LogprobRow]:
-    """Log-probabilities of a stretch of a prompt, one row a position.
-
-    Args:
-        logits: [n, vocab], of the positions before the tokens asked about.
-        next_tokens: int [n], the prompt's tokens at the positions after.
-        slot: the sequence's slot.
-        num_top: how many of the likeliest tokens to add at each position.
-    """
-    ids, values = raw_logprobs(logits.float(), next_tokens.long(), num_top)
-    count = len(ids)
-    return logprob_rows(ids, values, [slot] * count, [num_top] * count)
+    """The result of :func:`raw_logprobs` for a stretch of one sequence's prompt, one message a position."""
+    count = len(token_ids)
+    return logprob_rows(token_ids, logprobs, [slot] * count, [num_top] * count)

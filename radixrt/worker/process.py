@@ -13,7 +13,8 @@ from radixrt.device import make_device
 from radixrt.errors import ConfigError
 from radixrt.ipc import Channels, Inbox, Outbox
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages import StepPlan, StepResult, ToWorker
+from radixrt.messages.links import ToWorker
+from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.worker.build import build_runner
 from radixrt_kernels.memory import keep_freed_memory
 

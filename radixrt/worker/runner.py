@@ -14,22 +14,15 @@ from numpy.typing import NDArray
 
 from radixrt.attention.backend import AttentionBackend, ForwardContext
 from radixrt.device import Device, Mark
-from radixrt.messages import (
-    GRAMMAR_FAILED,
-    Admit,
-    StepPlan,
-    StepResult,
-    TokenIds,
-    pack_ids,
-    unpack_ids,
-)
+from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
+from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
 from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.grammars import GrammarState
 from radixrt.worker.kv_pool import KVPool
 from radixrt.worker.logprobs import raw_logprobs
-from radixrt.worker.sampler import SampledTokens, sample
+from radixrt.worker.sampler import SampledTokens, fastest_draw, sample
 from radixrt.worker.sampling_state import SamplingState
 from radixrt.worker.step_in_flight import SpanLogprobs, StepInFlight
 from radixrt.worker.step_tapes import StepTapes
@@ -64,8 +57,9 @@ class ModelRunner:
         self._sampling = sampling
         self.grammars = grammars
         self._device = device
+        self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
-        self._context = ForwardContext(backend, pool.key_caches, pool.value_caches)
+        self._context = ForwardContext(backend, pool.kv_caches)
         self._tapes = StepTapes(model, self._context) if taped else None
         self._in_flight: StepInFlight | None = None
         self._last_end: Mark | None = None
@@ -187,7 +181,7 @@ class ModelRunner:
         if not len(slots):
             return None
         mask = self.grammars.mask(slots)
-        sampled = sample(self._sampling, logits, slots, inputs.sampling_positions, mask)
+        sampled = sample(self._sampling, logits, slots, inputs.sampling_positions, mask, self._draw)
         self._batch.record(inputs, sampled.token_ids)
         return sampled
 

@@ -2,8 +2,7 @@
 
 :class:`SamplingState` keeps the settings of every slot in numpy columns on the host, and token counts
 on the device for the slots whose penalties need them. :meth:`SamplingState.batch` turns the slots of a
-step into a :class:`SamplingBatch`: index and parameter tensors, one group for each thing that has to be
-done. It is built when the batch changes and reused while it does not, so a decode step in which nobody
+step into a :class:`SamplingBatch`: index and parameter tensors of whoever wants something. It is built when the batch changes and reused while it does not, so a decode step in which nobody
 came or went costs no Python per sequence.
 """
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device import CPU, Device
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.noise import seed_keys
 
@@ -31,15 +30,19 @@ vocabulary still has a distribution instead of bringing down the batch."""
 NO_LIMIT = 2.0
 """top_p of a slot without one: above any cumulative probability, however it was rounded."""
 
-_SETTINGS = np.dtype(
+DRAW_SETTINGS = np.dtype(
     [
-        ("sampled", "?"),  # False: greedy
-        ("truncated", "?"),  # has top-k or top-p
-        ("temperature", "f4"),
-        ("top_k", "i8"),  # vocab_size where there is no limit
+        ("temperature", "f4"),  # 0: greedy
+        ("top_k", "i4"),  # vocab_size where there is no limit
         ("top_p", "f4"),
         ("log_min_p", "f4"),
-        ("seed", "i8"),
+        ("seed_key", "i8"),  # of radixrt.worker.noise
+    ]
+)
+"""What drawing a token takes: the layout that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read."""
+
+_SETTINGS = np.dtype(
+    [
         ("counts_row", "i8"),  # in TokenCounts; -1: no penalties
         ("repetition", "f4"),
         ("presence", "f4"),
@@ -47,36 +50,6 @@ _SETTINGS = np.dtype(
         ("num_top_logprobs", "i8"),  # -1: no logprobs at all
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DrawSettings:
-    """What drawing a token at random takes, for n rows."""
-
-    temperature: Tensor  # [n, 1] float32
-    top_k: Tensor  # [n, 1] int64
-    top_p: Tensor  # [n, 1] float32
-    log_min_p: Tensor  # [n, 1] float32
-    seed_keys: Tensor  # [n] int64, of radixrt.worker.noise
-
-    def take(self, index: Tensor) -> "DrawSettings":
-        """The settings of the rows given by ``index`` [m] int64."""
-        return DrawSettings(
-            self.temperature[index],
-            self.top_k[index],
-            self.top_p[index],
-            self.log_min_p[index],
-            self.seed_keys[index],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRows:
-    """Rows of the batch that are sampled at random."""
-
-    rows: Tensor | slice
-    """int64 [n], into the batch; a full slice if they are the whole batch, whose logits then need no copy."""
-    settings: DrawSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +90,10 @@ class LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The slots of a step, sorted into groups; None: nobody wants that."""
+    """The slots of a step, and who among them wants what; None: nobody does."""
 
     slots: NDArray[np.int64]
-    packed: Tensor | None
-    """[rows, SETTINGS] int32 for ``radixrt_kernels.triton.sampling`` or ``radixrt_kernels.sampler``, which need no groups;
-    None: groups."""
-    any_greedy: bool
-    truncated: SampledRows | None
-    """Sampled within top-k or top-p."""
-    untruncated: SampledRows | None
-    """Sampled from the whole vocabulary, or from what min-p leaves of it."""
+    packed: Tensor  # [rows, 6] int32, the words of DRAW_SETTINGS
     penalised: PenalisedRows | None
     biases: TokenBiases | None
     logprobs: LogprobRows | None
@@ -184,22 +150,12 @@ class SamplingState:
         *,
         eos_token_ids: Sequence[int] = (),
         device: Device = CPU,
-        draws_in_one_kernel: bool | None = None,
-        draws_natively: bool = False,
     ) -> None:
-        """
-        Args:
-            draws_in_one_kernel: pack the rows' settings for the Triton kernel; default: on a GPU.
-            draws_natively: pack them for the native kernel of the CPU.
-        """
-        self.draws_natively = draws_natively
         self.vocab_size = vocab_size
         self.device = device
-        if draws_in_one_kernel is None:
-            draws_in_one_kernel = device.torch_device.type == "cuda"
-        self._draws_in_one_kernel = draws_in_one_kernel or draws_natively
         self.counts = TokenCounts(vocab_size, device)
         self._eos_token_ids = tuple(eos_token_ids)
+        self._draws = np.zeros(max_slots, dtype=DRAW_SETTINGS)
         self._settings = np.zeros(max_slots, dtype=_SETTINGS)
         self._settings["counts_row"] = -1
         self._biases: dict[int, list[tuple[int, float, int]]] = {}
@@ -221,14 +177,14 @@ class SamplingState:
             raise ValueError("a sequence that is sampled at random needs a seed")
         num_prompt = len(token_ids) - num_output
         top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else self.vocab_size
+        self._draws[slot] = (
+            0.0 if sampling.is_greedy else max(sampling.temperature, MIN_TEMPERATURE),
+            top_k,
+            sampling.top_p if sampling.top_p < 1 else NO_LIMIT,
+            math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
+            seed_keys(torch.tensor(sampling.seed or 0)).item(),
+        )
         settings = self._settings[slot]
-        settings["sampled"] = not sampling.is_greedy
-        settings["truncated"] = top_k < self.vocab_size or sampling.top_p < 1
-        settings["temperature"] = max(sampling.temperature, MIN_TEMPERATURE)
-        settings["top_k"] = top_k
-        settings["top_p"] = sampling.top_p if sampling.top_p < 1 else NO_LIMIT
-        settings["log_min_p"] = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
-        settings["seed"] = sampling.seed or 0
         settings["repetition"] = sampling.repetition_penalty
         settings["presence"] = sampling.presence_penalty
         settings["frequency"] = sampling.frequency_penalty
@@ -250,14 +206,14 @@ class SamplingState:
         self._batch = None
 
     def batch(self, slots: Sequence[int] | NDArray[np.integer]) -> SamplingBatch:
-        """The groups of these slots, in this order.
+        """What these slots want, in this order.
 
         The last answer again if it was about the same slots and none was released since: a slot changes
         its meaning only by way of a release.
         """
         slot_array = np.asarray(slots, dtype=np.int64)
         if self._batch is None or not np.array_equal(self._batch.slots, slot_array):
-            self._batch = self._group(slot_array.copy())
+            self._batch = self._look_up(slot_array.copy())
         return self._batch
 
     def record(self, batch: SamplingBatch, token_ids: Tensor) -> None:
@@ -287,36 +243,15 @@ class SamplingState:
             biases += [(token, FORBIDDEN, until) for token in {*eos, *sampling.stop_token_ids}]
         return biases
 
-    def _group(self, slots: NDArray[np.int64]) -> SamplingBatch:
+    def _look_up(self, slots: NDArray[np.int64]) -> SamplingBatch:
         settings = self._settings[slots]
-        sampled, truncated = settings["sampled"], settings["truncated"]
-        packed = self._tensor(_pack(settings)) if self._draws_in_one_kernel else None
-        grouped = sampled & (packed is None)
         return SamplingBatch(
             slots=slots,
-            packed=packed,
-            any_greedy=not sampled.all(),
-            truncated=self._sampled_rows(settings, grouped & truncated),
-            untruncated=self._sampled_rows(settings, grouped & ~truncated),
+            packed=self._tensor(self._draws[slots].view(np.int32).reshape(len(slots), -1)),
             penalised=self._penalised_rows(settings),
             biases=self._token_biases(slots),
             logprobs=self._logprob_rows(slots, settings),
         )
-
-    def _sampled_rows(self, settings: NDArray, wanted: NDArray[np.bool_]) -> SampledRows | None:
-        rows = np.flatnonzero(wanted)
-        if not len(rows):
-            return None
-        chosen = settings[rows]
-        draw_settings = DrawSettings(
-            temperature=self._tensor(chosen["temperature"]).unsqueeze(-1),
-            top_k=self._tensor(chosen["top_k"]).unsqueeze(-1),
-            top_p=self._tensor(chosen["top_p"]).unsqueeze(-1),
-            log_min_p=self._tensor(chosen["log_min_p"]).unsqueeze(-1),
-            seed_keys=seed_keys(self._tensor(chosen["seed"])),
-        )
-        everyone = len(rows) == len(settings)
-        return SampledRows(slice(None) if everyone else self._tensor(rows), draw_settings)
 
     def _penalised_rows(self, settings: NDArray) -> PenalisedRows | None:
         rows = np.flatnonzero(settings["counts_row"] >= 0)
@@ -358,20 +293,6 @@ class SamplingState:
 
     def _tensor(self, column: NDArray) -> Tensor:
         return self.device.upload(column.copy())[0]
-
-
-def _pack(settings: NDArray) -> NDArray[np.int32]:
-    """The columns that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read, [rows, SETTINGS]."""
-    temperature = np.where(settings["sampled"], settings["temperature"], np.float32(0))
-    keys = seed_keys(torch.from_numpy(settings["seed"].copy())).numpy()
-    columns = [
-        temperature.view(np.int32),
-        settings["top_k"].astype(np.int32),
-        np.ascontiguousarray(settings["top_p"]).view(np.int32),
-        np.ascontiguousarray(settings["log_min_p"]).view(np.int32),
-        *keys.view(np.int32).reshape(-1, 2).T,  # low half, high half
-    ]
-    return np.stack(columns, axis=1)
 
 
 def _has_penalties(sampling: SamplingParams) -> bool:

@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device import Download, Mark
-from radixrt.messages import LogprobRow, TokenIds
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.sequences import LogprobRow
 from radixrt.worker.batch import Jumps, PromptSpan
-from radixrt.worker.logprobs import logprob_rows
+from radixrt.worker.logprobs import prompt_logprob_rows
 from radixrt.worker.sampler import SampledTokens
 
 
@@ -56,6 +57,5 @@ class StepInFlight:
         pairs = zip(arrived[in_prompts::2], arrived[in_prompts + 1 :: 2], strict=True)
         prompt_rows: list[LogprobRow] = []
         for asked, (ids, logprobs) in zip(self.prompt_logprobs, pairs, strict=True):
-            count, span = len(ids), asked.span
-            prompt_rows += logprob_rows(ids, logprobs, [span.slot] * count, [span.num_top] * count)
+            prompt_rows += prompt_logprob_rows(ids, logprobs, asked.span.slot, asked.span.num_top)
         return token_ids, rows, prompt_rows

@@ -7,7 +7,8 @@ import torch
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
-from radixrt.messages import Admit, Prefill, StepPlan, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.sampling_params import SamplingParams
 
 DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
@@ -17,7 +18,7 @@ DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
 def largest_step(config: ServerConfig, context_length: int) -> StepPlan:
     """A step as large as the scheduler ever plans one, in memory: every slot samples, and the prefill budget is spent."""
     slots = config.max_running_requests
-    length = min(max(1, context_length - 1), math.ceil(config.max_prefill_tokens / slots) + 1)
+    length = min(max(1, context_length - 1), math.ceil(config.prefill_budget("cuda") / slots) + 1)
     pages = math.ceil((length + 1) / config.page_size)  # a decode step may follow
     prompt = pack_ids(np.zeros(length, dtype=np.int32))
     admit, prefill = [], []
@@ -36,7 +37,7 @@ def num_pages(plan: StepPlan) -> int:
 def too_large(config: ServerConfig, error: torch.OutOfMemoryError) -> ConfigError:
     """What to say when it does not fit."""
     return ConfigError(
-        f"A step of --max-prefill-tokens {config.max_prefill_tokens} and --max-running-requests "
+        f"A step of --max-prefill-tokens {config.prefill_budget('cuda')} and --max-running-requests "
         f"{config.max_running_requests} does not fit into the memory that the weights leave: lower one of them, or spread "
         f"the model over more GPUs with --tp. ({error})"
     )

@@ -53,12 +53,15 @@ int usable_cores() {
   return cores_there ? static_cast<int>(cores_there) : 1;
 }
 
-// One round is one call of `run`. Its indices are taken through `ticket_`, which holds the round's number and how many indices
-// are left. A worker that wakes late finds none left, or another round's, and so never touches a context that is gone: nobody
-// waits for sleepers.
+// One round is one call of `run`. Each thread has a range of its indices and takes them from the front, so that it works on
+// neighbours and can fetch ahead; then it takes from the backs of the others' ranges. A range also holds its round's number: a
+// worker that wakes late finds nothing left, or another round's, and so never touches a context that is gone: nobody waits for
+// sleepers.
 class Pool {
  public:
-  explicit Pool(int threads) {
+  static constexpr int64_t kMostIndices = (1 << 20) - 1;
+
+  explicit Pool(int threads) : ranges_(threads) {
     for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { serve(thread); });
   }
 
@@ -69,7 +72,6 @@ class Pool {
   }
 
   void run(int64_t count, detail::Work work, void* context) {
-    count_.store(count, std::memory_order_relaxed);
     work_.store(work, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
     unfinished_.store(count, std::memory_order_relaxed);
@@ -81,11 +83,28 @@ class Pool {
   }
 
  private:
-  static constexpr uint64_t kLeftBits = 40;  // 24 bits of round: a worker would have to sleep through 2^24 of them
+  // 24 bits of round (a worker would have to sleep through 2^24 of them), 20 of the first index and 20 of the end.
+  struct Range {
+    uint64_t bits;
+    static Range of(uint32_t round, uint64_t begin, uint64_t end) { return {uint64_t{round} << 40 | begin << 20 | end}; }
+    int64_t begin() const { return bits >> 20 & kMostIndices; }
+    int64_t end() const { return bits & kMostIndices; }
+    bool empty() const { return begin() == end(); }
+    Range without_first() const { return {bits + (1 << 20)}; }
+    Range without_last() const { return {bits - 1}; }
+  };
+
+  struct alignas(64) Share {
+    std::atomic<uint64_t> left{0};
+  };
 
   void start_round(int64_t count) {
     uint32_t round = round_.load(std::memory_order_relaxed) + 1;
-    ticket_.store(uint64_t{round} << kLeftBits | static_cast<uint64_t>(count), std::memory_order_release);
+    auto threads = static_cast<int64_t>(ranges_.size());
+    for (int64_t thread = 0; thread < threads; ++thread) {
+      auto range = Range::of(round, count * thread / threads, count * (thread + 1) / threads);
+      ranges_[thread].left.store(range.bits, std::memory_order_release);
+    }
     round_.store(round, std::memory_order_release);
     round_.notify_all();
   }
@@ -100,26 +119,36 @@ class Pool {
   }
 
   void take_indices(int thread) {
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    while (int64_t left = ticket & ((uint64_t{1} << kLeftBits) - 1)) {
-      int64_t count = count_.load(std::memory_order_relaxed);
-      detail::Work work = work_.load(std::memory_order_relaxed);
-      void* context = context_.load(std::memory_order_relaxed);
-      // If this succeeds, the round was not over and what was read above is its own.
-      if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-      work(context, count - left, thread);
-      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
-      ticket = ticket_.load(std::memory_order_acquire);
+    auto threads = static_cast<int>(ranges_.size());
+    for (int i = 0; i < threads; ++i) {
+      int owner = (thread + i) % threads;
+      while (take_one(owner, thread)) {}
     }
   }
 
+  // Whether `owner` had an index left.
+  bool take_one(int owner, int thread) {
+    auto& left = ranges_[owner].left;
+    Range range{left.load(std::memory_order_acquire)};
+    while (!range.empty()) {
+      detail::Work work = work_.load(std::memory_order_relaxed);
+      void* context = context_.load(std::memory_order_relaxed);
+      Range rest = owner == thread ? range.without_first() : range.without_last();
+      // If this succeeds, the round was not over and what was read above is its own.
+      if (!left.compare_exchange_weak(range.bits, rest.bits, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      work(context, owner == thread ? range.begin() : rest.end(), thread);
+      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
+      return true;
+    }
+    return false;
+  }
+
   std::vector<std::thread> workers_;
+  std::vector<Share> ranges_;
   alignas(64) std::atomic<uint32_t> round_{0};
   std::atomic<bool> stop_{false};
-  std::atomic<int64_t> count_{0};
   std::atomic<detail::Work> work_{nullptr};
   std::atomic<void*> context_{nullptr};
-  alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int64_t> unfinished_{0};
 };
 
@@ -154,6 +183,10 @@ void detail::run_in_parallel(int64_t count, Work work, void* context) {
     return;
   }
   if (pool == nullptr) pool = new Pool(wanted_threads);
+  if (count > Pool::kMostIndices) {
+    for (int64_t index = 0; index < count; ++index) work(context, index, 0);
+    return;
+  }
   pool->run(count, work, context);
 }
 

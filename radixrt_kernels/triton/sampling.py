@@ -27,9 +27,6 @@ SETTINGS = 6
 """Columns of the packed settings, int32: temperature, top_k, top_p, log_min_p, low and high half of the seed
 key. The floats are there by their bits; temperature 0 is greedy, top_p above 1 and top_k >= vocab no limit."""
 
-NO_BITS = -1
-"""In ``mask_rows``: the row may sample every token."""
-
 
 @triton.jit
 def _order(values):
@@ -294,7 +291,7 @@ def draw_tokens(
         logits: [rows, vocab] float32, contiguous; may be overwritten.
         settings: [rows, SETTINGS] int32
         positions: [rows] int64, of the sampled token in its sequence.
-        mask_rows: [rows] int32, which row of the bits holds for each row, NO_BITS for none.
+        mask_rows: [rows] int32, which row of the bits holds for each row; -1: it may sample every token.
         mask_bits: [1 + n, words] int32, bit ``i`` of word ``i // 32`` allows a token; row 0 is all ones and
             stands before the rows that ``mask_rows`` counts from 0.
         block, candidates: as BLOCK and CANDIDATES; smaller in tests.

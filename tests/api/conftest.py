@@ -16,7 +16,7 @@ import pytest
 from radixrt.api.server import serve
 from radixrt.config import ServerConfig
 from radixrt.ipc import Channels
-from radixrt.messages import EngineInfo
+from radixrt.messages.answers import EngineInfo
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.fake_scheduler import FakeScheduler, engine_info

@@ -9,14 +9,9 @@ import pytest
 from radixrt.api.cache_control import without_cache_control
 from radixrt.api.conversation import to_template_messages
 from radixrt.api.protocol import ChatMessage
-from radixrt.messages import (
-    CacheHints,
-    CacheTreeCall,
-    PinTokensCall,
-    ReleaseCacheCall,
-    Retention,
-    unpack_ids,
-)
+from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.requests import CacheHints, Retention
 from tests.api.conftest import RunningServer, StartServer, wait_until
 from tests.fake_scheduler import CACHE_WRITE_TOKENS, CACHED_TOKENS
 

@@ -3,7 +3,7 @@
 import pytest
 from openai import BadRequestError
 
-from radixrt.messages import unpack_ids
+from radixrt.messages.ids import unpack_ids
 from tests.api.conftest import RunningServer, StartServer, wait_until
 from tests.fake_scheduler import engine_info
 

@@ -52,7 +52,7 @@ def events(server: RunningServer, path: str, body: dict[str, Any]) -> list[dict[
 
 
 def prompt_of_last(server: RunningServer) -> str:
-    from radixrt.messages import unpack_ids
+    from radixrt.messages.ids import unpack_ids
 
     ids = unpack_ids(server.scheduler.requests[-1].token_ids).tolist()
     return server.vocabulary.decode(ids)
@@ -216,7 +216,7 @@ def test_an_answer_that_was_dropped_is_not_kept() -> None:
     store = Conversations(1 << 20, ttl_s=10)
     for finish_reason, is_kept in (("abort", False), ("length", True)):
         keeper = Keeper(store, finish_reason, Continuation(b"", None, 0), "a text")
-        keeper.add_text("and an ans")
+        keeper.add("and an ans")
         assert keeper.end(finish_reason) is is_kept and len(store) == is_kept
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from radixrt.api.native import NativeRequest, NativeSampling
+from radixrt.api.native_request import NativeRequest, NativeSampling
 from radixrt.api.protocol import (
     UNSUPPORTED,
     ChatCompletionRequest,

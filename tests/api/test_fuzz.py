@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from radixrt.api.cache import PinRequest, ReleaseRequest, WarmRequest
 from radixrt.api.grammar import CompileRequest
-from radixrt.api.keeping import KeepRequest
-from radixrt.api.native import NativeRequest, NativeSampling
-from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest
+from radixrt.api.native_request import NativeRequest, NativeSampling
+from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest, KeepRequest
 from radixrt.api.scoring import ScoreRequest
 from radixrt.api.text import Detokenize, TokenizeText
 from tests.api.conftest import RunningServer

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from radixrt.messages import SequenceRefused
+from radixrt.messages.sequences import SequenceRefused
 from tests.api.conftest import RunningServer, StartServer, wait_until
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from radixrt import choice_scoring
-from radixrt.messages import unpack_ids
+from radixrt.messages.ids import unpack_ids
 from tests.api.conftest import RunningServer
 
 PROMPT = "The cat sat on the"

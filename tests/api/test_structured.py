@@ -25,7 +25,7 @@ from radixrt.constrained.spec import (
 )
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.errors import RequestError
-from radixrt.messages import AnswerChunk, PromptInfo
+from radixrt.messages.answers import AnswerChunk, PromptInfo
 from tests.api.conftest import RunningServer, StartServer
 
 HELLO = [{"role": "user", "content": "hi"}]

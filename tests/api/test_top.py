@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from radixrt.cli import main
+from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.top.frame import frame, pool_parts
-from radixrt.top.readings import ServerAwayError, ServerWatch, Tree, TreeNode, rates_between
+from radixrt.top.readings import ServerAwayError, ServerWatch, rates_between
 from tests.api.conftest import RunningServer, StartServer
 
 
@@ -60,8 +61,8 @@ def test_what_is_no_server_is_no_crash(url: str) -> None:
         ServerWatch(url).read()
 
 
-def node(text: str | None, tokens: int, *children: TreeNode) -> TreeNode:
-    return TreeNode(
+def node(text: str | None, tokens: int, *children: CacheTreeNode) -> CacheTreeNode:
+    return CacheTreeNode(
         text=text,
         num_tokens=tokens,
         total_tokens=tokens + sum(child.total_tokens for child in children),
@@ -74,9 +75,9 @@ def node(text: str | None, tokens: int, *children: TreeNode) -> TreeNode:
     )
 
 
-def tree(*children: TreeNode) -> Tree:
-    namespace = {"salted": False, "total_tokens": 1, "children": msgspec.to_builtins(children)}
-    return msgspec.convert({"total_tokens": 1, "total_nodes": 1, "namespaces": [namespace]}, Tree)
+def tree(*children: CacheTreeNode) -> CacheTree:
+    namespace = CacheNamespace(salted=False, total_tokens=1, total_nodes=1, children=[*children])
+    return CacheTree(page_size=16, total_tokens=1, total_nodes=1, namespaces=[namespace])
 
 
 def test_children_stand_below_their_prefix_with_what_hangs_there(server: RunningServer) -> None:
@@ -100,7 +101,7 @@ def test_rates_are_differences_over_time(server: RunningServer) -> None:
         first,
         time_s=first.time_s + 4,
         cache=msgspec.structs.replace(first.cache, **counts),
-        requests=msgspec.structs.replace(first.requests, output_tokens=21),
+        stats=msgspec.structs.replace(first.stats, output_tokens=21),
     )
     rates = rates_between(first, last)
     assert rates.hit_rate == (190 - 40) / (300 - 100)

@@ -30,7 +30,7 @@ class Step:
         backend = make_backend(backend_name, AttentionSetup())
         backend.plan(self.metadata)
         return backend.attend(
-            self.query, self.key, self.value, self.key_cache, self.value_cache, spec
+            self.query, self.key, self.value, (self.key_cache, self.value_cache), spec
         )
 
 

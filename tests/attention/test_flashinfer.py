@@ -44,7 +44,7 @@ def setup_for(step: Step, *specs: AttentionSpec, **changes: Any) -> AttentionSet
 def attend(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
     backend.plan(step.metadata)
     caches = step.key_cache.clone(), step.value_cache.clone()
-    return backend.attend(step.query, step.key, step.value, *caches, spec)
+    return backend.attend(step.query, step.key, step.value, caches, spec)
 
 
 def assert_attends(step: Step, spec: AttentionSpec, backend: Any) -> None:
@@ -96,7 +96,7 @@ def test_each_kind_of_layer_is_planned_once_a_step() -> None:
     assert sum(wrapper.num_plans for wrapper in library.wrappers) == 3 * 2
     for spec in (PLAIN, local, capped, local):
         caches = step.key_cache.clone(), step.value_cache.clone()
-        result = backend.attend(step.query, step.key, step.value, *caches, spec)
+        result = backend.attend(step.query, step.key, step.value, caches, spec)
         torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)
     assert sum(wrapper.num_plans for wrapper in library.wrappers) == 3 * 2
 
@@ -110,7 +110,7 @@ def test_the_cache_holds_what_the_reference_writes() -> None:
     ):
         backend.plan(step.metadata)
         pair = step.key_cache.clone(), step.value_cache.clone()
-        backend.attend(step.query, step.key, step.value, *pair, PLAIN)
+        backend.attend(step.query, step.key, step.value, pair, PLAIN)
         caches.append(torch.stack(pair))
     torch.testing.assert_close(*caches, equal_nan=True, rtol=0, atol=0)
 
@@ -247,7 +247,7 @@ def test_a_graph_holds_every_kind_of_layer() -> None:
         graph.plan(step.metadata)
         for spec in (PLAIN, local, capped):
             caches = step.key_cache.clone(), step.value_cache.clone()
-            result = graph.attend(step.query, step.key, step.value, *caches, spec)
+            result = graph.attend(step.query, step.key, step.value, caches, spec)
             torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)  # fmt: skip
 
 
@@ -287,7 +287,9 @@ def test_fp8_keys_and_values_are_rounded_and_never_overflow() -> None:
     for backend in (FlashInferBackend(setup, FakeFlashInfer()), TorchReferenceBackend()):
         backend.plan(step.metadata)
         results.append(
-            backend.attend(step.query, step.key, step.value, *(c.clone() for c in caches), PLAIN)
+            backend.attend(
+                step.query, step.key, step.value, tuple(c.clone() for c in caches), PLAIN
+            )
         )
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
     huge = torch.tensor([1e6, -1e6, 3.0])

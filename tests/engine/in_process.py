@@ -9,17 +9,9 @@ import torch
 from radixrt.config import ServerConfig
 from radixrt.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages import (
-    Constraint,
-    GrammarLoaded,
-    LoadGrammar,
-    LogprobRow,
-    SequenceRequest,
-    StepPlan,
-    TokenBatch,
-    pack_ids,
-    unpack_ids,
-)
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.sequences import Constraint, LogprobRow, SequenceRequest, TokenBatch
+from radixrt.messages.steps import GrammarLoaded, LoadGrammar, StepPlan
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.process import scheduler_limits
@@ -149,7 +141,7 @@ class InProcessEngine:
         return batches
 
     def _load_grammars(self) -> None:
-        for order in self.scheduler.take_grammar_orders():
+        for order in self.scheduler.grammars.take_orders():
             self.runner.grammars.shop.order(order)
             if isinstance(order, LoadGrammar):
                 assert self.scheduler.grammar_loaded(self.loaded.get()) == []

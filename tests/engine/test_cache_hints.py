@@ -8,7 +8,9 @@ import pytest
 
 from radixrt import demo_model
 from radixrt.errors import RequestError
-from radixrt.messages import CacheHints, Retention, SequenceRequest, pack_ids, unpack_ids
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import CacheHints, Retention
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.sampling_params import SamplingParams
 from tests.engine.in_process import GREEDY, InProcessEngine
 

@@ -11,7 +11,8 @@ import pytest
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.messages import Constraint, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import Constraint
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.admission import Admission
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from radixrt import demo_model
-from radixrt.messages import SequenceRequest, pack_ids, unpack_ids
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.queue_order import SchedulePolicy

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixrt.messages import LogprobRow, unpack_ids
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.sequences import LogprobRow
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.admission import Admission
 from tests.checkpoints import make_checkpoint

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from radixrt_kernels.triton.append import append_kv
 from tests.attention.steps import Step
 from tests.gpu.on_device import LLAMA, assert_attends, make_steps
 
@@ -29,8 +28,10 @@ def table(step: Step) -> list[torch.Tensor]:
 
 def append(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
     """Write the step's keys and values; returns the caches."""
-    append_kv(step.key, step.value, step.key_cache, step.value_cache, step.metadata.kv_slots)
-    return step.key_cache, step.value_cache
+    caches = step.key_cache, step.value_cache
+    for cache, states in zip(caches, (step.key, step.value), strict=True):
+        cache.view(-1, *cache.shape[2:])[step.metadata.kv_slots.long()] = states
+    return caches
 
 
 def plan_prefill(wrapper: Any, step: Step) -> None:

@@ -13,7 +13,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device import CPU, CudaDevice
 from radixrt.errors import ConfigError
-from radixrt.messages import LogprobRow
+from radixrt.messages.sequences import LogprobRow
 from radixrt.sampling_params import SamplingParams
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_checkpoint, make_tokenizer
 from tests.engine.in_process import InProcessEngine

@@ -35,7 +35,7 @@ def activated(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 def test_a_replay_computes_what_a_call_does(
     isa: str, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:
-    recorded = tape.record(compute, torch.randn(5, 24), torch.arange(5))
+    recorded, _ = tape.record(compute, torch.randn(5, 24), torch.arange(5))
     states, positions = torch.randn(5, 24), torch.arange(5).flip(0)
     replayed = recorded.replay(states, positions).clone()
     torch.testing.assert_close(replayed, compute(states, positions), rtol=0, atol=0)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import radixrt_kernels
-from radixrt.messages import NO_TOKEN
+from radixrt.messages.steps import NO_TOKEN
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.grammars import TokenMask
-from radixrt.worker.sampler import sample
+from radixrt.worker.sampler import draw_by_native_kernel, draw_by_torch, sample
 from radixrt.worker.sampling_state import SamplingState
 from radixrt_kernels import sampler
 
@@ -40,8 +40,8 @@ EACH = 6
 """Rows with each of them."""
 
 
-def state_of(params: list[SamplingParams], vocab: int, *, native: bool) -> SamplingState:
-    state = SamplingState(len(params), vocab, eos_token_ids=[2], draws_natively=native)
+def state_of(params: list[SamplingParams], vocab: int) -> SamplingState:
+    state = SamplingState(len(params), vocab, eos_token_ids=[2])
     for slot, sampling_params in enumerate(params):
         state.admit(slot, sampling_params, np.concatenate((PROMPT, ANSWER)), len(ANSWER))
     return state
@@ -62,12 +62,13 @@ def tokens(
     params: list[SamplingParams], logits: torch.Tensor, mask: TokenMask | None, *, native: bool
 ) -> np.ndarray:
     """Of two steps, [2, rows]."""
-    state = state_of(params, logits.shape[1], native=native)
+    state = state_of(params, logits.shape[1])
     slots = np.arange(len(params))
+    draw = draw_by_native_kernel if native else draw_by_torch
     found = []
     for step in range(2):
         positions = torch.arange(len(params)) + 7 + step
-        sampled = sample(state, logits.clone(), slots, positions, mask)
+        sampled = sample(state, logits.clone(), slots, positions, mask, draw)
         found.append(sampled.read(sampled.tensors())[0])
     return np.stack(found)
 

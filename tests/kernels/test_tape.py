@@ -49,7 +49,7 @@ def several_results(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("compute", [by_kernel, chain, views, in_place, several_results])
 def test_a_replay_is_what_the_computation_gives(compute: Compute) -> None:
     with torch.inference_mode():
-        taped = tape.record(compute, torch.randn(3, 8))
+        taped, _ = tape.record(compute, torch.randn(3, 8))
         for _ in range(3):
             x = torch.randn(3, 8)
             assert torch.equal(taped.replay(x), compute(x))
@@ -57,7 +57,7 @@ def test_a_replay_is_what_the_computation_gives(compute: Compute) -> None:
 
 def test_memory_is_shared_by_what_lives_one_after_the_other() -> None:
     with torch.inference_mode():
-        taped = tape.record(chain, torch.randn(3, 1000))
+        taped, _ = tape.record(chain, torch.randn(3, 1000))
     assert taped.num_bytes <= 3 * 4 * 3 * 1024
 
 

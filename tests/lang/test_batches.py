@@ -1,5 +1,6 @@
 """Many runs side by side: in order, apart from each other, and those that begin alike one after another."""
 
+import asyncio
 import itertools
 import random
 import signal
@@ -13,7 +14,8 @@ import pytest
 
 import radixrt.lang as rl
 from radixrt.lang.backends.protocol import Usage
-from radixrt.lang.batch_order import PrefixOrder, shared_length
+from radixrt.lang.batch_order import PrefixOrder
+from radixrt.lang.prefixes import shared_length
 from radixrt.lang.room import Room, common_length, distinct_length
 from tests.lang.scripted_backend import ScriptedBackend, last_words
 
@@ -41,6 +43,26 @@ def test_one_failure_does_not_lose_the_others() -> None:
     assert isinstance(failed.error, ValueError)
     with pytest.raises(ValueError, match="own"):
         failed["x"]
+
+
+def test_a_batch_in_an_event_loop_gives_the_same_and_ends_with_whoever_waits_for_it() -> None:
+    backend = ScriptedBackend()
+    inputs = [{"word": word} for word in ("a", "bad", "c")]
+
+    async def main() -> None:
+        one, failed, three = await echo.arun_batch(inputs, backend=backend, progress=False)
+        assert (one["x"], three["x"]) == ("<a>", "<c>") and isinstance(failed.error, ValueError)
+        assert "x" in failed.state
+        backend.hold()
+        with pytest.raises(TimeoutError):
+            batch = echo.arun_batch(inputs, max_concurrency=1, backend=backend, progress=False)
+            await asyncio.wait_for(batch, 0.1)
+
+    asyncio.run(main())
+    end = time.monotonic() + 5
+    while backend.running and time.monotonic() < end:
+        time.sleep(0.01)
+    assert backend.running == 0
 
 
 @pytest.mark.parametrize("concurrency", [1, 5])
@@ -128,7 +150,8 @@ def test_a_program_that_fails_ends_those_it_began() -> None:
         list(streams[0])
 
 
-def test_runs_that_begin_alike_go_one_after_another() -> None:
+def test_runs_that_begin_alike_go_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.lang.batch_gate.SETTLING_S", 30.0)  # until all have come
     backend = ScriptedBackend()
     documents = [f"document {letter} " * 20 for letter in "abcd"]
     inputs = [{"word": documents[number % 4] + str(number)} for number in range(24)]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import radixrt.lang as rl
+from radixrt import LLM
 from tests.server.conftest import Server, run_server
 
 
@@ -132,3 +133,27 @@ def test_a_stream_that_ends_in_the_middle_is_a_lost_connection() -> None:
 
         with pytest.raises(rl.ConnectionLost, match="middle"):
             rl.function(program).run(backend=f"http://127.0.0.1:{port}")
+
+
+def test_an_engine_that_is_closed_ends_the_programs_that_it_answers() -> None:
+    errors: list[Exception] = []
+
+    def run(streamed: bool) -> None:
+        with pytest.raises(rl.BackendError) as failure:
+            if streamed:
+                list(endless.stream(backend=backend))
+            else:
+                endless.run(backend=backend)
+        errors.append(failure.value)
+
+    with LLM(max_total_tokens=16384) as llm:
+        backend = rl.Engine(llm)
+        threads = [threading.Thread(target=run, args=(number % 2 == 0,)) for number in range(10)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: llm.stats().running > 0)
+    for thread in threads:
+        thread.join(30)
+    assert len(errors) == 10
+    with pytest.raises(rl.ConnectionLost, match="closed"):
+        ask.run(backend=backend)

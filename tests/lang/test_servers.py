@@ -119,7 +119,7 @@ def test_several_answers(full: Any) -> None:
     assert len(state["x"]) == 3 and state.text().startswith("one two " + state["x"][0])
 
 
-@pytest.mark.parametrize("method", [*SCORING_METHODS, "constrained"])
+@pytest.mark.parametrize("method", SCORING_METHODS)
 def test_select_finds_what_the_prompt_says(full: Any, method: Any) -> None:
     def program(s: rl.State) -> None:
         s += rl.user(f"{FACTS} What is the owner of Vidur?")

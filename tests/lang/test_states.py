@@ -403,6 +403,28 @@ def test_plain_programs_can_be_awaited_and_cancelled(scripted: ScriptedBackend) 
     wait_until(lambda: scripted.running == 0)
 
 
+def test_what_an_async_program_has_not_looked_at_is_raised_at_its_end() -> None:
+    @rl.function
+    async def program(s: rl.State) -> None:
+        s += "a" + rl.gen("x", type=int)  # answered after the program's own code has ended
+
+    with pytest.raises(rl.AnswerError, match="can't be read as int"):
+        program.run(backend=ScriptedBackend())
+
+
+def test_an_async_program_gathers_and_reads_along(scripted: ScriptedBackend) -> None:
+    @rl.function
+    async def program(s: rl.State) -> tuple[list[str], list[str]]:
+        forks = s.fork(3)
+        for number, branch in enumerate(forks):
+            branch += str(number) + rl.gen("x")
+        s += "a" + rl.gen("y", stream=True)
+        pieces = [piece async for piece in s.text_aiter("y")]
+        return await forks.gather_async("x"), pieces
+
+    assert program.run(backend=scripted).result == (["<0>", "<1>", "<2>"], list("<a>"))
+
+
 def test_a_stream_gives_the_text_in_order_as_it_comes(scripted: ScriptedBackend) -> None:
     @rl.function
     def program(s: rl.State) -> None:
@@ -415,10 +437,11 @@ def test_a_stream_gives_the_text_in_order_as_it_comes(scripted: ScriptedBackend)
     assert pieces[:3] == ["ab", "<", "a"]
     assert list(program.stream(backend=scripted).text_iter("y")) == list("<ab<ab>c>")
 
-    async def main() -> list[str]:
-        return [piece async for piece in program.astream(backend=scripted)]
+    async def main() -> tuple[list[str], list[str]]:
+        of_y = program.astream(backend=scripted).text_aiter("y")
+        return [piece async for piece in program.astream(backend=scripted)], [y async for y in of_y]
 
-    assert asyncio.run(main()) == pieces
+    assert asyncio.run(main()) == (pieces, list("<ab<ab>c>"))
 
 
 def test_a_stream_shows_text_before_the_answer_ends(scripted: ScriptedBackend) -> None:

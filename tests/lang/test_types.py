@@ -197,7 +197,7 @@ def test_an_answer_that_was_complete_when_it_was_cut_off_is_one(
 def test_a_choice_that_was_cut_off_while_it_was_written_is_none() -> None:
     @rl.function
     def choose(s: rl.State) -> None:
-        s += "a" + rl.select("x", ["small", "large"], method="constrained")
+        s += "a" + rl.gen("x", choices=["small", "large"])
 
     with pytest.raises(rl.AnswerError, match="raise it"):
         choose.run(backend=CutOff(lambda _: "sma"))

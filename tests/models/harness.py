@@ -39,8 +39,7 @@ class Harness:
         ]
         self.context = ForwardContext(
             backend or make_backend("auto", AttentionSetup()),
-            [torch.full(shape, torch.nan, dtype=dtype) for shape in shapes],
-            [torch.full(shape, torch.nan, dtype=dtype) for shape in shapes],
+            [tuple(torch.full((2, *shape), torch.nan, dtype=dtype)) for shape in shapes],
         )
 
     def step(self, work: list[tuple[Sequence, list[int]]]) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from radixrt.errors import ConfigError
 from radixrt.layers.quantization import fp8
 from radixrt.layers.quantization.fp8 import FP8, Fp8Matrix, quantize_rows
+from radixrt.layers.quantization.scheme import ROUNDINGS
 from radixrt.models.checkpoint import check_checkpoint
 from radixrt.models.loader import load_model
 from tests.models.harness import Harness
@@ -130,7 +131,7 @@ def test_a_product_is_off_by_what_three_bits_of_mantissa_cost() -> None:
     """A number is off by 2**-4 at most, by 2.6 % on average (in squares), and so are both sides of a product."""
     generator = torch.Generator().manual_seed(0)
     weight, hidden = (torch.randn(n, 256, generator=generator) for n in (64, 32))
-    matrix = Fp8Matrix(64, 256)
+    matrix = Fp8Matrix(64, 256, ROUNDINGS["fp8"])
     codes, scales = quantize_rows(weight)
     matrix.codes.copy_(codes)
     matrix.scales.copy_(scales.squeeze(-1))

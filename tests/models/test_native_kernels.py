@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import radixrt_kernels
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import Matrix
-from radixrt.layers.native_kernels import NativeKernels, PackedGroupwiseMatrix
+from radixrt.layers.native_kernels import NativeGroupwiseMatrix, NativeKernels
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
-from radixrt.layers.torch_kernels import TorchKernels
 from radixrt.models.loader import load_model
 from radixrt_kernels.reference import groupwise
 from tests.checkpoints import CONFIGS
@@ -51,16 +51,14 @@ def test_half_precision_is_as_close_to_float32_as_with_torch(
     assert error(NativeKernels()) < 1.25 * error(None)
 
 
-class RoundingMatrix(PackedGroupwiseMatrix):
+class RoundingMatrix(NativeGroupwiseMatrix):
     """What the kernel computes, in torch."""
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self.column_order is not None:
-            hidden = hidden[:, self.column_order]
+    def multiply_packed(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return groupwise.linear(hidden, self.packed, bias)
 
 
-class RoundingKernels(TorchKernels):
+class RoundingKernels(LayerKernels):
     def pack(self, matrix: Matrix) -> Matrix:
         return RoundingMatrix(matrix) if isinstance(matrix, GroupwiseMatrix) else matrix
 

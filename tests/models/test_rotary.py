@@ -1,6 +1,5 @@
 """Rotary tables against transformers', for every way of stretching them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from radixrt.layers.rotary import RotaryEmbedding, rope_config
+from radixrt.layers.rotary import RotaryEmbedding
 
 _LENGTHS = {"original_max_position_embeddings": 64}
 
@@ -20,6 +19,7 @@ _LENGTHS = {"original_max_position_embeddings": 64}
         {"rope_type": "default"},
         {"rope_type": "linear", "factor": 4.0},
         {"rope_type": "dynamic", "factor": 3.0},
+        {"rope_type": "proportional", "partial_rotary_factor": 0.5},
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         | _LENGTHS,
         {"rope_type": "yarn", "factor": 4.0} | _LENGTHS,
@@ -46,19 +46,6 @@ def test_the_table_is_transformers_for_a_sequence_as_long_as_the_context(
     )
     positions = torch.arange(length)
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
-    ours = RotaryEmbedding(rope_config(config, 24, context_length=length))
+    ours = RotaryEmbedding(config, length)
     expected = torch.cat([cos[0, :, :12], sin[0, :, :12]], dim=-1)
     torch.testing.assert_close(ours.cos_sin, expected, atol=1e-5, rtol=0)
-
-
-def test_settings_of_transformers_4_are_read() -> None:
-    old = SimpleNamespace(
-        rope_theta=5000.0,
-        rope_local_base_freq=100.0,
-        rope_scaling={"type": "linear", "factor": 4.0},
-        max_position_embeddings=64,
-    )
-    scaled, local = (rope_config(old, 8, layer_type=kind) for kind in (None, "sliding_attention"))
-    assert scaled.parameters["rope_type"] == "linear"
-    assert scaled.parameters["rope_theta"] == 5000.0
-    assert local.parameters == {"rope_type": "default", "rope_theta": 100.0}

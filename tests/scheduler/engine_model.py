@@ -8,26 +8,15 @@ import msgspec
 import numpy as np
 
 from radixrt.constrained.grammar import Grammar
-from radixrt.messages import (
-    NO_TOKEN,
-    CacheHints,
-    Constraint,
-    DropGrammar,
-    GrammarLoaded,
-    LoadGrammar,
-    SequenceRequest,
-    StepPlan,
-    TokenBatch,
-    num_ids,
-    pack_ids,
-    unpack_ids,
-)
+from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.requests import NO_HINTS, CacheHints
+from radixrt.messages.sequences import Constraint, SequenceRequest, TokenBatch
+from radixrt.messages.steps import NO_TOKEN, DropGrammar, GrammarLoaded, LoadGrammar, StepPlan
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.admission import FORECASTS
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.sequence import NO_HINTS
 from tests.scheduler.fake_worker import FakeWorker, expected_answer
 
 EOS = 7
@@ -126,7 +115,7 @@ class EngineModel:
             self.finished[refused.seq_id] = "refused"
 
     def _take_orders(self) -> None:
-        for order in self.scheduler.take_grammar_orders():
+        for order in self.scheduler.grammars.take_orders():
             match order:
                 case LoadGrammar():
                     self.loading.append(order.grammar_id)

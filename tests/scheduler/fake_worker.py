@@ -6,7 +6,8 @@ page that was overwritten too early shows at once, in the row that reads it.
 
 from dataclasses import dataclass
 
-from radixrt.messages import StepPlan, StepResult, pack_ids, unpack_ids
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.steps import StepPlan, StepResult
 
 VOCAB = 50
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.messages import CacheHints, Retention
+from radixrt.messages.requests import CacheHints, Retention
 from radixrt.scheduler.eviction.duel import ReturnHazardQueue
-from radixrt.scheduler.eviction.names import EvictionPolicyName
-from radixrt.scheduler.eviction.registry import make_policy
+from radixrt.scheduler.eviction.registry import EvictionPolicyName, make_policy
 from radixrt.scheduler.hint import DEFAULT, HIGH, LEVELS, NONE
 from radixrt.scheduler.hint_writer import HintWriter
 from radixrt.scheduler.node import Node

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.scheduler.eviction.awaited import Awaited
+from radixrt.scheduler.eviction.by_key import least_recently_used
 from radixrt.scheduler.eviction.hinted import Hinted
-from radixrt.scheduler.eviction.lru import LeafLRU
-from radixrt.scheduler.eviction.names import EvictionPolicyName
+from radixrt.scheduler.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.hint import HIGH, Hint
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.radix_tree import RadixTree
@@ -19,7 +19,7 @@ LENGTH = 3
 
 def new_tree() -> tuple[RadixTree, Awaited]:
     clock = lambda: 0.0  # noqa: E731
-    policy = Awaited(Hinted(LeafLRU(), clock))
+    policy = Awaited(Hinted(least_recently_used(), clock))
     return RadixTree(1, policy, clock), policy
 
 

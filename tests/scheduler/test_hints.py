@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.messages import CacheHints, Retention
-from radixrt.scheduler.eviction.names import EvictionPolicyName
-from radixrt.scheduler.eviction.registry import make_base_policy, make_policy
+from radixrt.messages.requests import CacheHints, Retention
+from radixrt.scheduler.eviction.registry import EvictionPolicyName, make_base_policy, make_policy
 from radixrt.scheduler.hint_writer import HintWriter
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.radix_tree import RadixTree

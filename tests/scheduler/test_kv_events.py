@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.kv_events import EventBatch, ReplayRequest
-from radixrt.messages import unpack_ids
+from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.kv_events import publisher as publisher_module
 from radixrt.scheduler.kv_events import stream as stream_module
 from radixrt.scheduler.kv_events.publisher import EventPublisher, start_publisher

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from radixrt.errors import RequestError
-from radixrt.messages import PinTokensCall, ReleaseCacheCall, pack_ids
+from radixrt.messages.calls import PinTokensCall, ReleaseCacheCall
+from radixrt.messages.ids import pack_ids
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.leases import Lease
@@ -62,13 +63,13 @@ def test_what_is_leased_outlives_every_flood_and_a_flush_until_the_lease_has_exp
     engine.scheduler.flush_cache()
     assert engine.num_cached(DOCUMENT) == 5 and engine.tree.num_pages == 5
     engine.clock.now += 59.5
-    assert engine.scheduler.seconds_to_next_expiry() == 0.5
+    assert engine.leases.seconds_to_next_expiry() == 0.5
     engine.model.plan()
     assert len(engine.leases) == 1
     engine.clock.now += 0.5
-    assert engine.scheduler.seconds_to_next_expiry() == 0.0
+    assert engine.leases.seconds_to_next_expiry() == 0.0
     engine.model.plan()  # as an idle process does when it wakes for it
-    assert engine.scheduler.seconds_to_next_expiry() is None
+    assert engine.leases.seconds_to_next_expiry() is None
     engine.flood()
     assert engine.num_cached(DOCUMENT) == 0
 
@@ -189,4 +190,4 @@ def test_a_lease_ends_in_time_while_no_further_step_may_be_planned() -> None:
     engine.pin(DOCUMENT, ttl_s=5.0)
     engine.clock.now += 6.0
     engine.scheduler.drop_expired(now=0.0)
-    assert engine.scheduler.seconds_to_next_expiry() is None
+    assert engine.leases.seconds_to_next_expiry() is None

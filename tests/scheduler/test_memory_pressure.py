@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from radixrt.messages import unpack_ids
+from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.queue_order import SchedulePolicy

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler import node as node_module
 from radixrt.scheduler.node import Node
 from radixrt.scheduler.page_allocator import PageAllocator, Pages

@@ -6,7 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixrt.messages import NO_TOKEN, SequenceRequest, pack_ids, unpack_ids
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.steps import NO_TOKEN
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.queue_order import QueueOrder, SchedulePolicy

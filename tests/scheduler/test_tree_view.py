@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.messages import CacheTree, CacheTreeCall, CacheTreeNode, unpack_ids
+from radixrt.messages.cache_tree import CacheTree, CacheTreeNode
+from radixrt.messages.calls import CacheTreeCall
+from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler import tree_view
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.hint import HIGH, Hint

@@ -1,11 +1,14 @@
 """The waiting queue against a look at everybody who waits."""
 
+import time
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.messages import SequenceRequest, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.lazy_heap import LazyHeap
@@ -13,6 +16,7 @@ from radixrt.scheduler.queue_order import ORDERS, SchedulePolicy
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.waiting_queue import LOOKUPS_PER_STEP, WaitingQueue
+from tests.scheduler.engine_model import limits
 
 PAGE_SIZE = 2
 DOCUMENT = [i % 3 for i in range(40)]
@@ -23,7 +27,7 @@ class Bench:
 
     def __init__(self, policy: SchedulePolicy) -> None:
         slots = SlotTable(4, 64, PAGE_SIZE)
-        self.kv = KVCache(200, PAGE_SIZE, slots, share_prefixes=True)
+        self.kv = KVCache(limits(num_pages=200, page_size=PAGE_SIZE), slots, time.monotonic)
         self.queue = WaitingQueue(ORDERS[policy], self.kv)
         self.waiting: dict[int, Sequence] = {}
         self.slots = slots
@@ -38,7 +42,7 @@ class Bench:
             priority=priority,
         )
         self._next_id += 1
-        return Sequence.from_request(request, 0.0, ())
+        return Sequence(request, 0.0, ())
 
     def add(self, tokens: list[int], salt: str = "", priority: int = 0) -> int:
         sequence = self.sequence(tokens, salt, priority)

@@ -2,7 +2,7 @@
 
 import random
 
-from radixrt.messages import unpack_ids
+from radixrt.messages.ids import unpack_ids
 from tests.scheduler.engine_model import EngineModel, limits
 
 DOCUMENT = [i * 7 % 43 for i in range(101)]

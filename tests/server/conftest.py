@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from radixrt.bench.local_server import free_port
 from tests.checkpoints import make_checkpoint, make_tokenizer
 
 START_TIMEOUT_S = 180
@@ -68,13 +68,6 @@ def served_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer."""
     folder = tmp_path_factory.mktemp("tiny-llama")
     return make_tokenizer(make_checkpoint("llama", folder))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def run_server(model: Path, *flags: str, cwd: Path | None = None) -> Server:

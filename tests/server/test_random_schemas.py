@@ -19,7 +19,8 @@ from radixrt.config import ServerConfig
 from radixrt.constrained.spec import JsonSchema
 from radixrt.errors import RequestError
 from radixrt.launch import prepare
-from radixrt.messages import GenerateRequest, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import GenerateRequest, TokenPrompt
 from radixrt.sampling_params import SamplingParams
 from tests.checkpoints import make_tokenizer
 

@@ -1,6 +1,7 @@
 """The whole server through its front door, with the clients that people use."""
 
 import asyncio
+import http.client
 import random
 import time
 from pathlib import Path
@@ -196,3 +197,15 @@ def test_flush_cache_empties_the_tree(server: Server, client: openai.OpenAI) -> 
     assert server.info()["stats"]["pages_cached"] > 0
     assert httpx.post(f"{server.url}/flush_cache").status_code == 200
     assert server.info(check_invariants=True)["stats"]["pages_cached"] == 0
+
+
+def test_an_idle_connection_outlives_the_clients_patience(server: Server) -> None:
+    """Clients close idle connections after five seconds; a server that does so too closes some that are just used."""
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
+    connection.request("GET", "/v1/models")
+    connection.getresponse().read()
+    socket = connection.sock
+    time.sleep(6)
+    connection.request("GET", "/v1/models")
+    assert connection.getresponse().status == 200 and connection.sock is socket
+    connection.close()

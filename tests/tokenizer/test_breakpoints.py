@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixrt.config import ServerConfig
-from radixrt.messages import CacheBreakpoint, ChatPrompt, Retention
+from radixrt.messages.requests import CacheBreakpoint, ChatPrompt, Retention
 from radixrt.tokenizer.breakpoints import common_length, substitute
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompts import PromptEncoder

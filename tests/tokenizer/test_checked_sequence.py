@@ -10,13 +10,8 @@ from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueChec
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.validation import validate_span
 from radixrt.constrained.grammar import Grammar, SpanCheck
-from radixrt.messages import (
-    Constraint,
-    SequenceFinished,
-    SequenceRequest,
-    pack_ids,
-    unpack_ids,
-)
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.answers import SequenceNews
 from radixrt.tokenizer.checked_sequence import FINAL_CHECK, CheckedSequence

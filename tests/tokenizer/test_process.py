@@ -15,20 +15,17 @@ from radixrt.config import ServerConfig
 from radixrt.engine_client import EngineClient
 from radixrt.errors import EngineDiedError, RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
-from radixrt.messages import (
-    AnswerChunk,
-    GenerateRequest,
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.calls import StatsCall
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.links import ToScheduler
+from radixrt.messages.requests import GenerateRequest, TextPrompt, TokenPrompt
+from radixrt.messages.sequences import (
     ReleaseSequences,
     SequenceFinished,
     SequenceRequest,
     SequenceStarted,
-    StatsCall,
-    TextPrompt,
     TokenBatch,
-    TokenPrompt,
-    ToScheduler,
-    pack_ids,
-    unpack_ids,
 )
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.process import TokenizerProcess

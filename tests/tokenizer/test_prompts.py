@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError, RequestError
-from radixrt.messages import ChatPrompt, TextPrompt, TokenPrompt, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import ChatPrompt, TextPrompt, TokenPrompt
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixrt.constrained.tool_calls import FORMATS
-from radixrt.messages import ToolCall
+from radixrt.messages.answers import ToolCall
 from radixrt.tokenizer.tool_calls import ToolCallParser
 
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Málaga"}}\n</tool_call>'

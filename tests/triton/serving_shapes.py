@@ -6,7 +6,6 @@ import torch
 
 from radixrt_kernels.triton import groupwise
 from radixrt_kernels.triton.activation import gated_activation
-from radixrt_kernels.triton.append import append_kv
 from radixrt_kernels.triton.fp8 import quantize_rows
 from radixrt_kernels.triton.moe import experts_mlp
 from radixrt_kernels.triton.norm import add_rms_norm, rms_norm
@@ -51,14 +50,6 @@ def _rotate() -> None:
 def _activation(name: str) -> Callable[[], None]:
     def launch() -> None:
         gated_activation(name, torch.zeros(TOKENS, 2 * 14336, dtype=BF16))
-
-    return launch
-
-
-def _append(dtype: torch.dtype) -> Callable[[], None]:
-    def launch() -> None:
-        cache = torch.zeros(2, 16, 8, 128).to(dtype)
-        append_kv(_heads(8), _heads(8), cache, cache, torch.zeros(TOKENS, dtype=torch.int64))
 
     return launch
 
@@ -135,6 +126,4 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     },
     "quantize_rows": _quantize_rows(HIDDEN),
     "quantize_rows of an MLP": _quantize_rows(14336),
-    "append_kv": _append(BF16),
-    "append_kv to fp8": _append(torch.float8_e4m3fn),
 }

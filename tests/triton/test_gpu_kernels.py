@@ -9,10 +9,10 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
 from radixrt.layers.gpu_kernels import FlashInferLayers, GpuKernels
-from radixrt.layers.torch_kernels import TorchKernels
+from radixrt.layers.kernels import LayerKernels
 from tests.triton.numbers import DEVICE, assert_close, draw
 
-REFERENCE = TorchKernels()
+REFERENCE = LayerKernels()
 BF16 = torch.bfloat16
 
 

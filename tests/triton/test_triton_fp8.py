@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 
 from radixrt.layers.quantization import fp8
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
+from radixrt.layers.quantization.scheme import ROUNDINGS
 from radixrt_kernels.triton.fp8 import quantize_rows
 from tests.triton.numbers import DEVICE, draw
 
@@ -45,7 +46,7 @@ def test_the_product_is_the_references(monkeypatch: pytest.MonkeyPatch, dtype: t
     if DEVICE == "cpu":
         monkeypatch.setattr(torch, "_scaled_mm", scaled_mm_by_definition)
     with torch.device(DEVICE):
-        matrix = Fp8Matrix(48, 64)
+        matrix = Fp8Matrix(48, 64, ROUNDINGS["fp8"])
     codes, scales = fp8.quantize_rows(draw(48, 64, dtype=torch.float32))
     matrix.codes.copy_(codes)
     matrix.scales.copy_(scales.squeeze(-1))

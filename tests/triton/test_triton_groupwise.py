@@ -9,6 +9,7 @@ from radixrt.layers.gpu_kernels import GpuKernels
 from radixrt.layers.quantization import gpu_groupwise
 from radixrt.layers.quantization.gpu_groupwise import TritonGroupwiseMatrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, pack_halves
+from radixrt.layers.quantization.scheme import QuantizationScheme
 from tests.triton.numbers import DEVICE, draw
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -19,7 +20,7 @@ def random_matrix(
 ) -> GroupwiseMatrix:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
-    matrix = GroupwiseMatrix(rows, columns, bits, group_size)
+    matrix = GroupwiseMatrix(rows, columns, QuantizationScheme("rounding", bits, group_size))
     torch.set_default_dtype(before)
     generator = torch.Generator().manual_seed(rows + columns)
     codes = torch.randint(0, 1 << bits, (rows, columns), generator=generator, dtype=torch.uint8)

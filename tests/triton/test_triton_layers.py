@@ -5,14 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.torch_kernels import GATED_ACTIVATIONS, TorchKernels
+from radixrt.layers.kernels import GATED_ACTIVATIONS, LayerKernels
 from radixrt_kernels.triton.activation import gated_activation
-from radixrt_kernels.triton.append import append_kv
 from radixrt_kernels.triton.norm import add_rms_norm, rms_norm
 from radixrt_kernels.triton.rotary import rotate
 from tests.triton.numbers import DEVICE, assert_close, draw
 
-REFERENCE = TorchKernels()
+REFERENCE = LayerKernels()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -82,24 +81,6 @@ def test_gated_activations(name: str, shape: tuple[int, int], dtype: torch.dtype
     expected = REFERENCE.gated_activation(name, gate_up)
     near_zero = 8.0 if dtype == torch.float32 else 1e-2  # the reference's 1 + tanh(x) cancels
     assert_close(gated_activation(name, gate_up), expected, near_zero=near_zero)
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_keys_and_values_land_in_their_slots(page_size: int, dtype: torch.dtype) -> None:
-    heads, head_dim, pages = 3, 24, 64 // page_size
-    activations = torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype
-    merged = draw(5, 2 * heads * head_dim, dtype=activations)
-    key, value = (part.unflatten(-1, (heads, head_dim)) for part in merged.chunk(2, dim=-1))
-    shape = (pages, page_size, heads, head_dim)
-    key_cache, value_cache = (torch.zeros(shape, device=DEVICE).to(dtype) for _ in range(2))
-    slots = torch.tensor([63, 0, -1, 17, 16], device=DEVICE)
-    append_kv(key, value, key_cache, value_cache, slots)
-    for numbers, cache in ((key, key_cache), (value, value_cache)):
-        expected = torch.zeros(64, heads, head_dim, device=DEVICE).to(dtype)
-        written = slots >= 0
-        expected[slots[written]] = numbers[written].to(dtype)
-        assert torch.equal(cache.flatten(0, 1).float(), expected.float())
 
 
 def test_empty_batches_launch_nothing() -> None:

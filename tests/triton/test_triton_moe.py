@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.torch_kernels import TorchKernels
+from radixrt.layers.kernels import LayerKernels
 from radixrt_kernels.triton import moe
 from radixrt_kernels.triton.moe import Tiling, experts_mlp, route
 from tests.triton.numbers import DEVICE, draw
@@ -62,7 +62,7 @@ def test_experts(
     weights = torch.rand(tokens, top_k, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     experts = choose(tokens, top_k, num_experts)
     ours = experts_mlp(hidden, weights, experts, gate_up, down, activation)
-    exact = TorchKernels().experts(
+    exact = LayerKernels().experts(
         hidden.float(), weights, experts, gate_up.float(), down.float(), activation
     )
     error = 2e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
@@ -79,7 +79,7 @@ def test_every_tiling_computes_the_same(
     gate_up, down = (draw(4, *shape, dtype=torch.float32) / 8 for shape in ((80, 96), (96, 40)))
     arguments = (hidden, weights, choose(9, 2, 4), gate_up, down, "silu")
     torch.testing.assert_close(
-        experts_mlp(*arguments), TorchKernels().experts(*arguments), rtol=1e-5, atol=1e-5
+        experts_mlp(*arguments), LayerKernels().experts(*arguments), rtol=1e-5, atol=1e-5
     )
 
 

@@ -12,11 +12,14 @@ import triton
 import triton.language as tl
 
 from radixrt.device import CPU, Device, make_device
-from radixrt.messages import NO_TOKEN, LogprobRow, TokenIds
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import NO_TOKEN
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker import noise
+from radixrt.worker.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.grammars import TokenMask
-from radixrt.worker.sampler import SampledTokens, sample
+from radixrt.worker.sampler import SampledTokens, draw_by_torch, sample
 from radixrt.worker.sampling_state import SamplingState
 from radixrt_kernels.triton import sampling
 from radixrt_kernels.triton.noise import gumbel_noise
@@ -47,12 +50,8 @@ def test_noise_is_the_reference_noise() -> None:
     torch.testing.assert_close(ours.cpu(), theirs, rtol=2e-6, atol=5e-7)
 
 
-def admit_all(
-    params: list[SamplingParams], vocab: int, *, kernel: bool, device: Device
-) -> SamplingState:
-    state = SamplingState(
-        len(params), vocab, eos_token_ids=[2], device=device, draws_in_one_kernel=kernel
-    )
+def admit_all(params: list[SamplingParams], vocab: int, device: Device) -> SamplingState:
+    state = SamplingState(len(params), vocab, eos_token_ids=[2], device=device)
     known = np.concatenate((PROMPT, ANSWER))
     for slot, sampling_params in enumerate(params):
         state.admit(slot, sampling_params, known, len(ANSWER))
@@ -67,15 +66,15 @@ def both(
 ) -> tuple[list[SampledTokens], list[SampledTokens]]:
     """The kernel's tokens on the device under test, and the reference's on the CPU."""
     results: list[list[SampledTokens]] = []
-    for kernel, device in ((True, UNDER_TEST), (False, CPU)):
-        state = admit_all(params, logits.shape[1], kernel=kernel, device=device)
+    for draw, device in ((draw_in_one_kernel, UNDER_TEST), (draw_by_torch, CPU)):
+        state = admit_all(params, logits.shape[1], device)
         slots = np.arange(len(params))
         results.append([])
         for step in range(steps):
             position = len(PROMPT) + len(ANSWER) + step
             positions = torch.full((len(params),), position, device=device.torch_device)
             copied = logits.to(device.torch_device, copy=True)
-            results[-1].append(sample(state, copied, slots, positions, mask))
+            results[-1].append(sample(state, copied, slots, positions, mask, draw))
     return results[0], results[1]
 
 
@@ -139,13 +138,12 @@ def test_small_blocks_and_full_candidate_lists_change_nothing(
         for index, settings in enumerate(SETTINGS.values())
     ]
     logits = random_logits(len(params), 700, seed=3)
-    state = admit_all(params, 700, kernel=True, device=UNDER_TEST)
+    state = admit_all(params, 700, UNDER_TEST)
     packed = state.batch(np.arange(len(params))).packed
-    assert packed is not None
     positions = torch.full((len(params),), 9, device=DEVICE)
     given = logits.to(DEVICE, copy=True)
     tokens, _ = sampling.draw_tokens(given, packed, positions, candidates=candidates)
-    reference = admit_all(params, 700, kernel=False, device=CPU)
+    reference = admit_all(params, 700, CPU)
     for index, settings in enumerate(params):  # draw_tokens alone knows no penalties and no biases
         plain = SamplingParams(
             temperature=settings.temperature,

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +36,7 @@ def test_padding_is_one_token_on_the_spare_page_and_changes_no_other_row(
     tables = np.arange(len(lengths) * pages, dtype=np.int32).reshape(len(lengths), pages)
     slots, starts = np.arange(len(lengths)), np.array(lengths) - 1
     step = RaggedStep.of(tables, page_size, slots, np.ones_like(slots), starts)
-    padded = step.padded(len(lengths) + more, spare, page_size)
+    padded = step.padded(len(lengths) + more, spare)
     rows = len(lengths)
     for row, length in enumerate(lengths):
         used = -(-length // page_size)
@@ -56,9 +55,9 @@ def test_padding_is_one_token_on_the_spare_page_and_changes_no_other_row(
 
 def test_the_spare_page_is_none_that_is_handed_out() -> None:
     spec = AttentionSpec(1, 1, 8, 1.0)
-    pool = KVPool([spec] * 2, 5, 16, torch.float32, torch.device("cpu"))
+    pool = KVPool(AttentionSetup([spec] * 2), 5)
     assert pool.num_pages == 5 and pool.spare_page == 5
-    assert [len(cache) for cache in pool.key_caches] == [6, 6]
+    assert [len(cache) for pair in pool.kv_caches for cache in pair] == [6, 6, 6, 6]
 
 
 def test_what_cannot_be_captured_says_how_to_start_without() -> None:
@@ -75,7 +74,7 @@ def test_what_cannot_be_captured_says_how_to_start_without() -> None:
 
     spec = AttentionSpec(1, 1, 8, 1.0)
     setup = AttentionSetup([spec], device=FakeDevice())
-    pool = KVPool([spec], 5, 16, torch.float32, torch.device("cpu"))
+    pool = KVPool(AttentionSetup([spec]), 5)
     graphs = DecodeGraphs(Model(), Backend(), pool, [1, 2], setup.device)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"--disable-cuda-graph.*not permitted"):
         graphs.capture()

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from radixrt.ipc import Channels, Inbox, Outbox
-from radixrt.messages import DropGrammar, StepPlan, StepResult, ToSchedulerFromWorker, pack_ids
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.links import ToSchedulerFromWorker
+from radixrt.messages.steps import DropGrammar, StepPlan, StepResult
 from radixrt.worker.process import WorkerProcess
 
 

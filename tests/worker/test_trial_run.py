@@ -10,7 +10,7 @@ from radixrt.config import ServerConfig
 from radixrt.device import CPU
 from radixrt.errors import ConfigError
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages import num_ids
+from radixrt.messages.ids import num_ids
 from radixrt.worker import build
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.trial_run import largest_step, num_pages

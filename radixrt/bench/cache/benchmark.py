@@ -1,10 +1,9 @@
 """``radixrt bench cache``: replay traces, compare policies, print, save and draw."""
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.result import CacheResult, evaluate, gap_closed
 from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import Trace, read_trace
+from radixrt.bench.output import console_beside, write_json
 
 TABLE_WIDTH = 110
 """Characters, in files and pipes."""
@@ -24,7 +24,7 @@ TABLE_WIDTH = 110
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay and report; see :func:`radixrt.bench.arguments.add_cache_arguments`."""
-    console = Console(stderr=arguments.json == "-")
+    console = console_beside(arguments.json)
     if not console.is_terminal:
         console.width = max(console.width, TABLE_WIDTH)
     traces = [
@@ -43,11 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [result for result in results if result.trace == trace.name]
         console.print(_table(trace, rows))
     _print_rate(console, traces, results, len(setups))
-    report = json.dumps([result.as_json() for result in results], indent=2)
-    if arguments.json == "-":
-        print(report)
-    elif arguments.json:
-        Path(arguments.json).write_text(report)
+    write_json(arguments.json, [asdict(result) for result in results])
     if arguments.plot:
         from radixrt.bench.cache.plot import plot_results
 

@@ -19,7 +19,7 @@ import numpy as np
 from radixrt.bench.arguments import HintLevel
 from radixrt.bench.cache.trace import Trace
 from radixrt.errors import ConfigError
-from radixrt.messages import CacheHints
+from radixrt.messages.requests import CacheHints
 
 SEED = 1
 

@@ -19,9 +19,11 @@ from radixrt.bench.cache.future import look_ahead
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
 from radixrt.errors import ConfigError
-from radixrt.messages import PackedIds, SequenceRequest, StepPlan, TokenBatch, pack_ids
+from radixrt.messages.ids import PackedIds, pack_ids
+from radixrt.messages.sequences import SequenceRequest, TokenBatch
+from radixrt.messages.steps import StepPlan
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.eviction.names import EvictionPolicyName
+from radixrt.scheduler.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
 

@@ -1,7 +1,6 @@
 """What do the numbers of one replay say? One row of the table."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from radixrt.bench.cache.bounds import belady, infinite_cache
 from radixrt.bench.cache.replay import Replay, Setup
@@ -45,9 +44,6 @@ class CacheResult:
     """CPU seconds that the replay took."""
     lru_gap_closed_percent: float | None = None
     """(hits - hits of LRU) / (Belady for LRU's order - hits of LRU), where ``lru`` was replayed too."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def evaluate(trace: Trace, run: Replay, replay_s: float) -> CacheResult:

@@ -7,7 +7,8 @@ plausible length, the same for every policy that is compared.
 
 from dataclasses import dataclass
 
-from radixrt.messages import StepPlan, StepResult, num_ids, pack_ids
+from radixrt.messages.ids import num_ids, pack_ids
+from radixrt.messages.steps import StepPlan, StepResult
 
 END_OF_ANSWER = 2**31 - 1
 FIRST_ANSWER_TOKEN = 2**30

@@ -38,7 +38,7 @@ class Rewind:
     num_output_kept: int
     """Tokens that stay, of those that were pushed."""
     excluded: list[list[int]]
-    """What must not come after them, for :class:`radixrt.messages.Constraint`. A worker ignores what would forbid
+    """What must not come after them, for :class:`radixrt.messages.sequences.Constraint`. A worker ignores what would forbid
     every token that the grammar allows."""
     retries: int
     """Of the answer, this one included. Sampling should draw anew: a seed that depends on it."""

@@ -21,14 +21,22 @@ LONGEST_RETRY_S = 60.0
 class HttpClient:
     """Connections to one server. Lives in the runtime's event loop, from the first call on; a forked child has its own."""
 
-    def __init__(self, base_url: str, api_key: str | None, if_absent: str) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None,
+        if_absent: str,
+        transport: "httpx.AsyncBaseTransport | None" = None,
+    ) -> None:
         """
         Args:
             if_absent: what to do when no server is there, as a sentence.
+            transport: what requests go through; None: a socket.
         """
         self.base_url = base_url
         self._api_key = api_key
         self._if_absent = if_absent
+        self._transport = transport
         self._client: httpx.AsyncClient | None = None
         self._process_id = 0
         """Of the process whose connections these are."""
@@ -81,11 +89,6 @@ class HttpClient:
                 yield event
         raise ConnectionLost(f"The server at {self.base_url} ended its answer in the middle.")
 
-    async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
-
     @asynccontextmanager
     async def _answer(
         self, method: str, path: str, body: dict[str, Any] | None, is_patient: bool = True
@@ -131,6 +134,7 @@ class HttpClient:
                 timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
                 trust_env=False,
+                transport=self._transport,
             )
         content = None if body is None else _encoded(body)
         return self._client.stream(method, self.base_url + path, content=content)

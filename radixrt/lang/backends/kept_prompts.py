@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from radixrt.lang.backends.protocol import Prompt
+from radixrt.lang.prefixes import num_chars
 
 SHORTEST_CHARS = 2048
 """Shorter prompts are sent whole: it costs less than to look."""
@@ -64,13 +65,6 @@ class KeptPrompts:
 def is_long(prompt: Prompt) -> bool:
     """Whether it pays to refer to what was sent before."""
     return num_chars(prompt) >= SHORTEST_CHARS
-
-
-def num_chars(prompt: Prompt) -> int:
-    """Of the text, or of the contents of all messages."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(len(message["content"]) for message in prompt)
 
 
 def _prefixes(prompt: Prompt) -> Iterator[tuple[bytes, int]]:

@@ -1,6 +1,6 @@
 """How does any OpenAI-compatible server answer a program's calls? By standard fields alone; the rest is refused."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -12,12 +12,12 @@ from radixrt.lang.backends.openai_format import (
     pieces_of,
     standard_body,
 )
-from radixrt.lang.backends.protocol import Call, ChoiceCall, Piece, Prompt, Score, Scored
+from radixrt.lang.backends.protocol import Backend, Call, ChoiceCall, Piece, Prompt, Score, Scored
 from radixrt.lang.constraints import FEATURE_NAMES, Choices, JsonSchema
 from radixrt.lang.errors import BadRequest, UnsupportedFeature
 
 
-class OpenAI:
+class OpenAI(Backend):
     """A server with OpenAI's API.
 
     Args:
@@ -53,7 +53,7 @@ class OpenAI:
         if not isinstance(prompt, str):
             raise self._unsupported(
                 "log-probabilities of a conversation's tokens, which select needs",
-                "Write the program as plain text without roles, or ask for JSON: rl.gen(schema=...).",
+                "Let the model write one of them, rl.gen(choices=[...]), or write the program as plain text without roles.",
             )
         if not prompt:
             raise self._unsupported("select at the very beginning of a text", "Put text before it.")
@@ -65,21 +65,6 @@ class OpenAI:
         logprobs = await self._echoed(texts, starts)
         without = logprobs[len(choices) :] if unconditional else [()] * len(choices)
         return Scored([Score(*pair) for pair in zip(logprobs, without, strict=False)])
-
-    async def cache_tokens(self) -> int | None:
-        return None  # no standard field tells
-
-    async def programs_ended(self, sessions: Sequence[str]) -> None:
-        """Such a server has no place for hints."""
-
-    async def pin(self, prefix: Prompt, seconds: float) -> str | None:
-        return None
-
-    async def unpin(self, lease: str) -> None:
-        """There is none."""
-
-    async def close(self) -> None:
-        await self._http.close()
 
     async def _echoed(self, texts: list[str], starts: list[int]) -> list[tuple[float, ...]]:
         """The log-probabilities of each text's tokens that reach beyond its start, in one batch."""
@@ -96,7 +81,7 @@ class OpenAI:
         except (BadRequest, KeyError, TypeError, ValueError) as error:
             raise self._unsupported(
                 f"echoed log-probabilities of completions, which select needs ({error})",
-                "Use rl.gen(schema=...) instead.",
+                "Use rl.gen(choices=[...]) in a conversation instead.",
             ) from error
 
     def _refuse_unsupported(self, call: Call) -> None:

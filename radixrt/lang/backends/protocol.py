@@ -125,7 +125,7 @@ class Scored:
 
 
 class Backend(Protocol):
-    """Its coroutines all run in one event loop: the runtime's."""
+    """Its coroutines all run in one event loop: the runtime's. Who derives from it, need not care for the cache."""
 
     name: str
     """For errors."""
@@ -148,20 +148,14 @@ class Backend(Protocol):
 
     async def cache_tokens(self) -> int | None:
         """What the KV cache can hold, if that is known. Never raises."""
-        ...
+        return None
 
     async def programs_ended(self, sessions: Sequence[str]) -> None:
         """What these runs alone have left in the KV cache is not needed any more. Advice: never raises."""
-        ...
 
     async def pin(self, prefix: Prompt, seconds: float) -> str | None:
         """Keep a prefix's KV for so long; returns what :meth:`unpin` takes, or None: it can't be kept. Never raises."""
-        ...
+        return None
 
     async def unpin(self, lease: str) -> None:
         """Let go of it. Never raises."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of connections. May be called twice."""
-        ...

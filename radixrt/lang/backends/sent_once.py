@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from radixrt.lang.backends.http import HttpClient
-from radixrt.lang.backends.kept_prompts import KeptPrefix, KeptPrompts, is_long, num_chars
+from radixrt.lang.backends.kept_prompts import KeptPrefix, KeptPrompts, is_long
 from radixrt.lang.backends.protocol import Prompt
-from radixrt.lang.batch_order import shared_length
 from radixrt.lang.errors import BackendError
+from radixrt.lang.prefixes import num_chars, num_shared
 
 SENT_AHEAD_CHARS = 8192
 """A prompt with at least so much that the server does not keep is sent ahead of the call."""
@@ -29,33 +29,26 @@ class SentOnce:
         """
         self._http = http
         self._offers = offers
-        self._kept = KeptPrompts()
+        self.prompts = KeptPrompts()
+        """What is known to be there."""
         self._on_their_way: list[tuple[Prompt, asyncio.Event]] = []
 
     def known(self, prompt: Prompt) -> KeptPrefix | None:
         """What the server keeps of a prompt, as far as that is known."""
-        return self._kept.longest(prompt) if is_long(prompt) else None
+        return self.prompts.longest(prompt) if is_long(prompt) else None
 
     async def kept(self, prompt: Prompt) -> KeptPrefix | None:
         """The same, once all that is long of it is there."""
         if not is_long(prompt):
             return None
         while True:
-            kept = self._kept.longest(prompt)
+            kept = self.prompts.longest(prompt)
             start = 0 if kept is None else kept.length
             if num_chars(prompt[start:]) < SENT_AHEAD_CHARS or not await self._offers(ENDPOINT):
                 return kept
             if (arrival := self._arrival_of(prompt, start)) is None:
                 return await self._send_ahead(prompt, kept)
             await arrival.wait()
-
-    def is_kept(self, conversation: str, whole: Prompt) -> None:
-        """The server said that it keeps this, under an id."""
-        self._kept.kept(conversation, whole)
-
-    def is_gone(self, kept: KeptPrefix) -> None:
-        """The server said that it has forgotten it."""
-        self._kept.gone(kept.conversation)
 
     def _arrival_of(self, prompt: Prompt, start: int) -> asyncio.Event | None:
         """Of a prompt on its way that holds a long part of this one beyond ``start``."""
@@ -73,11 +66,11 @@ class SentOnce:
         try:
             answer = await self._http.post(ENDPOINT, prompt_fields(prompt, kept))
             if answer["kept"]:
-                self._kept.kept(answer["id"], prompt)
+                self.prompts.kept(answer["id"], prompt)
                 return KeptPrefix(answer["id"], len(prompt))
         except (BackendError, KeyError, TypeError):
             if kept is not None:
-                self._kept.gone(kept.conversation)
+                self.prompts.gone(kept.conversation)
             return None  # the call itself sends all, and says what is wrong
         finally:
             self._on_their_way.remove(on_its_way)
@@ -95,13 +88,3 @@ def prompt_fields(prompt: Prompt, kept: KeptPrefix | None) -> dict[str, Any]:
         "continue_from": kept.conversation,
         "continue_after": kept.length,
     }
-
-
-def num_shared(one: Prompt, other: Prompt) -> int:
-    """How much two prompts begin with alike: messages, or characters."""
-    if isinstance(one, str) or isinstance(other, str):
-        return shared_length(one, other) if isinstance(one, str) and isinstance(other, str) else 0
-    for number, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return number
-    return min(len(one), len(other))

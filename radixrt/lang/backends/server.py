@@ -1,4 +1,4 @@
-"""How does a radixrt server answer a program's calls? With all it has: constraints, scoring, cache hints."""
+"""How does radixrt answer a program's calls? With all it has: constraints, scoring, cache hints."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from typing import Any
 
 from radixrt.lang.answer import Answer
 from radixrt.lang.backends.http import HttpClient
-from radixrt.lang.backends.kept_prompts import KeptPrefix, is_long
+from radixrt.lang.backends.kept_prompts import is_long
 from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body, usage_of
 from radixrt.lang.backends.protocol import (
     CacheHints,
@@ -28,41 +28,26 @@ CONVERSATION_GONE = "conversation_gone"
 """The code of the error that says that a conversation is not kept any more."""
 
 
-class Server:
-    """A radixrt server.
+class RadixrtBackend:
+    """Whatever answers at a radixrt server's endpoints."""
 
-    Args:
-        url: its address, with or without ``/v1``.
-        api_key: where it was started with ``--api-key``.
-    """
-
-    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self.name = f"The radixrt server at {self.url}"
-        self._http = HttpClient(
-            self.url,
-            api_key,
-            "Start one with `radixrt serve` (the built-in model) or `radixrt serve --model-path DIR`, or give the "
-            "address of one: rl.set_default_backend(rl.Server(url)), or RADIXRT_URL in the environment.",
-        )
-        self._sent = SentOnce(self._http, self._offers)
+    def __init__(self, name: str, http: HttpClient) -> None:
+        self.name = name
+        self._http = http
+        self._sent = SentOnce(http, self._offers)
         self._endpoints: asyncio.Future[frozenset[str]] | None = None
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
+        first_answer = Answer()
         body = await self._body(call)
-        kept = await self._sent.kept(call.prompt)
-        if kept is not None:
-            try:
-                going_on = body | prompt_fields(call.prompt, kept)
-                async with aclosing(self._pieces(call, going_on)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                return
-            except BadRequest as error:
-                self._forget(error, kept)
-        async with aclosing(self._pieces(call, body)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with aclosing(self._asked(path_of(call), body, call.prompt)) as events:
+            async for event in events:
+                for piece in pieces_of(event):
+                    if piece.index == 0:
+                        first_answer.add(piece)
+                    yield piece
+                if event.get("kept"):
+                    self._sent.prompts.kept(event["id"], with_answer(call, first_answer))
 
     async def _body(self, call: Call) -> dict[str, Any]:
         """The request that says all of it."""
@@ -79,43 +64,30 @@ class Server:
         offered = await self._offers("/v1/cache/release")
         return {"cache": cache_fields(hints)} if offered else {}
 
-    def _forget(self, error: BadRequest, kept: KeptPrefix) -> None:
-        """A call that referred to what is kept was refused.
-
-        Raises:
-            BadRequest: for another reason than that it is kept no more.
-        """
-        if error.code != CONVERSATION_GONE:
-            raise error
-        self._sent.is_gone(kept)
-
-    async def _pieces(self, call: Call, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
-        first_answer = Answer()
-        async with aclosing(self._http.answer(path_of(call), body)) as events:
-            async for event in events:
-                for piece in pieces_of(event):
-                    if piece.index == 0:
-                        first_answer.add(piece)
-                    yield piece
-                if event.get("kept"):
-                    self._sent.is_kept(event["id"], with_answer(call, first_answer))
+    async def _asked(
+        self, path: str, body: dict[str, Any], prompt: Prompt
+    ) -> AsyncGenerator[Any, None]:
+        """What the server answers, as one or as events. Of the prompt it is sent what it does not keep."""
+        kept = await self._sent.kept(prompt)
+        while True:
+            whole = body | prompt_fields(prompt, kept)
+            try:
+                async with aclosing(self._http.answer(path, whole)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except BadRequest as error:
+                if kept is None or error.code != CONVERSATION_GONE:
+                    raise
+                self._sent.prompts.gone(kept.conversation)
+                kept = None
 
     async def score(self, call: ChoiceCall) -> Scored:
         body: dict[str, Any] = {"choices": call.choices, "unconditional": call.unconditional}
         if call.continues:
             body["continue_final_message"] = True
         body |= await self._cache_field(call.hints)
-        kept = await self._sent.kept(call.prompt)
-        try:
-            return await self._scored(body | prompt_fields(call.prompt, kept))
-        except BadRequest as error:
-            if kept is None:
-                raise
-            self._forget(error, kept)
-        return await self._scored(body | prompt_fields(call.prompt, None))
-
-    async def _scored(self, body: dict[str, Any]) -> Scored:
-        answer = await self._http.post("/score_choices", body)
+        (answer,) = [one async for one in self._asked("/score_choices", body, call.prompt)]
         scores = [
             Score(tuple(score["logprobs"]), tuple(score["unconditional_logprobs"] or ()))
             for score in answer["scores"]
@@ -146,9 +118,6 @@ class Server:
         with contextlib.suppress(BackendError):
             await self._http.post("/v1/cache/release", {"lease": lease})
 
-    async def close(self) -> None:
-        await self._http.close()
-
     async def _offers(self, endpoint: str) -> bool:
         """Whether the server has an endpoint; it is asked once."""
         if self._endpoints is None:
@@ -161,6 +130,25 @@ class Server:
         except (BackendError, KeyError, TypeError):
             self._endpoints = None  # asked again at the next call
             return frozenset()
+
+
+class Server(RadixrtBackend):
+    """A radixrt server.
+
+    Args:
+        url: its address, with or without ``/v1``.
+        api_key: where it was started with ``--api-key``.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        http = HttpClient(
+            self.url,
+            api_key,
+            "Start one with `radixrt serve` (the built-in model) or `radixrt serve --model-path DIR`, or give the "
+            "address of one: rl.set_default_backend(rl.Server(url)), or RADIXRT_URL in the environment.",
+        )
+        super().__init__(f"The radixrt server at {self.url}", http)
 
 
 def cache_fields(hints: CacheHints) -> dict[str, Any]:

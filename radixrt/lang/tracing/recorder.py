@@ -3,7 +3,6 @@
 import threading
 from contextlib import ContextDecorator
 from pathlib import Path
-from types import TracebackType
 
 from radixrt.lang.records import RunRecord
 from radixrt.lang.tracing.trace import Trace
@@ -39,18 +38,10 @@ class Recorder(ContextDecorator):
         with _lock:
             return Trace(list(self._runs))
 
-    def add(self, run: RunRecord) -> None:
-        self._runs.append(run)
-
     def __enter__(self) -> "Recorder":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
 
@@ -58,4 +49,4 @@ def tell_recorders(run: RunRecord) -> None:
     """A run begins."""
     with _lock:
         for recorder in _recording:
-            recorder.add(run)
+            recorder._runs.append(run)

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.lang.records import CallRecord, RunRecord
+from radixrt.lang.tracing.data import data_of
+from radixrt.lang.tracing.page import frame_of, page_of
+from radixrt.lang.tracing.text import text_of
 
 
 class Trace:
@@ -26,23 +29,15 @@ class Trace:
 
     def data(self) -> dict[str, Any]:
         """All of it as JSON takes it: what the page is made of."""
-        from radixrt.lang.tracing.data import data_of
-
-        return data_of(self)
+        return data_of(self.runs, self.made_at)
 
     def save(self, path: str | Path) -> None:
         """Write the page: one HTML file that needs nothing else."""
-        from radixrt.lang.tracing.page import page_of
-
         Path(path).write_text(page_of(self.data()), encoding="utf-8", errors="replace")
 
     def __str__(self) -> str:
-        from radixrt.lang.tracing.text import text_of
-
         return text_of(self.data())
 
     def _repr_html_(self) -> str:
         """For notebooks: the page in a frame of its own, where it can touch nothing of theirs."""
-        from radixrt.lang.tracing.page import frame_of
-
         return frame_of(self.data())

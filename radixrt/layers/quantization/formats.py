@@ -2,25 +2,27 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
 from radixrt.errors import ConfigError
-from radixrt.layers.matrix import DenseMatrix, MatrixFormat
+from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixFormat
 from radixrt.layers.moe import Experts
-from radixrt.layers.quantization.awq import awq_format
-from radixrt.layers.quantization.fp8 import rounded_fp8_format, stored_fp8_format
-from radixrt.layers.quantization.gptq import gptq_format
-from radixrt.layers.quantization.rounding import rounded_format
+from radixrt.layers.quantization.awq import AwqMatrix
+from radixrt.layers.quantization.fp8 import RoundedFp8Matrix, StoredFp8Matrix
+from radixrt.layers.quantization.gptq import GptqMatrix
+from radixrt.layers.quantization.rounding import RoundedMatrix
 from radixrt.layers.quantization.scheme import DEFAULT_GROUP_SIZE, HEAD_BITS, QuantizationScheme
 
-_FORMATS: dict[str, Callable[[QuantizationScheme], MatrixFormat]] = {
-    "awq": awq_format,
-    "gptq": gptq_format,
-    "rounding": rounded_format,
-    "fp8": stored_fp8_format,
-    "fp8_rounding": rounded_fp8_format,
+_FORMATS: dict[str, Callable[..., Matrix]] = {
+    "awq": AwqMatrix,
+    "gptq": GptqMatrix,
+    "rounding": RoundedMatrix,
+    "fp8": StoredFp8Matrix,
+    "fp8_rounding": RoundedFp8Matrix,
 }
+"""By method: of rows, columns and scheme."""
 _EMBEDDING = "embed_tokens"
 _HEAD = "lm_head"
 
@@ -43,7 +45,7 @@ def matrix_formats(
             return _head_format(scheme, last)
         if last == _EMBEDDING or not scheme.covers(path):
             return DenseMatrix
-        return _FORMATS[scheme.method](scheme)
+        return _format(scheme)
 
     return format_of
 
@@ -51,12 +53,16 @@ def matrix_formats(
 def _head_format(scheme: QuantizationScheme, name: str) -> MatrixFormat:
     if scheme.method == "rounding":
         bits = max(scheme.bits, HEAD_BITS)
-        return rounded_format(
+        return _format(
             dataclasses.replace(scheme, bits=bits, group_size=DEFAULT_GROUP_SIZE, symmetric=True)
         )
     if scheme.quantized_head and name == _HEAD:
-        return _FORMATS[scheme.method](scheme)
+        return _format(scheme)
     return DenseMatrix
+
+
+def _format(scheme: QuantizationScheme) -> MatrixFormat:
+    return partial(_FORMATS[scheme.method], scheme=scheme)
 
 
 def rounded_alike(scheme: QuantizationScheme) -> QuantizationScheme:

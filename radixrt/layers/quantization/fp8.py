@@ -5,13 +5,13 @@ Each output feature has a scale, and each token gets one when it comes: a produc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from radixrt.layers.matrix import Matrix, MatrixFormat, Placement
+from radixrt.layers.matrix import Matrix, Placement
 from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 
@@ -29,15 +29,16 @@ class Fp8Matrix(Matrix):
     ``codes`` is float8_e4m3fn [rows, columns], ``scales`` float32 [rows].
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
+    codes: Tensor
+    scales: Tensor
 
-    def __init__(self, rows: int, columns: int) -> None:
+    def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
         super().__init__(rows, columns)
+        self.scheme = scheme
         self.register_buffer("codes", torch.zeros(rows, columns, dtype=FP8))
         self.register_buffer("scales", torch.ones(rows, dtype=torch.float32))
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         codes, scales = quantize_rows(hidden)
         product = F.linear(codes.float(), self.codes.float()) * scales * self.scales
         if bias is not None:
@@ -45,7 +46,7 @@ class Fp8Matrix(Matrix):
         return product.to(hidden.dtype)
 
 
-def quantize_rows(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, columns] -> float8_e4m3fn alike, and the scale of each row [rows, 1] float32."""
     exact = numbers.float()
     scales = (exact.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
@@ -56,29 +57,19 @@ class RoundedFp8Matrix(Fp8Matrix):
     """In the checkpoint: the plain ``weight`` [output features, input features], rounded while it is loaded."""
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
-        rows = placement.rows
-        slot = RoundingSlot(
+        slot = WeightSlot(
             placement.size,
-            self.codes[rows],
+            self.codes[placement.rows],
             placement.dim,
             placement.start,
-            scales=self.scales[rows],
+            store=partial(self._round, placement.rows),
         )
         yield f"{placement.name}.weight", slot
 
-
-@dataclass(frozen=True, slots=True)
-class RoundingSlot(WeightSlot):
-    """Rounds what it is given; a rank that keeps a part of the columns scales by that part."""
-
-    scales: torch.Tensor | None = None
-
-    def load(self, tensor: torch.Tensor) -> None:
-        assert self.scales is not None
-        part = tensor.narrow(self.dim, self.start, self.target.shape[self.dim])
-        codes, scales = quantize_rows(part.to(self.target.device))
-        self.target.copy_(codes)
-        self.scales.copy_(scales.squeeze(-1))
+    def _round(self, rows: slice, weight: Tensor) -> None:
+        """Fill ``rows``; a rank that keeps a part of the columns scales by that part."""
+        codes, scales = quantize_rows(weight.to(self.codes.device))
+        self.codes[rows], self.scales[rows] = codes, scales.squeeze(-1)
 
 
 class StoredFp8Matrix(Fp8Matrix):
@@ -86,17 +77,12 @@ class StoredFp8Matrix(Fp8Matrix):
     output feature. Its ``input_scale``, where activations were calibrated, is not used: a scale of
     each token's own is more exact."""
 
-    def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
-        super().__init__(rows, columns)
-        self._scheme = scheme
-        self.unused: list[torch.Tensor] = []
-
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         rows, name = placement.rows, placement.name
         codes, scales = self.codes[rows], self.scales[rows]
         yield f"{name}.weight", WeightSlot(placement.size, codes, placement.dim, placement.start)
         outputs = placement.size[0]
-        shape = (outputs, 1) if self._scheme.scale_a_row else self._scheme.number_shape
+        shape = (outputs, 1) if self.scheme.scale_a_row else self.scheme.number_shape
         yield (
             f"{name}.weight_scale",
             WeightSlot(
@@ -108,25 +94,17 @@ class StoredFp8Matrix(Fp8Matrix):
                 weights_an_element=0,
             ),
         )
-        if self._scheme.input_scales:
+        if self.scheme.input_scales:
             unused = torch.empty(1, device=self.scales.device)
             yield (
                 f"{name}.input_scale",
                 WeightSlot(
-                    self._scheme.number_shape,
+                    self.scheme.number_shape,
                     unused,
                     convert=lambda scale: scale.reshape(-1),
                     weights_an_element=0,
                 ),
             )
-
-
-def stored_fp8_format(scheme: QuantizationScheme) -> MatrixFormat:
-    return partial(StoredFp8Matrix, scheme=scheme)
-
-
-def rounded_fp8_format(scheme: QuantizationScheme) -> MatrixFormat:
-    return RoundedFp8Matrix
 
 
 class ScaledFp8Matrix(Matrix):
@@ -139,8 +117,8 @@ class ScaledFp8Matrix(Matrix):
         self._quantize_rows = quantize_rows
         self.register_buffer("codes", matrix.codes)
         self.register_buffer("scales", matrix.scales.unsqueeze(0))
-        self.codes: torch.Tensor
-        self.scales: torch.Tensor
+        self.codes: Tensor
+        self.scales: Tensor
 
     @staticmethod
     def takes(matrix: Fp8Matrix) -> bool:
@@ -150,7 +128,7 @@ class ScaledFp8Matrix(Matrix):
         device = matrix.codes.device
         return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         if hidden.stride(1) != 1:
             hidden = hidden.contiguous()
         codes, scales = self._quantize_rows(hidden)

@@ -1,12 +1,12 @@
 """GPTQ checkpoints (Frantar et al., 2022; AutoGPTQ's and GPTQModel's layouts): what their tensors mean."""
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
+from torch import Tensor
 
 from radixrt.errors import ConfigError
-from radixrt.layers.matrix import MatrixFormat, Placement
+from radixrt.layers.matrix import Placement
 from radixrt.layers.quantization.groupwise import (
     GroupwiseMatrix,
     codes_of_words,
@@ -26,61 +26,27 @@ class GptqMatrix(GroupwiseMatrix):
     """
 
     def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
-        super().__init__(rows, columns, scheme.bits, scheme.group_size)
-        self._zeros_less_one = scheme.zeros_less_one
-        self._activation_order = scheme.activation_order
-        self._groups_of_features: dict[str, torch.Tensor] = {}
+        super().__init__(rows, columns, scheme)
+        self._groups_of_features: dict[str, Tensor] = {}
         """int32 [columns] of each projection."""
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         outputs, inputs = placement.size
-        if self._activation_order and self.columns < inputs:
+        if self.scheme.activation_order and self.columns < inputs:
             raise ConfigError(
                 f"{placement.name} is quantized with GPTQ's desc_act, whose groups cannot be split over --tp ranks; "
                 "choose a checkpoint without desc_act, or --tp 1."
             )
-        name, rows, dim = placement.name, placement.rows, placement.dim
-        group = self.first_group(placement)
-        groups = -(-inputs // self.group_size) if self.columns < inputs else self.num_groups
-        codes_a_word = 32 // self.bits
-        yield (
-            f"{name}.qweight",
-            WeightSlot(
-                (inputs // codes_a_word, outputs),
-                self.codes[rows],
-                dim,
-                self.first_code(placement),
-                convert=self._codes,
-                weights_an_element=codes_a_word,
-            ),
-        )
-        yield (
-            f"{name}.qzeros",
-            WeightSlot(
-                (groups, outputs // codes_a_word),
-                self.zeros[rows],
-                dim,
-                group,
-                convert=self._zeros,
-                weights_an_element=0,
-            ),
-        )
-        yield (
-            f"{name}.scales",
-            WeightSlot(
-                (groups, outputs),
-                self.scales[rows],
-                dim,
-                group,
-                convert=torch.t,
-                weights_an_element=0,
-            ),
-        )
+        words = (inputs * self.bits // 32, outputs)
+        yield from self.slots_of_words(placement, words, codes=self._codes, zeros=self._zeros)
         table = self._groups_of_features.setdefault(
-            name, torch.empty(self.columns, dtype=torch.int32, device=self.codes.device)
+            placement.name, torch.empty(self.columns, dtype=torch.int32, device=self.codes.device)
         )
-        first = placement.start if dim == 1 else 0
-        yield f"{name}.g_idx", WeightSlot((inputs,), table, 0, first, weights_an_element=0)
+        first = placement.start if placement.dim == 1 else 0
+        yield (
+            f"{placement.name}.g_idx",
+            WeightSlot((inputs,), table, 0, first, weights_an_element=0),
+        )
 
     def finish(self) -> None:
         """Sort the columns by their groups.
@@ -90,7 +56,7 @@ class GptqMatrix(GroupwiseMatrix):
         """
         tables = list(self._groups_of_features.items())
         self._groups_of_features = {}
-        if not self._activation_order or not tables:
+        if not self.scheme.activation_order or not tables:
             return
         (first_name, table), *others = tables
         for name, other in others:
@@ -113,17 +79,13 @@ class GptqMatrix(GroupwiseMatrix):
             self.codes = self.codes[:, order]
         self.column_order = order
 
-    def _codes(self, words: torch.Tensor) -> torch.Tensor:
+    def _codes(self, words: Tensor) -> Tensor:
         """int32 [I / C, O] -> as ``codes`` [O, bytes]"""
         codes = codes_of_words(words.t().contiguous(), self.bits)
         return pack_halves(codes) if self.bits == 4 else codes
 
-    def _zeros(self, words: torch.Tensor) -> torch.Tensor:
+    def _zeros(self, words: Tensor) -> Tensor:
         """int32 [G, O / C] -> uint8 [O, G]. A stored 15 (255) is 16 (256) less one, which has no code of its own
         and whose writers mean 0, as it is there: they add one and cut off."""
         zeros = codes_of_words(words, self.bits).t()
-        return (zeros + 1) & ((1 << self.bits) - 1) if self._zeros_less_one else zeros
-
-
-def gptq_format(scheme: QuantizationScheme) -> MatrixFormat:
-    return partial(GptqMatrix, scheme=scheme)
+        return (zeros + 1) & ((1 << self.bits) - 1) if self.scheme.zeros_less_one else zeros

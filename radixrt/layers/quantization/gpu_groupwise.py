@@ -1,35 +1,23 @@
 """A quantized matrix on a GPU: decoded inside the product for few tokens, written out once for many."""
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from radixrt.layers.matrix import Matrix
-from radixrt.layers.quantization.groupwise import GroupwiseMatrix, unpack_halves
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 
 DECODED_FROM_TOKENS = 256
 """From here on the tensor cores are the limit, and a plain product of decoded weights keeps them busier. By reckoning;
 not yet measured on a GPU."""
 
 
-class TritonGroupwiseMatrix(Matrix):
+class TritonGroupwiseMatrix(PackedGroupwiseMatrix):
     """See ``radixrt_kernels.triton.groupwise``."""
-
-    column_order: torch.Tensor | None
 
     def __init__(self, matrix: GroupwiseMatrix) -> None:
         from radixrt_kernels.triton import groupwise
 
-        super().__init__(matrix.rows, matrix.columns)
+        super().__init__(matrix, groupwise.pack)
         self._kernels = groupwise
-        self._dtype = matrix.dtype
-        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
-        self.packed = groupwise.pack(
-            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
-        )
-        self.register_buffer("codes", self.packed.codes)
-        self.register_buffer("scales", self.packed.scales)
-        self.register_buffer("zeros", self.packed.zeros)
-        self.register_buffer("column_order", matrix.column_order)
 
     @staticmethod
     def takes(matrix: GroupwiseMatrix) -> bool:
@@ -38,14 +26,12 @@ class TritonGroupwiseMatrix(Matrix):
 
         return half_of(matrix.columns, matrix.group_size) is not None
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self.column_order is not None:
-            hidden = hidden[:, self.column_order]
+    def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         if len(hidden) >= DECODED_FROM_TOKENS:
-            return F.linear(hidden, self._kernels.dequantize(self.packed, self._dtype), bias)
+            return F.linear(hidden, self._kernels.dequantize(self.packed, self.dtype), bias)
         return self._kernels.linear(hidden, self.packed, bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         if self.packed.bits != 8:
             raise NotImplementedError("an embedding has 8 bits")
         of_rows = (of_all[rows] for of_all in (self.packed.scales, self.packed.zeros))
@@ -53,4 +39,4 @@ class TritonGroupwiseMatrix(Matrix):
             of_groups.float().repeat_interleave(self.packed.group_size, dim=1)[:, : self.columns]
             for of_groups in of_rows
         )
-        return ((self.packed.codes[rows].float() - zeros) * scales).to(self._dtype)
+        return ((self.packed.codes[rows].float() - zeros) * scales).to(self.dtype)

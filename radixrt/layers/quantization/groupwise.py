@@ -3,14 +3,23 @@
 Every format of a checkpoint is brought into this one form while it is loaded, so kernels know only this.
 """
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from radixrt.errors import ConfigError
 from radixrt.layers.matrix import Matrix, Placement
+from radixrt.layers.quantization.scheme import QuantizationScheme
+from radixrt.layers.weights import WeightSlot
 
 SCALE_DTYPE = torch.float16
 """What AWQ's and GPTQ's checkpoints hold."""
+
+
+Convert = Callable[[Tensor], Tensor]
 
 
 class GroupwiseMatrix(Matrix):
@@ -25,15 +34,16 @@ class GroupwiseMatrix(Matrix):
     device, and is what kernels are tested against.
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-    column_order: torch.Tensor | None
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    column_order: Tensor | None
 
-    def __init__(self, rows: int, columns: int, bits: int, group_size: int | None) -> None:
+    def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
         super().__init__(rows, columns)
-        self.bits = bits
-        self.group_size = min(group_size or columns, columns)
+        self.scheme = scheme
+        self.bits = bits = scheme.bits
+        self.group_size = min(scheme.group_size or columns, columns)
         self.num_groups = -(-columns // self.group_size)
         self.dtype = torch.get_default_dtype()
         groups = (rows, self.num_groups)
@@ -42,23 +52,21 @@ class GroupwiseMatrix(Matrix):
         self.register_buffer("zeros", torch.zeros(groups, dtype=torch.uint8))
         self.register_buffer("column_order", None)
 
-    def multiply(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         if self.column_order is not None:
             hidden = hidden[:, self.column_order]
-        return F.linear(hidden, self._decode(self.codes, self.scales, self.zeros), bias)
+        return F.linear(hidden, self.dequantized(), bias)
 
-    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, rows: Tensor) -> Tensor:
         if self.column_order is not None:
             raise NotImplementedError("an embedding's columns stand in their order")
         return self._decode(self.codes[rows], self.scales[rows], self.zeros[rows])
 
-    def dequantized(self) -> torch.Tensor:
+    def dequantized(self) -> Tensor:
         """[rows, columns] of the model's dtype, the columns as they stand."""
         return self._decode(self.codes, self.scales, self.zeros)
 
-    def _decode(
-        self, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
-    ) -> torch.Tensor:
+    def _decode(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         if self.bits == 4:
             codes = unpack_halves(codes)[:, : self.columns]
         zeros, scales = (
@@ -66,6 +74,27 @@ class GroupwiseMatrix(Matrix):
             for of_groups in (zeros, scales)
         )
         return ((codes.float() - zeros.float()) * scales.float()).to(self.dtype)
+
+    def slots_of_words(
+        self, placement: Placement, shape: tuple[int, int], codes: Convert, zeros: Convert
+    ) -> Iterator[tuple[str, WeightSlot]]:
+        """``qweight``, ``qzeros`` and ``scales``, as AWQ and GPTQ keep them: input features first, codes in int32 words.
+
+        Args:
+            shape: of ``qweight``.
+            codes, zeros: from the words of ``qweight`` and ``qzeros`` to ``codes`` and ``zeros`` as they are here.
+        """
+        outputs, inputs = placement.size
+        a_word = 32 // self.bits
+        groups, group = -(-inputs // self.group_size), self.first_group(placement)
+        for name, size, target, start, convert, weights in (
+            ("qweight", shape, self.codes, self.first_code(placement), codes, a_word),
+            ("qzeros", (groups, outputs // a_word), self.zeros, group, zeros, 0),
+            ("scales", (groups, outputs), self.scales, group, torch.t, 0),
+        ):
+            rows = target[placement.rows]
+            slot = WeightSlot(size, rows, placement.dim, start, convert, weights)
+            yield f"{placement.name}.{name}", slot
 
     def first_code(self, placement: Placement) -> int:
         """Where this rank's part begins in dimension ``placement.dim`` of the whole projection's ``codes``."""
@@ -88,19 +117,50 @@ class GroupwiseMatrix(Matrix):
         return placement.start // self.group_size
 
 
-def pack_halves(codes: torch.Tensor) -> torch.Tensor:
+class PackedGroupwiseMatrix(Matrix):
+    """A quantized matrix in the order in which some kernels read it."""
+
+    column_order: Tensor | None
+
+    def __init__(self, matrix: GroupwiseMatrix, pack: Callable[..., Any]) -> None:
+        """
+        Args:
+            pack: makes what the kernels read of codes [rows, columns], scales, zeros, bits and group size.
+        """
+        super().__init__(matrix.rows, matrix.columns)
+        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
+        self.packed = pack(
+            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
+        )
+        self.dtype = matrix.dtype
+        self.register_buffer("codes", self.packed.codes)
+        self.register_buffer("scales", self.packed.scales)
+        self.register_buffer("zeros", self.packed.zeros)
+        self.register_buffer("column_order", matrix.column_order)
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        if self.column_order is not None:
+            hidden = hidden[:, self.column_order]
+        return self.multiply_packed(hidden, bias)
+
+    def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        """As ``multiply``, of features in the order of the columns."""
+        raise NotImplementedError
+
+
+def pack_halves(codes: Tensor) -> Tensor:
     """uint8 [rows, columns] below 16 -> uint8 [rows, ceil(columns / 2)], the even column in the low half."""
     if codes.shape[1] % 2:
         codes = F.pad(codes, (0, 1))
     return codes[:, ::2] | (codes[:, 1::2] << 4)
 
 
-def unpack_halves(packed: torch.Tensor) -> torch.Tensor:
+def unpack_halves(packed: Tensor) -> Tensor:
     """The reverse of ``pack_halves``: uint8 [rows, 2 * bytes]"""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
-def codes_of_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+def codes_of_words(words: Tensor, bits: int) -> Tensor:
     """The codes of int32 words, the lowest bits first: [rows, words] -> uint8 [rows, words * 32 / bits]"""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)

@@ -1,15 +1,14 @@
 """Quantization of a plain checkpoint while it is loaded: to the nearest code, with scales that are searched for."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from radixrt.layers.matrix import MatrixFormat, Placement
+from radixrt.layers.matrix import Placement
 from radixrt.layers.quantization.groupwise import SCALE_DTYPE, GroupwiseMatrix, pack_halves
-from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
@@ -22,58 +21,32 @@ ROWS_AT_ONCE = 1 << 20
 class RoundedMatrix(GroupwiseMatrix):
     """In the checkpoint: the plain ``weight`` [output features, input features]."""
 
-    def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
-        super().__init__(rows, columns, scheme.bits, scheme.group_size)
-        self._symmetric = scheme.symmetric
-
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
-        rows = placement.rows
-        target = RoundingTarget(
-            self.codes[rows], self.scales[rows], self.zeros[rows], self.bits, self.group_size,
-            self._symmetric,
-        )  # fmt: skip
-        count = self.columns if placement.dim == 1 else len(target.codes)
-        yield (
-            f"{placement.name}.weight",
-            RoundingSlot(
-                placement.size,
-                target.codes,
-                placement.dim,
-                placement.start,
-                count=count,
-                rounding=target,
-            ),
+        codes = self.codes[placement.rows]
+        slot = WeightSlot(
+            placement.size,
+            codes,
+            placement.dim,
+            placement.start,
+            count=self.columns if placement.dim == 1 else len(codes),
+            store=partial(self._round, placement.rows),
         )
+        yield f"{placement.name}.weight", slot
 
+    def _round(self, rows: slice, weight: Tensor) -> None:
+        """Fill ``rows`` with what stands for ``weight`` [rows, columns]."""
+        at_once = max(1, ROWS_AT_ONCE // self.columns)
+        first = rows.start or 0
+        for start in range(0, len(weight), at_once):
+            part = weight[start : start + at_once]
+            grouped = self._grouped(part.to(self.codes.device, torch.float32))
+            codes, scales, zeros = quantize(grouped, self.bits, self.scheme.symmetric)
+            codes = codes.flatten(1)[:, : self.columns]
+            filled = slice(first + start, first + start + len(part))
+            self.codes[filled] = pack_halves(codes) if self.bits == 4 else codes
+            self.scales[filled], self.zeros[filled] = scales, zeros
 
-def rounded_format(scheme: QuantizationScheme) -> MatrixFormat:
-    return partial(RoundedMatrix, scheme=scheme)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundingTarget:
-    """Some rows of a ``GroupwiseMatrix``."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-    bits: int
-    group_size: int
-    symmetric: bool
-
-    def fill(self, weight: torch.Tensor) -> None:
-        """Round ``weight`` [rows, columns]."""
-        rows, columns = weight.shape
-        at_once = max(1, ROWS_AT_ONCE // columns)
-        for start in range(0, rows, at_once):
-            part = slice(start, start + at_once)
-            grouped = self._grouped(weight[part].to(self.codes.device, torch.float32))
-            codes, scales, zeros = quantize(grouped, self.bits, self.symmetric)
-            codes = codes.flatten(1)[:, :columns]
-            self.codes[part] = pack_halves(codes) if self.bits == 4 else codes
-            self.scales[part], self.zeros[part] = scales, zeros
-
-    def _grouped(self, weight: torch.Tensor) -> torch.Tensor:
+    def _grouped(self, weight: Tensor) -> Tensor:
         """[rows, columns] -> [rows, groups, group_size]; a short last group is filled with its last weight."""
         missing = -weight.shape[1] % self.group_size
         if missing:
@@ -81,22 +54,7 @@ class RoundingTarget:
         return weight.unflatten(1, (-1, self.group_size))
 
 
-@dataclass(frozen=True, slots=True)
-class RoundingSlot(WeightSlot):
-    """Rounds what it is given; ``target`` is only where the codes go."""
-
-    count: int = 0
-    """This rank's part of dimension ``dim``."""
-    rounding: RoundingTarget | None = None
-
-    def load(self, tensor: torch.Tensor) -> None:
-        assert self.rounding is not None
-        self.rounding.fill(tensor.narrow(self.dim, self.start, self.count))
-
-
-def quantize(
-    groups: torch.Tensor, bits: int, symmetric: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantize(groups: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and zeros that stand for ``groups`` with little squared error.
 
     Args:
@@ -124,8 +82,8 @@ def quantize(
 
 
 def _round(
-    groups: torch.Tensor, bits: int, symmetric: bool, share: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    groups: Tensor, bits: int, symmetric: bool, share: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes over ``share`` of each group's range."""
     largest_code = (1 << bits) - 1
     smallest_scale = torch.finfo(SCALE_DTYPE).smallest_normal
@@ -143,9 +101,7 @@ def _round(
     return codes, scales, zeros
 
 
-def _squared_error(
-    groups: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
-) -> torch.Tensor:
+def _squared_error(groups: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """[rows, groups]"""
     decoded = (codes.float() - zeros.float().unsqueeze(-1)) * scales.float().unsqueeze(-1)
     return decoded.sub_(groups).square_().sum(-1)

@@ -8,7 +8,7 @@ leaves that are all awaited, the one whose first request arrived last goes first
 import heapq
 from itertools import count
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.eviction.policy import EvictionPolicy, Use
 from radixrt.scheduler.hint import HIGH
 from radixrt.scheduler.node import Node
@@ -17,7 +17,7 @@ MOST_NOTED = 64
 """Sequences noted for one leaf. Where more wait for it, the others are noted when they come to be next in line."""
 
 
-class Awaited:
+class Awaited(EvictionPolicy):
     """Asks ``base``, and puts the leaves aside that somebody waits for.
 
     A leaf that a client wants kept at the level "high" goes after the awaited ones of others. O(log n) amortised besides what the

@@ -10,10 +10,10 @@ evicts the page whose return is least likely for each second that it would stay,
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
 from radixrt.scheduler.eviction.page_sample import PageSample
-from radixrt.scheduler.eviction.policy import Use
+from radixrt.scheduler.eviction.policy import EvictionPolicy, Use
 from radixrt.scheduler.eviction.return_hazards import NUM_CLASSES, ReturnHazards
 from radixrt.scheduler.eviction.shadow_cache import ShadowCache, Stack
 from radixrt.scheduler.eviction.visit_history import Visit, VisitHistory
@@ -86,7 +86,7 @@ class ReturnHazardQueue:
         return min(tops, key=lambda top: order(top[0]))[1].pop()
 
 
-class Duel:
+class Duel(EvictionPolicy):
     """LRU, unless return hazard has found more of late in a shadow of the pool."""
 
     def __init__(self, num_pages: int, page_size: int, clock: Callable[[], float]) -> None:

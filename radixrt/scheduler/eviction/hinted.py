@@ -9,15 +9,15 @@ like the policy below where they don't: without hints there is no difference at 
 
 from collections.abc import Callable
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
+from radixrt.scheduler.eviction.by_key import least_recently_used
 from radixrt.scheduler.eviction.leaf_heap import LeafHeap
-from radixrt.scheduler.eviction.lru import LeafLRU
 from radixrt.scheduler.eviction.policy import EvictionPolicy, Use
 from radixrt.scheduler.hint import DEFAULT, HIGH, NONE, Hint
 from radixrt.scheduler.node import Node
 
 
-class Hinted:
+class Hinted(EvictionPolicy):
     """Asks ``base`` for leaves of the level "default" whose next use nobody has stated.
 
     O(log n) besides what the base takes. A leaf that comes to another heap leaves an entry behind in the one it
@@ -27,7 +27,11 @@ class Hinted:
     def __init__(self, base: EvictionPolicy, clock: Callable[[], float]) -> None:
         self._base = base
         self._clock = clock
-        self._levels = [_Level(NONE, LeafLRU()), _Level(DEFAULT, base), _Level(HIGH, LeafLRU())]
+        self._levels = [
+            _Level(NONE, least_recently_used()),
+            _Level(DEFAULT, base),
+            _Level(HIGH, least_recently_used()),
+        ]
         self._changing = LeafHeap()
         """By the time at which what is said of a leaf changes."""
 

@@ -10,15 +10,12 @@ from radixrt.scheduler.node import Node
 
 SMALLEST_REBUILD = 1024
 
-Key = float | tuple[int, int]
-"""All keys of one heap are of one kind."""
-
 
 class LeafHeap:
     """Evictable leaves, smallest key first, each with the key it was last pushed with."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Key, int, Node]] = []
+        self._heap: list[tuple[float, int, Node]] = []
         """Key, stamp at that time and leaf; of equal keys the leaf that was used longer ago comes first."""
         self._rebuild_above = SMALLEST_REBUILD
 
@@ -26,7 +23,7 @@ class LeafHeap:
         """Entries, stale ones included."""
         return len(self._heap)
 
-    def push(self, key: Key, leaf: Node) -> None:
+    def push(self, key: float, leaf: Node) -> None:
         heapq.heappush(self._heap, (key, leaf.stamp, leaf))
         if len(self._heap) > self._rebuild_above:
             self._rebuild()
@@ -41,10 +38,8 @@ class LeafHeap:
         return None
 
     def peek_key(self) -> float:
-        """The key of what :meth:`peek` has just returned, where keys are numbers."""
-        key = self._heap[0][0]
-        assert not isinstance(key, tuple)
-        return key
+        """The key of what :meth:`peek` has just returned."""
+        return self._heap[0][0]
 
     def pop(self) -> Node | None:
         leaf = self.peek()

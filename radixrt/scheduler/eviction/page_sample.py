@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _STEP = np.uint64(0x9E3779B97F4A7C15)

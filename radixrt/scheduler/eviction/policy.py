@@ -5,10 +5,11 @@ left of it again. What a policy may go by is on the node: when it was used, when
 conversation led to it, what its client asked for.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.node import Node
 
 
@@ -21,16 +22,20 @@ class Use:
 
 
 class EvictionPolicy(Protocol):
-    """Orders the leaves that may be evicted."""
+    """Orders the leaves that may be evicted. One that learns from the traffic observes requests, too."""
 
+    @abstractmethod
     def offer(self, leaf: Node) -> None:
         """``leaf`` may be evicted from now on. It is offered again whenever what is known of it has changed."""
 
+    @abstractmethod
     def pop(self) -> Node | None:
         """Take the leaf that should go first; None if every leaf is locked."""
 
     def observe(self, tokens: TokenIds, salt: str) -> Use | None:
-        """A request with this prompt is being admitted; for policies that learn from the traffic, else None."""
+        """A request with this prompt is being admitted. None: the policy does not learn."""
+        return None
 
     def observe_end(self, use: Use, num_output: int) -> None:
         """Its answer is complete, or its client gone, after so many tokens: may change its kind."""
+        return

@@ -1,15 +1,19 @@
 """Which eviction policies are there? The values of ``--eviction-policy``, and what each stands for."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from radixrt.scheduler.eviction.awaited import Awaited
+from radixrt.scheduler.eviction.by_key import (
+    first_in_first_out,
+    least_recently_used,
+    least_urgent,
+)
 from radixrt.scheduler.eviction.duel import Duel
-from radixrt.scheduler.eviction.fifo import FIFO
 from radixrt.scheduler.eviction.hinted import Hinted
-from radixrt.scheduler.eviction.lru import LeafLRU
-from radixrt.scheduler.eviction.names import EvictionPolicyName
 from radixrt.scheduler.eviction.policy import EvictionPolicy
-from radixrt.scheduler.eviction.priority import Priority
+
+EvictionPolicyName = Literal["lru", "fifo", "priority", "duel"]
 
 
 def make_policy(
@@ -26,10 +30,10 @@ def make_base_policy(
     """What orders the leaves that nobody has said anything of."""
     match name:
         case "lru":
-            return LeafLRU()
+            return least_recently_used()
         case "fifo":
-            return FIFO()
+            return first_in_first_out()
         case "priority":
-            return Priority()
+            return least_urgent()
         case "duel":
             return Duel(num_pages, page_size, clock)

@@ -13,7 +13,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
 from radixrt.ipc import Decoder
 from radixrt.kv_events import ReplayRequest
-from radixrt.messages import SchedulerStats
+from radixrt.messages.stats import SchedulerStats
 from radixrt.scheduler.kv_events.recorder import EventRecorder
 from radixrt.scheduler.kv_events.stream import EventStream
 from radixrt.scheduler.radix_tree import RadixTree

@@ -6,7 +6,7 @@ import numpy as np
 
 from radixrt.block_hash import block_hashes, namespace_hash
 from radixrt.kv_events import AllBlocks, AllBlocksCleared, BlockRemoved, BlockStored
-from radixrt.messages import TokenIds
+from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.page_allocator import Pages
 
 _ABSENT, _PLAIN, _SALTED = 0, 1, 2

@@ -202,10 +202,34 @@ void multiply_panels(const Linear& linear, int64_t first_panel, int64_t first_to
   for (int t = 0; t < tokens; ++t) finish<Form, kPanels>(linear, first_panel, first_token + t, sums[t]);
 }
 
+// Up to so many tokens the processor follows the streams of panels best when it is left alone: fetching ahead takes the places of
+// its own, farther fetches. One token's panels are best read one after the other.
+constexpr int kUnaidedTokens = 4;
+
+// One tile's outputs.
+template <class Form, int kPanels>
+void stream_panels(const Linear& linear, int64_t first_panel, int64_t first_token, int tokens) {
+  int64_t steps = (linear.columns + Form::kColumns - 1) / Form::kColumns;
+  int64_t panel_bytes = steps * Form::kStepBytes;
+  TokenSums<kPanels> sums[kTileTokens];
+  memset(sums, 0, sizeof sums);
+  auto inputs = linear.hidden + first_token * linear.hidden_bytes;
+  const char* weights = linear.weights + first_panel * panel_bytes;
+  add_tokens<Form, kPanels>(tokens, weights, panel_bytes, inputs, linear.hidden_bytes, steps, weights, 0, sums);
+  for (int t = 0; t < tokens; ++t) finish<Form, kPanels>(linear, first_panel, first_token + t, sums[t]);
+}
+
 template <class Form>
 void multiply(const Linear& linear, int64_t first_panel, int panels, int64_t first_token, int tokens) {
+  if (tokens == 1) {
+    for (; panels > 0; --panels) stream_panels<Form, 1>(linear, first_panel++, first_token, 1);
+    return;
+  }
   while (panels >= kTilePanels) {
-    multiply_panels<Form, kTilePanels>(linear, first_panel, first_token, tokens);
+    if (tokens <= kUnaidedTokens && tokens <= kTileTokens)
+      stream_panels<Form, kTilePanels>(linear, first_panel, first_token, tokens);
+    else
+      multiply_panels<Form, kTilePanels>(linear, first_panel, first_token, tokens);
     first_panel += kTilePanels;
     panels -= kTilePanels;
   }

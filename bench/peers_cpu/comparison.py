@@ -1,0 +1,87 @@
+"""In which order are engines measured? Rounds in which each has its turn; one that fails is noted and the next one goes on."""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.peers_cpu.agreement import TOKENS, Greedy, leading_agreement, reference
+from bench.peers_cpu.converting import converted
+from bench.peers_cpu.engines import Engine
+from bench.peers_cpu.measuring import Run, measure
+from bench.peers_cpu.serving import EngineFailedError, serving
+from bench.peers_cpu.workloads import Workload, make_workloads
+from radixrt.models.checkpoint import resolve_model_path
+
+
+class Comparison:
+    """Engines, what is asked of them, and what came of it."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        workloads: Sequence[Workload],
+        checkpoint: Path,
+        peers: Path,
+    ) -> None:
+        self._engines = engines
+        self._workloads = workloads
+        self._checkpoint = checkpoint
+        self._built_in = resolve_model_path("demo")
+        self._peers = peers
+        self._reference: list[Greedy] = []
+        self.results: dict[tuple[str, str], list[Run | str]] = {}
+        """By workload and engine; one a round: the run, or why there is none."""
+
+    def run(self, rounds: int) -> None:
+        """Compare tokens before the first round's measurements, then measure."""
+        chats = make_workloads()["c"].conversations[:2]
+        prompts = [chat.turns[0].question for chat in chats]
+        self._reference = reference(self._checkpoint, prompts)
+        for number in range(rounds):
+            for engine in self._engines:
+                chosen = [w for w in self._workloads if w.name in engine.workloads]
+                mine = [w for w in chosen if not w.built_in_model]
+                self._turn(engine, mine, self._checkpoint, compare=number == 0)
+                built_in = [w for w in chosen if w.built_in_model]
+                self._turn(engine, built_in, self._built_in, compare=False)
+            print(f"round {number + 1} of {rounds} done", flush=True)
+
+    def _turn(
+        self, engine: Engine, workloads: list[Workload], checkpoint: Path, *, compare: bool
+    ) -> None:
+        """One engine, started on one checkpoint."""
+        left = list(workloads)
+        if not left:
+            return
+        log = Path(tempfile.gettempdir()) / f"radixrt-peers-{engine.name}-{checkpoint.name}.log"
+        try:
+            model = converted(engine, checkpoint, self._peers)
+            with serving(engine, checkpoint, model, self._peers, log) as url:
+                if compare:
+                    self._compare(engine, url)
+                while left:
+                    self._note(left[0], engine, asyncio.run(measure(url, engine, left[0])))
+                    left.pop(0)
+        except EngineFailedError as error:
+            print(f"{engine.name} failed: {error}", flush=True)
+            for workload in left:
+                self._note(workload, engine, str(error))
+
+    def _compare(self, engine: Engine, url: str) -> None:
+        agreed = leading_agreement(url, engine, self._reference)
+        counts = " and ".join(str(count) for count in agreed)
+        print(
+            f"{engine.name}: {counts} of {TOKENS} tokens as in float32 before the first other one",
+            flush=True,
+        )
+
+    def _note(self, workload: Workload, engine: Engine, outcome: Run | str) -> None:
+        self.results.setdefault((workload.name, engine.name), []).append(outcome)
+        if isinstance(outcome, Run):
+            summary = outcome.summary
+            failed = f", {summary.failed} failed: {summary.errors}" if summary.failed else ""
+            print(
+                f"{engine.name} ({workload.name}): {summary.output_tokens_per_s:.1f} tokens/s{failed}",
+                flush=True,
+            )

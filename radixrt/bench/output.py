@@ -1,0 +1,36 @@
+"""How does a benchmark say what it has found? As tables in the terminal, and as JSON."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def console_beside(json_file: str | None) -> Console:
+    """For tables; on stderr where stdout (``-``) is for JSON."""
+    return Console(stderr=json_file == "-")
+
+
+def print_rows(console: Console, title: str, rows: Sequence[Any]) -> None:
+    """A table of dataclasses of one kind, a column a field."""
+    table = Table(title=title, title_justify="left")
+    for name in asdict(rows[0]):
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        values = asdict(row).values()
+        table.add_row(*(f"{v:,.4g}" if isinstance(v, float) else str(v) for v in values))
+    console.print(table)
+
+
+def write_json(json_file: str | None, content: Any) -> None:
+    """Into a file, to stdout for ``-``, or nowhere."""
+    text = json.dumps(content, indent=1) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+    elif json_file:
+        Path(json_file).write_text(text)

@@ -1,0 +1,7 @@
+"""Every message that crosses a process border.
+
+    api ── tokenizer ── scheduler ── worker
+
+All are ``msgspec.Struct``s in msgpack, told apart by a tag (:mod:`radixrt.messages.links` says which come in where).
+Token ids travel as packed int32 bytes (:mod:`radixrt.messages.ids`). Nothing is ever unpickled.
+"""

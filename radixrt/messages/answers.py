@@ -1,0 +1,152 @@
+"""What does a client get, on its way from the tokenizer process to the api?"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from radixrt.constrained.grammar import Unenforced
+from radixrt.errors import RequestError
+from radixrt.messages.ids import PackedIds
+from radixrt.messages.message import Message
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probability of one token and of the likeliest alternatives at its position."""
+
+    token_id: int
+    token: str
+    """Text of this token alone; a token that is part of a character shows U+FFFD."""
+    token_bytes: bytes
+    """The token's own bytes."""
+    logprob: float | None
+    """None for the first token of a prompt, which nothing predicts."""
+    top: list["TokenLogprob"] = []
+
+
+class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a prompt once it is tokenized; travels with an answer's first chunk."""
+
+    num_tokens: int
+    text: str | None = None
+    """The rendered prompt, for echo; None unless prompt_logprobs or token ids were asked for."""
+    token_ids: PackedIds | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations in seconds, as the scheduler saw them."""
+
+    queued_s: float = 0.0
+    """From arrival at the scheduler to the first planned chunk."""
+    prefill_s: float = 0.0
+    """From the first planned chunk to the first token."""
+    total_s: float = 0.0
+    """From arrival at the scheduler to the last token."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, array_like=True):
+    """One call of a tool: whole, or the first piece of it; what follows of a call has no name."""
+
+    index: int
+    """Which of the answer's calls."""
+    name: str
+    arguments: str
+    """JSON, or the next piece of it."""
+
+
+class AnswerChunk(Message, frozen=True, kw_only=True):
+    """A piece of one answer (or the whole of it, where the request did not stream)."""
+
+    request_id: str
+    index: int
+    """Which of the ``n`` answers."""
+    text: str
+    """New text: complete characters only, nothing that may yet turn out to be a stop string."""
+    token_ids: PackedIds
+    """New tokens. Their text may come in a later chunk."""
+    tool_calls: list[ToolCall] = []
+    """New calls, or pieces of them; their text is not in ``text``."""
+    reasoning: str = ""
+    """New text of the thought before the answer; it is not in ``text``."""
+    logprobs: list[TokenLogprob] | None = None
+    prompt: PromptInfo | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended the answer."""
+    num_output_tokens: int = 0
+    """Tokens of this answer so far."""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV came from the radix tree."""
+    cache_write_tokens: int = 0
+    """Prompt tokens whose KV was computed and put into the radix tree."""
+    times: AnswerTimes | None = None
+    """With the last chunk."""
+    retries: int = 0
+    """How often a part of this answer was taken back because a check found it invalid."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """With the last chunk: what the answer was not held to (only where the request allowed it)."""
+    violation: str | None = None
+    """With the last chunk: how the answer breaks what it was not held to; None: it does not."""
+
+
+class AnswerBatch(Message, frozen=True):
+    """The chunks of one step for all its answers: one frame, whatever the batch size."""
+
+    chunks: list[AnswerChunk]
+
+
+class RequestFailed(Message, frozen=True, kw_only=True):
+    """The request was refused, or was lost. See :class:`radixrt.errors.RequestError`."""
+
+    request_id: str = ""
+    """Empty in a CallReply."""
+    message: str
+    status: int = 400
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+    @staticmethod
+    def of(error: RequestError, request_id: str = "") -> "RequestFailed":
+        return RequestFailed(
+            request_id=request_id,
+            message=error.message,
+            status=error.status,
+            param=error.param,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+        )
+
+    def as_error(self) -> RequestError:
+        return RequestError(
+            self.message,
+            status=self.status,
+            param=self.param,
+            code=self.code,
+            retry_after_s=self.retry_after_s,
+        )
+
+
+class EngineInfo(Message, frozen=True, kw_only=True):
+    """Sent once, up the whole chain, when the engine can take requests. Lengths are in tokens."""
+
+    context_length: int
+    """Longest prompt plus answer."""
+    vocab_size: int
+    kv_pool_tokens: int
+    """Tokens of KV that the pool holds."""
+    page_size: int
+    kv_bytes_per_token: int
+    """Over all layers and ranks."""
+    num_parameters: int
+    weight_bytes: int
+    """Memory of the weights over all ranks, in the form in which they are kept."""
+    dtype: str
+    device: str
+    attention_backend: str
+    architecture: str
+    default_sampling: dict[str, Any] = {}
+    """From the checkpoint's generation_config.json: temperature, top_p, top_k, ..."""
+    eos_token_ids: tuple[int, ...] = ()

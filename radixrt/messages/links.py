@@ -1,0 +1,52 @@
+"""What may come in on each link between two processes?
+
+api ── tokenizer ── scheduler ── worker
+"""
+
+from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
+from radixrt.messages.calls import (
+    CacheTreeCall,
+    CallReply,
+    CompileCall,
+    DetokenizeCall,
+    FlushCacheCall,
+    PinCall,
+    PinTokensCall,
+    ReleaseCacheCall,
+    StatsCall,
+    TokenizeCall,
+)
+from radixrt.messages.requests import AbortRequest, GenerateRequest
+from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
+from radixrt.messages.steps import DropGrammar, GrammarLoaded, LoadGrammar, StepPlan, StepResult
+
+ToTokenizerFromApi = (
+    GenerateRequest
+    | AbortRequest
+    | TokenizeCall
+    | DetokenizeCall
+    | CompileCall
+    | FlushCacheCall
+    | PinCall
+    | ReleaseCacheCall
+    | CacheTreeCall
+    | StatsCall
+)
+
+ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
+
+ToScheduler = (
+    SequenceRequest
+    | ReleaseSequences
+    | FlushCacheCall
+    | PinTokensCall
+    | ReleaseCacheCall
+    | CacheTreeCall
+    | StatsCall
+)
+
+ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply
+
+ToWorker = StepPlan | LoadGrammar | DropGrammar
+
+ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded

@@ -1,0 +1,105 @@
+"""What does a client ask for, on its way from the api to the tokenizer process?"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from radixrt.constrained.spec import Spec
+from radixrt.messages.ids import PackedIds
+from radixrt.messages.message import Message
+from radixrt.sampling_params import SamplingParams
+
+RetentionLevel = Literal["none", "default", "high"]
+
+
+class TextPrompt(Message, frozen=True):
+    text: str
+    add_special_tokens: bool = True
+
+
+class TokenPrompt(Message, frozen=True):
+    token_ids: PackedIds
+
+
+class CacheBreakpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A conversation is worth keeping up to the end of one of its messages."""
+
+    message: int
+    """Index into the conversation's messages; -1: the tools before them."""
+    ttl_s: float | None = None
+    """For so many seconds after its last use; None: as long as there is room for such."""
+
+
+class ChatPrompt(Message, frozen=True):
+    """A conversation, to be rendered by the model's chat template."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] | None = None
+    cache_breakpoints: list[CacheBreakpoint] = []
+    """Each keeps the conversation up to it; the tokenizer process turns them into :class:`Retention`."""
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class Retention(msgspec.Struct, frozen=True, array_like=True):
+    """How much a client wants the KV of a request's first tokens kept."""
+
+    level: RetentionLevel
+    num_tokens: int | None = None
+    """Leading tokens of prompt and answer that it is about; None: all."""
+    ttl_s: float | None = None
+    """Seconds from the end of the request after which the level is "default" again; None: it stays."""
+
+
+class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client knows of the future of a request's KV. Advice: it never changes an answer."""
+
+    retain: list[Retention] = []
+    """Where several are about the same tokens, the higher level holds."""
+    next_use_s: float | None = None
+    """Seconds from the end of the request until the client expects to go on from here."""
+    session: str = ""
+    """Whose requests these are: a ReleaseCacheCall lets go of a session's KV all at once."""
+
+
+NO_HINTS = CacheHints()
+
+
+class GenerateRequest(Message, frozen=True, kw_only=True):
+    """One prompt, ``sampling.n`` answers. Answered by AnswerChunks (in AnswerBatches) until each has finished,
+    or by one RequestFailed."""
+
+    request_id: str
+    """Never used twice."""
+    owner: str = ""
+    """Whose turn encoding this prompt is: the prompts of one HTTP request share one. Default: its own."""
+    prompt: Prompt
+    sampling: SamplingParams = SamplingParams()
+    stream: bool = False
+    """False: one AnswerChunk an answer, when it is complete."""
+    cache_salt: str = ""
+    """Prefixes are shared only among requests with the same salt."""
+    priority: int = 0
+    """The smallest goes first on a server that orders by priority."""
+    cache_hints: CacheHints = NO_HINTS
+    deadline: float | None = None
+    """Unix time in seconds after which the request is dropped."""
+    return_prompt_token_ids: bool = False
+    parse_tool_calls: str = ""
+    """Take tool calls out of the answers' text: the name of how the model writes them, a key of
+    :data:`radixrt.constrained.tool_calls.FORMATS`. Empty: they stay."""
+    structured: Spec | None = None
+    """What the answers are held to."""
+    parse_reasoning: str = ""
+    """Take the thought out of the answers' text: the name of how the model marks it, a key of
+    :data:`radixrt.tokenizer.reasoning.FORMATS`. What the answers are held to begins after it. Empty: it stays."""
+
+
+class AbortRequest(Message, frozen=True):
+    """Drop a request. Unknown and finished ids are ignored."""
+
+    request_id: str

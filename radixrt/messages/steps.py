@@ -1,0 +1,119 @@
+"""What do scheduler and worker tell each other of steps, and of the grammars that they need?"""
+
+import msgspec
+
+from radixrt.constrained.grammar import Grammar
+from radixrt.messages.ids import PackedIds
+from radixrt.messages.message import Message
+from radixrt.messages.sequences import LogprobRow
+from radixrt.sampling_params import SamplingParams
+
+NO_TOKEN = -1
+"""In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""
+
+GRAMMAR_FAILED = -2
+"""In place of a sampled token: no token of the vocabulary goes on with the grammar, or its matcher gave up."""
+
+
+class LoadGrammar(Message, frozen=True, kw_only=True):
+    """Make a grammar ready for sequences to come. Answered by a GrammarLoaded from every rank."""
+
+    grammar_id: int
+    grammar: Grammar
+
+
+class DropGrammar(Message, frozen=True):
+    """No sequence to come uses this grammar."""
+
+    grammar_id: int
+
+
+class GrammarUse(msgspec.Struct, frozen=True, array_like=True):
+    """How a sequence is held to a loaded grammar; see Constraint."""
+
+    grammar_id: int
+    begin_after: PackedIds = b""
+    excluded: list[PackedIds] = []
+    excluded_from: int = 0
+    """Generated tokens before the excluded paths begin."""
+
+
+class Admit(msgspec.Struct, frozen=True, array_like=True):
+    """Put a sequence into a slot."""
+
+    slot: int
+    token_ids: PackedIds
+    """Prompt, and what was generated before a retraction."""
+    num_cached: int
+    """Leading tokens whose KV the given pages already hold."""
+    pages: PackedIds
+    """Block table so far: position p lies in ``pages[p // page_size]``."""
+    sampling: SamplingParams
+    num_output: int
+    """How many of token_ids were generated: penalties, min_tokens and the grammar count them."""
+    grammar: GrammarUse | None = None
+
+
+class BlockTable(msgspec.Struct, frozen=True, array_like=True):
+    """The whole block table of a slot, in place of the one it had."""
+
+    slot: int
+    pages: PackedIds
+
+
+class Prefill(msgspec.Struct, frozen=True, array_like=True):
+    """Compute the next ``num_tokens`` prompt tokens of a slot, from position ``start``.
+
+    ``start`` moves past what the worker computed for this slot when another sequence's pages were
+    adopted. The chunk that reaches the end of the prompt samples a token.
+    """
+
+    slot: int
+    start: int
+    num_tokens: int
+
+
+class StepPlan(Message, frozen=True, kw_only=True):
+    """What changes before this step, then the step itself.
+
+    Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend_*``. Then one forward pass
+    computes the ``prefill`` chunks and one token for every slot whose prompt was complete before: those
+    need no mention, so a step in which nothing changes is a few bytes whatever the batch size.
+    """
+
+    step_id: int
+    release: list[int] = []
+    admit: list[Admit] = []
+    block_tables: list[BlockTable] = []
+    """Of slots that adopted pages which another sequence computes."""
+    extend_slots: PackedIds = b""
+    extend_pages: PackedIds = b""
+    """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``."""
+    prefill: list[Prefill] = []
+
+
+class GrammarLoaded(Message, frozen=True, kw_only=True):
+    """One rank has made a grammar ready, or could not."""
+
+    grammar_id: int
+    error: str | None = None
+
+
+class StepResult(Message, frozen=True, kw_only=True):
+    """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
+
+    step_id: int
+    slots: PackedIds
+    token_ids: PackedIds
+    """Sampled tokens, each followed by those that the grammar forces after it; or NO_TOKEN, GRAMMAR_FAILED."""
+    jump_slots: PackedIds = b""
+    jump_tokens: PackedIds = b""
+    """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` forced tokens beyond the one of a decode step."""
+    logprobs: list[LogprobRow] = []
+    prompt_logprobs: list[LogprobRow] = []
+    forward_s: float = 0.0
+    """The model's forward pass, logits included."""
+    wait_s: float = 0.0
+    """What the worker waited for this plan after the step before."""
+    step_s: float = 0.0
+    """Whole step on the worker: apply the plan, forward, sample."""

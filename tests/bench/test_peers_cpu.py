@@ -1,0 +1,188 @@
+"""The comparison with other engines: what is asked, how answers are judged, how servers are started and reported."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.peers_cpu.agreement import common_length
+from bench.peers_cpu.answers import JudgedAnswers, is_valid
+from bench.peers_cpu.comparison import Comparison
+from bench.peers_cpu.converting import converted
+from bench.peers_cpu.engines import ENGINES, Engine
+from bench.peers_cpu.environments import ENVIRONMENTS
+from bench.peers_cpu.measuring import Run
+from bench.peers_cpu.serving import EngineFailedError, first_line_of_why, serving
+from bench.peers_cpu.table import table
+from bench.peers_cpu.workloads import ANSWER_SCHEMA, make_workloads
+from radixrt.bench.client import RequestRecord
+from radixrt.bench.report import summarize
+
+VALID = '{"name": "Ada", "age": 36, "colours": ["red"], "married": true}'
+
+
+def record(start: float, *, answer: str = "", finish_reason: str | None = None) -> RequestRecord:
+    """A request of three tokens: the first after half a second, a gap of a tenth between them."""
+    return RequestRecord(
+        sent=start,
+        conversation=0,
+        turn=0,
+        token_times=[start + 0.5, start + 0.6, start + 0.7],
+        token_counts=[1, 1, 1],
+        finished=start + 1,
+        output_tokens=3,
+        cached_tokens=7,
+        answer=answer,
+        finish_reason=finish_reason,
+    )
+
+
+def test_questions_come_in_the_order_of_documents_again_and_again() -> None:
+    conversations = make_workloads()["a"].conversations
+    documents = [conversation.context for conversation in conversations]
+    assert len(set(documents)) == 4
+    assert documents == documents[:4] * 8
+    assert len({conversation.turns[0].question for conversation in conversations}) == 32
+
+
+def test_quick_workloads_ask_the_same_in_small() -> None:
+    full, quick = make_workloads(), make_workloads(quick=True)
+    assert full.keys() == quick.keys()
+    for letter, small in quick.items():
+        large = full[letter]
+        assert small.endpoint == large.endpoint and small.schema == large.schema
+        assert _tokens_asked(small.conversations) < _tokens_asked(large.conversations)
+        for ours, theirs in zip(small.conversations, large.conversations, strict=False):
+            assert str(theirs.context).startswith(str(ours.context))
+
+
+def _tokens_asked(conversations: list) -> int:
+    return sum(turn.output_len for each in conversations for turn in each.turns)
+
+
+@pytest.mark.parametrize(
+    ("answer", "valid"),
+    [
+        (VALID, True),
+        (VALID.replace("36", "121"), False),  # over the maximum
+        (VALID.replace('"red"', '"mauve"'), False),
+        (VALID[:-1], False),  # cut off
+        (VALID.replace("Ada", "A\nda"), False),  # a raw control character
+        (VALID.replace("Ada", "A" * 21), False),
+    ],
+)
+def test_an_answer_is_valid_if_it_is_json_and_satisfies_the_schema(
+    answer: str, valid: bool
+) -> None:
+    assert is_valid(answer, ANSWER_SCHEMA) is valid
+
+
+def test_answers_are_counted_as_finished_and_as_valid() -> None:
+    failed = replace(record(0, answer=VALID, finish_reason="stop"), error="HTTP 500")
+    records = [
+        record(0, answer=VALID, finish_reason="stop"),
+        record(0, answer=VALID, finish_reason="length"),
+        record(0, answer=VALID[:-1], finish_reason="length"),
+        record(0, answer='"A\n"', finish_reason="stop"),
+        failed,
+    ]
+    assert JudgedAnswers.of(records, ANSWER_SCHEMA) == JudgedAnswers(5, finished=2, valid=2)
+
+
+def test_leading_tokens_agree_up_to_the_first_other_one() -> None:
+    assert common_length([1, 2, 3, 4], [1, 2, 9, 4]) == 2
+    assert common_length([1, 2], [1, 2, 3]) == 2
+    assert common_length([], [1]) == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_every_command_names_its_model_and_port(engine: Engine) -> None:
+    def filled(text: str) -> str:
+        folders = {name: Path("/", name) for name in ("peers", "checkpoint", "model")}
+        return engine.filled(text, **folders, port=4711)
+
+    command = [filled(part) for part in engine.command]
+    assert "4711" in command
+    assert {"/model", "/checkpoint"} & set(command)
+    assert not any("{" in part for part in [*command, *map(filled, engine.variables.values())])
+    if engine.environment:
+        assert engine.environment in ENVIRONMENTS
+        assert command[0].startswith(f"/peers/{engine.environment}/bin/")
+    else:
+        assert command[0] == sys.executable
+    for part in command:
+        assert not part.endswith("_server.py") or Path(part).is_file()
+
+
+def test_medians_are_over_rounds_and_what_a_server_does_not_say_is_blank() -> None:
+    workload, engine = make_workloads()["d"], replace(ENGINES["radixrt"], name="one")
+    silent = replace(engine, name="silent", reports_cached_tokens=False)
+    rounds = [Run(summarize([record(0)] * count), None) for count in (1, 2, 9)]
+    results = {("d", "one"): rounds, ("d", "silent"): rounds}
+    _, _, one, other = table([workload], [engine, silent], results).splitlines()
+    cells = [cell.strip() for cell in one.strip("|").split("|")]
+    # three tokens a request, all within one second
+    assert cells[2:7] == ["6.0 (3.0-27.0)", "500", "100.0", "14", "0"]
+    assert [cell.strip() for cell in other.strip("|").split("|")][5] == ""
+
+
+def test_an_engine_that_failed_has_a_row_that_says_why() -> None:
+    workload, engine = make_workloads()["d"], ENGINES["vllm"]
+    lines = table([workload], [engine], {("d", "vllm"): ["no | model"]}).splitlines()
+    assert lines[2].startswith(f"| (d) {workload.what} | vllm | failed: no \\| model |")
+    assert lines[2].replace("\\|", "").count("|") == lines[0].count("|")
+
+
+def test_requests_that_failed_are_counted_with_the_reason() -> None:
+    refused = replace(record(0), error="HTTP 400: no such thing")
+    run = Run(summarize([record(0), refused]), None)
+    row = table([make_workloads()["d"]], [ENGINES["vllm"]], {("d", "vllm"): [run, "crashed"]})
+    assert "| 1 and 1 rounds: crashed |" in row
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("INFO ok\nTraceback\n  x\nValueError: no head\nRuntimeError: see above", "ValueError: no head"),
+        ("loading\nerror: unknown model architecture\nbye", "error: unknown model architecture"),
+        ("one\ntwo\n", "two"),
+        ("", "it said nothing"),
+    ],
+)  # fmt: skip
+def test_the_first_error_of_a_log_is_the_reason(log: str, why: str) -> None:
+    assert first_line_of_why(log) == why
+
+
+def test_a_server_that_ends_instead_of_serving_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+    engine = Engine("broken", ("{python}", "-c", "raise ValueError('no such layer')"))
+    with (
+        pytest.raises(EngineFailedError, match="ValueError: no such layer"),
+        serving(engine, tmp_path, tmp_path, tmp_path, tmp_path / "log"),
+    ):
+        pass
+
+
+def test_an_engine_that_is_not_installed_says_how_to(tmp_path: Path) -> None:
+    for name in ("vllm", "llama.cpp"):
+        engine = ENGINES[name]
+        with pytest.raises(EngineFailedError, match=rf"bench.peers_cpu install {name}"):
+            model = converted(engine, tmp_path, tmp_path)
+            with serving(engine, tmp_path, model, tmp_path, tmp_path / "log"):
+                pass
+
+
+def test_one_engine_that_fails_does_not_end_the_comparison(tmp_path: Path) -> None:
+    """The second engine has its turn in every round, although the first one never starts."""
+    (tmp_path / "greedy_float32.json").write_text("[]")
+    broken = Engine("broken", ("{python}", "-c", "raise ValueError('no such layer')"))
+    workloads = [make_workloads(quick=True)[letter] for letter in "df"]
+    missing = ENGINES["vllm"]
+    comparison = Comparison([broken, missing], workloads, tmp_path, tmp_path / "peers")
+    comparison.run(2)
+    assert {key: len(rounds) for key, rounds in comparison.results.items()} == {
+        (letter, engine.name): 2 for letter in "df" for engine in (broken, missing)
+    }
+    whys = json.dumps(list(comparison.results.values()))
+    assert "no such layer" in whys and "not installed" in whys
