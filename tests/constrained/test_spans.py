@@ -1,10 +1,12 @@
 """Checked values are found where a slow reader of the whole text finds them, however the text is cut."""
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -199,6 +201,22 @@ def test_a_tracker_that_went_back_is_as_good_as_new(
     assert sorted(found(list(itertools.chain(*spans))), key=repr) == sorted(
         expected(text, paths), key=repr
     )
+
+
+@settings(deadline=None)
+@given(st.text('{}[]",:\\u0 1-.eEtrualsn\n@é', max_size=12))
+def test_a_text_that_is_no_json_comes_to_an_end_too(text: str) -> None:
+    tracker = tracker_of((), ("a", None))
+    with contextlib.suppress(ValueError):
+        tracker.push(text)
+        assert tracker.offset == len(text)
+        tracker.finish()
+
+
+@pytest.mark.parametrize("text", ["]", ",", '"a",', "1 2", "{}}", '[] "'])
+def test_what_follows_the_whole_value_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        tracker_of(()).push(text)
 
 
 def test_a_named_property_is_not_any_other() -> None:

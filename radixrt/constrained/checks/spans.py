@@ -90,7 +90,8 @@ _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 
 
 class SpanTracker:
-    """Follows one JSON text, given in pieces that may be cut anywhere. That it is JSON, the grammar has seen to."""
+    """Follows one JSON text, given in pieces that may be cut anywhere. That it is JSON, the grammar has seen to: other
+    texts end in an error or in spans that mean nothing."""
 
     def __init__(self, checks: tuple[SpanCheck, ...]) -> None:
         root = _Place()
@@ -143,6 +144,9 @@ class SpanTracker:
         """Take the next piece; returns the checked values that end in it, inner before outer.
 
         A number ends only at what follows it, or at :meth:`finish`.
+
+        Raises:
+            ValueError: something is closed or goes on that is not open.
         """
         self._completed = []
         at, base = 0, self._offset
@@ -158,8 +162,7 @@ class SpanTracker:
                 at = _end_of(_SKIPPED, text, at)
                 if at < len(text):
                     self._structure(text[at], base + at)
-                    # A word is read from its first character on.
-                    at += self._state is not _IN_WORD
+                    at += 1
             self._offset = base + at
         return self._completed
 
@@ -197,14 +200,14 @@ class SpanTracker:
     def _structure(self, character: str, offset: int) -> None:
         """Take a character that is outside of scalars and no white space."""
         container = self._container
+        if self._state is _DONE or (container is None and character in "}],"):
+            raise ValueError(f"{character!r} at {offset} where {self._state} is due")
         if character in "{[":
             self._open(character == "{", offset)
-        elif character in "}]":
-            assert container is not None
+        elif container and character in "}]":
             self._container = container.parent
             self._end_value(container.place, container.start, offset + 1)
-        elif character == ",":
-            assert container is not None
+        elif container and character == ",":
             if container.is_object:
                 self._state = _NAME
             else:
