@@ -117,7 +117,7 @@ def _set(token: CharacterSet, dialect: _Dialect) -> str:
         return union
     if not dialect.is_python:
         raise UnknownSyntax("a negated class that holds \\D, \\W or \\S")
-    return f"(?!{union}){dialect.everything}"
+    return f"(?:(?!{union}){dialect.everything})"
 
 
 def _nothing(dialect: _Dialect) -> str:
