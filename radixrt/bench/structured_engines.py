@@ -94,11 +94,9 @@ def alone(backend: str) -> Engine:
 def _grammar(backend: str, schema: str, facts: TokenizerFacts) -> Grammar:
     if backend == "llguidance":
         return llguidance.compile_json_schema(schema, facts, "flexible")
-    import xgrammar
+    from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
 
-    from radixrt.constrained.backends.xgrammar import compile_ebnf
-
-    return compile_ebnf(str(xgrammar.Grammar.from_json_schema(schema, strict_mode=False)), facts)
+    return xgrammar.compile_json_schema(schema, facts, "flexible")
 
 
 ENGINES: dict[str, Engine] = {
