@@ -196,7 +196,7 @@ class _Attempt:
             if dropped is None:
                 raise CannotEnforce(
                     name.split("/")[0],
-                    self._origin(place),
+                    _origin_of(node, place),
                     f"{self.backend} was not measured to enforce {name}.",
                 )
             self._drop(place, dropped, f"{self.backend} does not enforce {name}")
@@ -218,11 +218,6 @@ class _Attempt:
         self.faults[before] = (*self.faults.get(before, ()), *keywords)
         self.reasons.setdefault(before, reason)
 
-    def _origin(self, place: Place) -> str:
-        """Where in the user's schema a node of the original comes from."""
-        node = at(self.original, place)
-        return node.get(ORIGIN, pointer_of(place)) if isinstance(node, dict) else pointer_of(place)
-
     def refusal(self, reason: str) -> CannotEnforce:
         """An error about the first fault."""
         first = self.unenforced()[0]
@@ -233,12 +228,17 @@ class _Attempt:
         return tuple(
             Unenforced(
                 keyword=keyword,
-                pointer=f"{self._origin(place)}/{keyword}",
+                pointer=f"{_origin_of(at(self.original, place), place)}/{keyword}",
                 reason=self.reasons[place],
             )
             for place, keywords in self.faults.items()
             for keyword in keywords
         )
+
+
+def _origin_of(node: Any, place: Place) -> str:
+    """Where in the user's schema a node comes from."""
+    return node.get(ORIGIN, pointer_of(place)) if isinstance(node, dict) else pointer_of(place)
 
 
 def _with_places(node: Any, place: Place) -> Any:

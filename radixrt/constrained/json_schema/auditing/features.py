@@ -32,9 +32,9 @@ class Feature:
     """Of the node: those without which it need not be enforced."""
 
 
-def constraints(node: dict[str, Any]) -> list[str]:
-    """The keywords of a node that allow or forbid something, in their order."""
-    return [keyword for keyword in node if keyword in ENFORCEABLE]
+def constraints(node: Any) -> list[str]:
+    """The keywords of a node that allow or forbid something, in their order; a boolean has none."""
+    return [] if isinstance(node, bool) else [keyword for keyword in node if keyword in ENFORCEABLE]
 
 
 def types_of(node: dict[str, Any]) -> tuple[str, ...]:
@@ -186,6 +186,11 @@ def _kinds(value: Any) -> Iterator[str]:
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _kinds(item)
+
+
+def is_writable(value: Any) -> bool:
+    """False if there are control characters in it that JSON writes only as ``\\u`` escapes."""
+    return not any(kind.endswith(":control") for kind in _kinds(value))
 
 
 def _kind(value: Any) -> str:

@@ -7,12 +7,12 @@ portably, and formats that a backend does not enforce exactly become patterns th
 from typing import Any
 
 from radixrt.constrained.json_schema.auditing.capabilities import Verdict, capabilities
-from radixrt.constrained.json_schema.auditing.features import ENFORCEABLE, types_of
+from radixrt.constrained.json_schema.auditing.features import ENFORCEABLE, is_writable, types_of
 from radixrt.constrained.json_schema.dialects import portable
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 from radixrt.constrained.json_schema.keywords import ORIGIN
-from radixrt.constrained.json_schema.walk import mapped
+from radixrt.constrained.json_schema.walk import Node, mapped
 
 _KEPT = ENFORCEABLE | {"$defs", ORIGIN}
 
@@ -23,12 +23,23 @@ def prepared(schema: Any, backend: str) -> Any:
         return {} if schema else False
     kept = {keyword: value for keyword, value in schema.items() if keyword in _KEPT}
     node = mapped(kept, lambda _, child: prepared(child, backend))
+    if not _keep_writable_values(node, backend):
+        return False
     _write_patterns(node)
     _write_format(node, backend)
     return node
 
 
-def _write_patterns(node: dict[str, Any]) -> None:
+def _keep_writable_values(node: Node, backend: str) -> bool:
+    """Take out values that the backend can't write anywhere, and gets wrong; False if none is left."""
+    if capabilities().verdict(backend, "value/string:control").enforced:
+        return True
+    if "enum" in node:
+        node["enum"] = [value for value in node["enum"] if is_writable(value)]
+    return bool(node.get("enum", True)) and is_writable(node.get("const"))
+
+
+def _write_patterns(node: Node) -> None:
     if "pattern" in node:
         node["pattern"] = _portable_or_same(node["pattern"])
     if "patternProperties" in node:
@@ -45,7 +56,7 @@ def _portable_or_same(pattern: str) -> str:
         return pattern
 
 
-def _write_format(node: dict[str, Any], backend: str) -> None:
+def _write_format(node: Node, backend: str) -> None:
     name = node.get("format")
     if name is None:
         return
