@@ -194,7 +194,7 @@ class CompilePool:
     # ------------------------------------------------------------ helpers
 
     async def _keep(self, for_quick_ones: bool) -> None:
-        """Keep one helper alive and give it jobs; that for quick ones is left to no slow job that others wait behind."""
+        """Keep one helper alive and give it jobs; ``for_quick_ones`` stops slow jobs when others wait."""
         helper: Helper | None = None
         waiting: _Waiting | None = None
         try:
@@ -249,13 +249,16 @@ class CompilePool:
         ends = time.monotonic() + self.config.time_limit_s + helper.preparation_s(waiting.job)
         running = asyncio.create_task(helper.do(waiting.job))
         try:
-            if for_quick_ones and await self._has_to_make_room({running, waiting.reply}, ends):
-                await helper.kill()
-                async with self._work:
-                    self._slow.append(waiting)
-                    self._work.notify_all()
-                return
-            await _one_is_done({running, waiting.reply}, ends - time.monotonic())
+            # Also if nobody waits any more: a new helper costs more than the rest of a quick job.
+            if not await _one_is_done({running}, self.config.patience_s):
+                job = {running, waiting.reply}
+                if for_quick_ones and await self._has_to_make_room(job, ends):
+                    await helper.kill()
+                    async with self._work:
+                        self._slow.append(waiting)
+                        self._work.notify_all()
+                    return
+                await _one_is_done(job, ends - time.monotonic())
             if not waiting.reply.done():
                 error = running.exception() if running.done() else TimeoutError()
                 if error is None:
@@ -271,8 +274,8 @@ class CompilePool:
                 await running
 
     async def _has_to_make_room(self, job: set[asyncio.Future[jobs.Reply]], ends: float) -> bool:
-        """Whether a job turns out slow and others come to wait for its helper."""
-        is_done = await _one_is_done(job, self.config.patience_s)
+        """Whether others come to wait for the helper of a slow job."""
+        is_done = any(future.done() for future in job)
         while not is_done and not self._quick and time.monotonic() < ends:
             is_done = await _one_is_done(job, _LOOK_AGAIN_S)
         return not is_done and bool(self._quick)
