@@ -42,8 +42,8 @@ format: install ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## Run the benchmarks of docs/benchmarks.md
-	$(BIN)/python bench/run_all.py $(ARGS)
+bench: install ## Run all benchmarks on a quiet machine and write docs/benchmark_report.md; ARGS="--only kernels steps"
+	$(BIN)/python -m bench.run_all $(ARGS)
 
 peers: install ## Make the environments of the engines that bench-peers compares with; ARGS="vllm openvino"
 	$(BIN)/python -m bench.peers_cpu install $(ARGS)

@@ -2,6 +2,9 @@
 
 Where they cannot be compiled, radixrt is installed without them, and says so when it serves. ``RADIXRT_BUILD_KERNELS``
 is ``auto`` (that), ``require`` (an installation without them fails) or ``off`` (nothing is compiled).
+
+A checkout's own build (``build_ext --inplace``, ``pip install --editable``) also gets the kernels for AMX with its tiles emulated,
+which the tests run everywhere; a wheel doesn't.
 """
 
 import os
@@ -21,9 +24,13 @@ SOURCE = Path(__file__).parent / "radixrt_kernels"
 class CMakeBuild(build_ext):
     """Compiles ``radixrt_kernels/CMakeLists.txt``; later builds in one checkout compile only what has changed."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.in_checkout = bool(self.inplace)  # setuptools forgets it while it builds
+
     def build_extension(self, ext: Extension) -> None:
         build_dir = Path("build", f"kernels-{sys.implementation.cache_tag}").absolute()
-        compile_in(build_dir)
+        compile_in(build_dir, emulate_amx=self.in_checkout)
         (compiled,) = build_dir.glob("_native*.so")
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +43,7 @@ class CMakeBuild(build_ext):
         super().copy_extensions_to_source()
 
 
-def compile_in(build_dir: Path) -> None:
+def compile_in(build_dir: Path, emulate_amx: bool) -> None:
     """Configure and compile, from scratch where the tools are others than last time.
 
     Raises:
@@ -48,8 +55,9 @@ def compile_in(build_dir: Path) -> None:
         shutil.rmtree(build_dir, ignore_errors=True)
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     python = f"-DPython_EXECUTABLE={sys.executable}"
+    emulation = f"-DRADIXRT_EMULATE_AMX={'ON' if emulate_amx else 'OFF'}"
     try:
-        run_cmake("-S", str(SOURCE), "-B", str(build_dir), python, *generator)
+        run_cmake("-S", str(SOURCE), "-B", str(build_dir), python, emulation, *generator)
         stamp.write_text("\n".join(tools))
         run_cmake("--build", str(build_dir), "--parallel")
     except (OSError, subprocess.CalledProcessError) as error:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.run_all import markdown
+from bench.markdown import markdown
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepPlan
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler import scheduler as scheduler_module
+from radixrt.scheduler import planner as planner_module
 from radixrt.scheduler.admission import FORECASTS
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue_order import QueueOrder
@@ -158,7 +158,7 @@ class _Player:
         self.scheduler = Scheduler(_limits(load, order), self.clock)
         if reckless:
             nothing = np.zeros((2, FORECASTS))
-            self.scheduler._admission._forecast = lambda *_: nothing  # type: ignore[method-assign]
+            self.scheduler.planner.admission._forecast = lambda *_: nothing  # type: ignore[method-assign]
         self.computed = 0
         self.reached = [0] * load.requests
         """Tokens of each sequence whose KV has been computed or found at some time."""
@@ -231,12 +231,12 @@ def _play(load: Load, rule: str, reckless: bool, seed: int, order: str) -> Row:
             others, key=lambda s: (-order.rank(s), RULES[rule](player.scheduler, s), -s.seq_id)
         )
 
-    original = scheduler_module.choose_victim
-    scheduler_module.choose_victim = choose
+    original = planner_module.choose_victim
+    planner_module.choose_victim = choose
     try:
         player.play()
     finally:
-        scheduler_module.choose_victim = original
+        planner_module.choose_victim = original
     return Row(
         load.name,
         "reckless" if reckless else "forecast",

@@ -1,147 +1,175 @@
-"""All benchmarks once: ``make bench``. Writes a markdown report with the machine and the versions.
+"""All benchmarks once: ``make bench``. Writes a markdown report with the machine, the versions and the spread.
 
-    python bench/run_all.py [--report FILE] [--quick]
+    python -m bench.run_all [--report FILE] [--only NAME ...] [--skip NAME ...] [--quick]
 
-Takes some minutes on two cores. Run it on a quiet machine; a number beside other jobs means nothing.
+Takes half an hour on two cores, or twice that where the peers of bench.peers_cpu are installed (``make peers``). Run it on a quiet
+machine; a number beside other jobs means nothing.
 """
 
 import argparse
-import json
+import importlib.metadata
 import os
 import platform
+import shlex
 import subprocess
 import sys
-import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from radixrt.bench.local_server import local_server
+import psutil
 
-RADIXRT = [sys.executable, "-m", "radixrt.cli"]
-WORKLOADS = {
-    "shared-prefix": [
-        "--groups",
-        "4",
-        "--prefix-len",
-        "512",
-        "--input-len",
-        "32",
-        "--output-len",
-        "32",
-    ],
-    "random": ["--input-len", "256", "--output-len", "32"],
-    "multi-turn": ["--turns", "4", "--input-len", "48", "--output-len", "32", "--prefix-len", "64"],
-}
+import radixrt_kernels
+
+REPORT = Path("docs/benchmark_report.md")
+PACKAGES = ("torch", "transformers", "xgrammar", "llguidance", "outlines-core", "numpy")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    name: str
+    what: str
+    command: str
+    quick: str
+    """Further flags that only see whether it runs."""
+
+
+BENCHMARKS = (
+    Benchmark("start-up", "From a command to what it is for, seconds.",
+        "-m bench.start_up --rounds 5", "--rounds 1"),
+    Benchmark("kernels", "Each kernel beside PyTorch and the machine's limits; best of many runs.",
+        "-m bench.kernels", "--only rotate"),
+    Benchmark("steps", "Steps of the worker alone on a 0.4 B model in bfloat16, best of 20, and where a decode step's time goes.",
+        "-m bench.worker_steps --model-path {model} --load-format dummy", "--batches 1 --prefill 16"),
+    Benchmark("overhead", "What the engine costs beside the model: the scheduler, in microseconds a step, and everything, in milliseconds.",
+        "-m radixrt.cli bench overhead", "--plan-steps 50 --output-tokens 10 --num-layers 2"),
+    Benchmark("serving", "What a client sees of a 0.4 B model in bfloat16, at most 16 requests at a time: median (range) of three rounds.",
+        "-m bench.serving --rounds 3", "--rounds 1 --quick"),
+    Benchmark("constrained", "What grammars cost beside free answers, and what forced tokens save.",
+        "-m radixrt.cli bench constrained", "--hidden-size 128 --num-layers 2 --rounds 1 --concurrency 1"),
+    Benchmark("radix tree", "The radix tree beside two published designs, microseconds (medians of 21), and its memory.",
+        "-m bench.radix_tree --nodes 100000 --tokens 10000 100000 --page-sizes 16",
+        "--nodes 100 --tokens 1000 --rounds 2 --weigh-nodes 100"),
+    Benchmark("retraction", "Which sequence gives up its pages: tokens computed twice under made-up overloads.",
+        "-m bench.retraction", "--seeds 1"),
+    Benchmark("quantization", "What int8 and int4 change of the built-in model's logits and greedy tokens.",
+        "-m bench.quantization", "--prompts 2 --tokens 8"),
+    Benchmark("language", "Programs of the frontend language beside their twins with the openai client; medians (ranges) of five runs.",
+        "-m bench.lang_vs_client", "few_shot --rounds 1"),
+    Benchmark("peers", "Other engines on the same checkpoint; medians (ranges) of three alternating rounds. See performance.md.",
+        "-m bench.peers_cpu --engines all", "--quick"),
+)  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--report", type=Path, default=Path("bench-report.md"), help="default: %(default)s"
+    arguments = _parse()
+    chosen = [
+        benchmark
+        for benchmark in BENCHMARKS
+        if benchmark.name in (arguments.only or [benchmark.name])
+        and benchmark.name not in arguments.skip
+    ]
+    model = _untrained_model()
+    report = [
+        *_head(),
+        *(f"- [{each.name}](#{each.name.replace(' ', '-')})" for each in chosen),
+        "",
+    ]
+    failed = []
+    for benchmark in chosen:
+        print(f"{time.strftime('%H:%M')} {benchmark.name}", flush=True)
+        section, ok = _run(benchmark, model, arguments.quick)
+        report += section
+        failed += [] if ok else [benchmark.name]
+        arguments.report.write_text("\n".join(report))
+    print(f"The report is in {arguments.report}.")
+    if failed:
+        sys.exit(f"These failed: {', '.join(failed)}.")
+
+
+def _parse() -> argparse.Namespace:
+    names = [benchmark.name for benchmark in BENCHMARKS]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.run_all",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="a small model and few requests: does it run?"
+    parser.add_argument("--report", type=Path, default=REPORT, help="default: %(default)s")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME")
+    parser.add_argument("--skip", nargs="+", choices=names, metavar="NAME", default=[])
+    parser.add_argument("--quick", action="store_true", help="small and few: does it run?")
+    return parser.parse_args()
+
+
+def _untrained_model() -> Path:
+    """The config of the model to measure with; weights are made up when it is loaded."""
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixrt" / "bench-model"
     )
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        report = [
-            *head(),
-            *overhead(Path(folder), arguments.quick),
-            *serving(Path(folder), arguments.quick),
-        ]
-    arguments.report.write_text("\n".join(report) + "\n")
-    print(f"\nThe report is in {arguments.report}.")
+    command = [sys.executable, "-m", "radixrt.cli", "bench", "model", str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder
 
 
-def head() -> list[str]:
-    import torch
-    import transformers
-
-    cpu = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [
-            line.split(":", 1)[1].strip()
-            for line in cpuinfo.read_text().splitlines()
-            if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
+def _head() -> list[str]:
+    native = radixrt_kernels.native
+    kernels = f"native kernels for {native.isa()}" if native else "no native kernels"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return [
-        "# Benchmarks",
+        "# Benchmark report",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, transformers {transformers.__version__}; by `make bench`, one run each.",
+        "Written by `make bench`. [benchmarks.md](benchmarks.md) says what is measured and how, [performance.md](performance.md) what follows from it.",
+        "",
+        f"- {time.strftime('%Y-%m-%d')}, commit {commit}",
+        f"- {_processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {kernels}",
+        f"- {platform.system()} {platform.release()}, Python {platform.python_version()}, {versions}",
         "",
     ]
 
 
-def overhead(folder: Path, quick: bool) -> list[str]:
-    output = folder / "overhead.json"
-    flags = ["--plan-steps", "100", "--output-tokens", "20", "--num-layers", "2"] if quick else []
-    subprocess.run([*RADIXRT, "bench", "overhead", "--json", str(output), *flags], check=True)
-    tables = json.loads(output.read_text())
-    lines = ["## `radixrt bench overhead`", ""]
-    for title, rows in (
-        ("The scheduler, µs a step", tables["planning_us"]),
-        ("The scheduler while requests wait, µs a step", tables["queueing_us"]),
-        ("The engine, ms a step", tables["engine_ms"]),
-    ):
-        lines += [f"{title}:", "", *markdown(rows), ""]
-    return lines
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
-def serving(folder: Path, quick: bool) -> list[str]:
-    shape = ["--hidden-size", "128", "--num-layers", "2"] if quick else []
-    model = folder / "model"
-    subprocess.run([*RADIXRT, "bench", "model", str(model), *shape], check=True)
-    rows = []
-    with local_server(str(model), "--load-format", "dummy") as url:
-        for workload, flags in WORKLOADS.items():
-            output = folder / f"{workload}.json"
-            count = "8" if quick else "32"
-            command = [
-                *RADIXRT,
-                "bench",
-                "serve",
-                "--base-url",
-                f"{url}/v1",
-                "--workload",
-                workload,
-                *flags,
-            ]
-            subprocess.run(
-                [*command, "--num-prompts", count, "--flush-cache", "--json", str(output)],
-                check=True,
-            )
-            summary = json.loads(output.read_text())["summary"]
-            rows.append(
-                {
-                    "workload": workload,
-                    "output tokens/s": summary["output_tokens_per_s"],
-                    "TTFT p50 ms": summary["ttft_ms"]["p50"],
-                    "TTFT p99 ms": summary["ttft_ms"]["p99"],
-                    "ITL p50 ms": summary["itl_ms"]["p50"],
-                    "ITL p99 ms": summary["itl_ms"]["p99"],
-                    "prompt tokens": summary["prompt_tokens"],
-                    "cached tokens": summary["cached_tokens"],
-                }
-            )
-    parameters = "a small model" if quick else "the 0.5 B model of `radixrt bench model`, bfloat16"
-    return [f"## `radixrt bench serve`, {parameters}, concurrency 16", "", *markdown(rows)]
-
-
-def markdown(rows: list[dict]) -> list[str]:
-    names = list(rows[0])
-    lines = [
-        "| " + " | ".join(name.replace("_", " ") for name in names) + " |",
-        "|" + "---|" * len(names),
+def _run(benchmark: Benchmark, model: Path, quick: bool) -> tuple[list[str], bool]:
+    """The section of one benchmark, and whether it ran to its end."""
+    arguments = benchmark.command + (f" {benchmark.quick}" if quick else "")
+    load, begin = os.getloadavg()[0], time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *shlex.split(arguments.format(model=model))],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "160", "GOMP_SPINCOUNT": "2000"},
+        check=False,
+    )
+    seconds = time.monotonic() - begin
+    section = [
+        f"## {benchmark.name}",
+        "",
+        benchmark.what,
+        "",
+        f"`python {arguments.format(model='DIR')}`; {seconds:.0f} s, load before it {load:.1f}.",
+        "",
+        *_shown(done.stdout),
+        "",
     ]
-    for row in rows:
-        cells = [
-            f"{row[name]:.2f}" if isinstance(row[name], float) else str(row[name]) for name in names
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    if done.returncode:
+        section += [f"It failed, with status {done.returncode}.", ""]
+    return section, not done.returncode
+
+
+def _shown(output: str) -> list[str]:
+    """Tables as they are, other text as text."""
+    lines = [line.rstrip() for line in output.strip().splitlines()]
+    if any(line.startswith("|") and "--" in line for line in lines):
+        return lines
+    return ["```text", *lines, "```"]
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ def kernel_seconds(tape: Tape) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-path", default="demo")
+    parser.add_argument("--load-format", default="auto", help="dummy: weights are made up")
     parser.add_argument("--quantization", default="auto")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--context", type=int, default=256)
@@ -97,6 +98,7 @@ def main() -> None:
     steps = Steps(
         ServerConfig(
             model_path=arguments.model_path,
+            load_format=arguments.load_format,
             quantization=arguments.quantization,
             kernel_threads=arguments.kernel_threads,
             max_total_tokens=65536,

@@ -158,7 +158,7 @@ async def _encoded(
     """The prompt alone, and with each choice behind it."""
 
     async def encode(prompt: Prompt) -> list[int]:
-        return (await client.tokenize(prompt))[0]
+        return (await client.tokenize(prompt)).token_ids
 
     prompt = question.prompt
     if isinstance(prompt, TextPrompt) and len(prompt.text) > 2 * TAIL_CHARS:

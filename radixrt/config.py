@@ -76,6 +76,11 @@ class ServerConfig:
         "Let transformers run Python code that comes with the tokenizer or config. Off, because such code can do "
         "anything that you can do; the models themselves never need it.",
     )
+    reencode_answers: bool = _model(
+        False,
+        "Encode a chat's earlier answers anew from their text. If not given, those that this server gave are the tokens that "
+        "the model generated, whose KV is in the cache, also where the tokenizer would write the text in other tokens.",
+    )
     random_seed: int = _model(
         0, "Seed of dummy weights and of requests that bring none.", at_least=0
     )

@@ -27,14 +27,11 @@ ALIGNMENT = 16
 class Mark(Protocol):
     """A place in the device's queue."""
 
-    def is_past(self) -> bool:
-        """All that was ordered before is done."""
-
     def wait(self) -> None:
-        """Let the host wait until that is so."""
+        """Let the host wait until all that was ordered before is done."""
 
     def seconds_since(self, earlier: "Mark") -> float:
-        """Time on the device between two marks that are past."""
+        """Time on the device between two marks before which all is done."""
 
 
 class Download(Protocol):
@@ -84,9 +81,6 @@ def make_device(torch_device: torch.device) -> "Device":
 class CpuMark:
     def __init__(self) -> None:
         self._time = time.perf_counter()
-
-    def is_past(self) -> bool:
-        return True
 
     def wait(self) -> None:
         pass
@@ -176,9 +170,6 @@ class CudaMark:
     def __init__(self) -> None:
         self._event = torch.cuda.Event(enable_timing=True)
         self._event.record()
-
-    def is_past(self) -> bool:
-        return self._event.query()
 
     def wait(self) -> None:
         self._event.synchronize()

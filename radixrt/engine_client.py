@@ -5,7 +5,7 @@ import itertools
 import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,7 +15,6 @@ from radixrt.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
-    CallReply,
     CompileCall,
     DetokenizeCall,
     FlushCacheCall,
@@ -26,21 +25,22 @@ from radixrt.messages.calls import (
 )
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToApi
+from radixrt.messages.replies import (
+    CacheFlushed,
+    CacheReleased,
+    CallReply,
+    CompileReport,
+    Detokenized,
+    LeaseGranted,
+    Tokenized,
+)
 from radixrt.messages.requests import AbortRequest, GenerateRequest, Prompt
 from radixrt.messages.stats import SchedulerStats
 
 log = logging.getLogger(__name__)
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise that a prompt's KV stays, for a time."""
-
-    lease: str
-    """Its name, for release."""
-    pinned_tokens: int
-    """Leading tokens of the prompt that it is about."""
-    expires_in_s: float
-
+Value = TypeVar("Value")
 
 Arrival = AnswerChunk | RequestError | EngineDiedError
 
@@ -162,31 +162,33 @@ class EngineClient:
         if wire_id := self._wire_ids.get(request_id):
             self._outbox.send(AbortRequest(wire_id))
 
-    async def tokenize(self, prompt: Prompt) -> tuple[list[int], str]:
-        """Token ids and text of a prompt, also of one some times longer than the context."""
-        value = await self._call(TokenizeCall, prompt=prompt)
-        return value["token_ids"], value["prompt"]
+    async def tokenize(self, prompt: Prompt) -> Tokenized:
+        """A prompt, also one some times longer than the context, as token ids and as text."""
+        return await self._call(TokenizeCall, Tokenized, prompt=prompt)
 
     async def detokenize(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        packed, skip = pack_ids(token_ids), skip_special_tokens
-        return (await self._call(DetokenizeCall, token_ids=packed, skip_special_tokens=skip))[
-            "text"
-        ]
+        """The text of tokens."""
+        value = await self._call(
+            DetokenizeCall,
+            Detokenized,
+            token_ids=pack_ids(token_ids),
+            skip_special_tokens=skip_special_tokens,
+        )
+        return value.text
 
-    async def compile(self, structured: Spec) -> dict[str, Any]:
-        """Compile a constraint ahead of the requests that will use it; returns its ``backend``, the ``checks``
-        beside the grammar, what is ``unenforced``, and ``compile_s``.
+    async def compile(self, structured: Spec) -> CompileReport:
+        """Compile a constraint ahead of the requests that will use it.
 
         Raises:
             RequestError: it can't be enforced.
         """
-        return await self._call(CompileCall, structured=structured)
+        return await self._call(CompileCall, CompileReport, structured=structured)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all that no running request uses; returns the pages freed."""
-        return (await self._call(FlushCacheCall))["pages_freed"]
+        return (await self._call(FlushCacheCall, CacheFlushed)).pages_freed
 
-    async def pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> Lease:
+    async def pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> LeaseGranted:
         """Keep what the radix tree holds of a prompt from eviction, for some seconds.
 
         A caller that is cancelled meanwhile leaves no lease behind.
@@ -195,10 +197,10 @@ class EngineClient:
             RequestError: too much is pinned already, or for so long nothing may be.
         """
         pinning = asyncio.ensure_future(
-            self._call(PinCall, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s)
+            self._call(PinCall, LeaseGranted, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s)
         )
         try:
-            return msgspec.convert(await asyncio.shield(pinning), Lease)
+            return await asyncio.shield(pinning)
         except asyncio.CancelledError:
             pinning.add_done_callback(self._give_back)
             raise
@@ -212,9 +214,9 @@ class EngineClient:
             RequestError: the lease is unknown, or has ended.
         """
         value = await self._call(
-            ReleaseCacheCall, lease=lease, session=session, cache_salt=cache_salt
+            ReleaseCacheCall, CacheReleased, lease=lease, session=session, cache_salt=cache_salt
         )
-        return value["released_tokens"]
+        return value.released_tokens
 
     async def cache_tree(self, depth: int, children: int) -> dict[str, Any]:
         """A view of the radix tree: a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, with texts of tokens.
@@ -223,12 +225,12 @@ class EngineClient:
             depth: levels of nodes below each root.
             children: most of them shown of each node.
         """
-        return await self._call(CacheTreeCall, depth=depth, children=children)
+        return await self._call(CacheTreeCall, dict, depth=depth, children=children)
 
-    def _give_back(self, pinning: asyncio.Future[Any]) -> None:
+    def _give_back(self, pinning: asyncio.Future[LeaseGranted]) -> None:
         """Release a lease that nobody waits for any more."""
         if not pinning.cancelled() and pinning.exception() is None and self._died is None:
-            lease = pinning.result()["lease"]
+            lease = pinning.result().lease
             call_id = next(self._new_number)  # nobody waits for the reply
             self._outbox.send(ReleaseCacheCall(call_id=call_id, lease=lease))
 
@@ -236,8 +238,7 @@ class EngineClient:
         """Raises:
         RequestError: an invariant is broken (only with ``check_invariants``).
         """
-        value = await self._call(StatsCall, check_invariants=check_invariants)
-        stats = msgspec.convert(value, SchedulerStats)
+        stats = await self._call(StatsCall, SchedulerStats, check_invariants=check_invariants)
         malformed_frames = stats.malformed_frames + self._inbox.malformed_frames
         return msgspec.structs.replace(stats, malformed_frames=malformed_frames)
 
@@ -272,8 +273,10 @@ class EngineClient:
                 "send valid Unicode."
             ) from error
 
-    async def _call(self, kind: Callable[..., msgspec.Struct], **fields: Any) -> Any:
-        """Send a call and wait for its reply.
+    async def _call(
+        self, kind: Callable[..., msgspec.Struct], value_type: type[Value], **fields: Any
+    ) -> Value:
+        """Send a call and wait for the value of its reply.
 
         Raises:
             RequestError: the reply is an error.
@@ -282,7 +285,7 @@ class EngineClient:
         reply = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             self._send(kind(call_id=call_id, **fields))
-            return await reply
+            return msgspec.convert(await reply, value_type)
         finally:
             del self._calls[call_id]
 

@@ -37,5 +37,10 @@ class RequestError(RadixrtError):
         self.retry_after_s = retry_after_s
 
 
+def unexpected_error() -> RequestError:
+    """What a client is told of an error that nobody raised on purpose; whoever says so has logged it."""
+    return RequestError("The server failed at this request; its log says more.", status=500)
+
+
 class EngineDiedError(RadixrtError):
     """A process of the engine ended; requests under way are lost."""

@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Callable
 
-from radixrt.engine_client import Lease
 from radixrt.errors import RequestError
+from radixrt.messages.replies import LeaseGranted
 from radixrt.warming import Warmed
 
 
@@ -19,7 +19,7 @@ class PinnedPrompt:
         expires_in_s: seconds that the lease lasts, from its beginning.
     """
 
-    def __init__(self, lease: Lease, warmed: Warmed, release: Callable[[str], int]) -> None:
+    def __init__(self, lease: LeaseGranted, warmed: Warmed, release: Callable[[str], int]) -> None:
         self.lease = lease.lease
         self.pinned_tokens = lease.pinned_tokens
         self.expires_in_s = lease.expires_in_s

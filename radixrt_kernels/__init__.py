@@ -13,6 +13,8 @@ import importlib
 import os
 from types import ModuleType
 
+from radixrt_kernels import isa
+
 native: ModuleType | None = None
 """The compiled module, or None."""
 
@@ -30,8 +32,8 @@ else:
             "(g++ or clang++), then radixrt again"
         )
 
-if native is not None and os.environ.get("RADIXRT_KERNELS_ISA"):
-    native.use_isa(os.environ["RADIXRT_KERNELS_ISA"])
+if native is not None:
+    isa.choose(native, os.environ.get("RADIXRT_KERNELS_ISA"))
 
 
 def available() -> bool:

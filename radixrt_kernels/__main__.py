@@ -14,7 +14,11 @@ def main() -> int:
 
     print(f"instruction set  {native.isa()} (usable here: {', '.join(native.usable_isas())})")
     print(f"threads          {native.num_threads()}")
-    failed = 0
+    wrong = [isa for isa in native.usable_isas() if not native.same_products(isa, "baseline")]
+    print(
+        f"exact products   {'WRONG with ' + ', '.join(wrong) if wrong else 'the same with all of them'}"
+    )
+    failed = len(wrong)
     for family in CHECKS:
         for check in family():
             failed += not check.passed

@@ -39,6 +39,9 @@ class Check:
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """What one rounding to a dtype and another order of summation may change."""
 
+FEW_AND_MANY = (7, 40)
+"""Tokens: linear layers of many take other ways than those of few."""
+
 
 def activations() -> Iterator[Check]:
     for dtype, tolerance in ROUNDING.items():
@@ -91,10 +94,13 @@ def rotation() -> Iterator[Check]:
 
 def linears() -> Iterator[Check]:
     for dtype, tolerance in ROUNDING.items():
-        hidden, weight = torch.randn(7, 123).to(dtype), torch.randn(75, 123).to(dtype)
+        weight = torch.randn(75, 123).to(dtype)
         packed = linear.pack(weight)
-        expected = reference_linear.linear(hidden, packed, 75)
-        yield Check(f"linear {dtype}", linear.linear(hidden, packed, 75), expected, tolerance)
+        for tokens in FEW_AND_MANY:
+            hidden = torch.randn(tokens, 123).to(dtype)
+            expected = reference_linear.linear(hidden, packed, 75)
+            result = linear.linear(hidden, packed, 75)
+            yield Check(f"linear {dtype}, {tokens} tokens", result, expected, tolerance)
 
 
 def groupwise_linears() -> Iterator[Check]:
@@ -105,10 +111,12 @@ def groupwise_linears() -> Iterator[Check]:
         )
         matrix = groupwise.pack(codes, torch.rand(75, groups).half(), zeros, bits, group_size)
         for dtype, tolerance in ROUNDING.items():
-            hidden = torch.randn(7, 200).to(dtype)
-            expected = reference_groupwise.linear(hidden, matrix)
-            result = groupwise.linear(hidden, matrix)
-            yield Check(f"linear {dtype}, weights of {bits} bits", result, expected, tolerance)
+            for tokens in FEW_AND_MANY:
+                hidden = torch.randn(tokens, 200).to(dtype)
+                expected = reference_groupwise.linear(hidden, matrix)
+                result = groupwise.linear(hidden, matrix)
+                name = f"linear {dtype}, {bits} bits, {tokens} tokens"
+                yield Check(name, result, expected, tolerance)
 
 
 def sampling() -> Iterator[Check]:

@@ -5,14 +5,11 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from radixrt.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import (
     CacheTreeCall,
-    CallReply,
     FlushCacheCall,
     PinTokensCall,
     ReleaseCacheCall,
@@ -20,6 +17,7 @@ from radixrt.messages.calls import (
 )
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
+from radixrt.messages.replies import CacheFlushed, CacheReleased, CallReply, LeaseGranted
 from radixrt.messages.sequences import (
     LogprobRow,
     ReleaseSequences,
@@ -130,7 +128,9 @@ class FakeScheduler:
                         self.released.append(seq_id)
             case FlushCacheCall():
                 self.flushes += 1
-                self._outbox.send(CallReply(call_id=message.call_id, value={"pages_freed": 3}))
+                self._outbox.send(
+                    CallReply(call_id=message.call_id, value=CacheFlushed(pages_freed=3))
+                )
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
@@ -197,13 +197,13 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
     match call:
         case PinTokensCall():
             pinned = len(unpack_ids(call.token_ids))
-            value = {"lease": "lease-1", "pinned_tokens": pinned, "expires_in_s": call.ttl_s}
+            value = LeaseGranted(lease="lease-1", pinned_tokens=pinned, expires_in_s=call.ttl_s)
             return CallReply(call_id=call.call_id, value=value)
         case ReleaseCacheCall(lease="gone"):
             failed = RequestFailed(request_id="", message="There is no lease gone.", status=404)
             return CallReply(call_id=call.call_id, error=failed)
         case ReleaseCacheCall():
-            return CallReply(call_id=call.call_id, value={"released_tokens": 32})
+            return CallReply(call_id=call.call_id, value=CacheReleased(released_tokens=32))
     node = CacheTreeNode(
         first_token_ids=pack_ids([300, 301]),
         num_tokens=32,
@@ -218,7 +218,7 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
         for salted in (False, True)
     ]
     tree = CacheTree(page_size=16, total_tokens=64, total_nodes=2, namespaces=namespaces)
-    return CallReply(call_id=call.call_id, value=msgspec.to_builtins(tree, builtin_types=[bytes]))
+    return CallReply(call_id=call.call_id, value=tree)
 
 
 def _row(owner: int, token_id: int, top: int) -> LogprobRow:

@@ -1,6 +1,7 @@
 """What decides the rules of FlashInfer's attention: FA2 beside FA3, decode by tensor cores, and what planning costs the host."""
 
 import time
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -71,7 +72,7 @@ def _add(
     )
     bound = {}
     for kernel, wrapper in wrappers.items():
-        seconds = median_seconds(lambda w=wrapper: w.run(step.query, step.cache), step.device)
+        seconds = median_seconds(partial(wrapper.run, step.query, step.cache), step.device)
         figures[f"{kernel} µs"] = seconds * 1e6
         bound[f"{kernel} µs"] = bound_s * 1e6
     results.add(Result(7, f"attention, {name}", figures, bound))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.kernels.case import Case
-from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.backend import AttentionBackend, AttentionSpec, KVCache
 from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
@@ -42,6 +42,7 @@ SHAPES = [
     Shape("prefill 2048, 14/2 x 64", QWEN_HALF_B, 1, 2048, 2048),
     Shape("prefill 4 x 32 after 1024, 14/2 x 64", QWEN_HALF_B, 4, 32, 1056),
     Shape("prefill 1024, 32/8 x 128", LLAMA_8B, 1, 1024, 1024),
+    Shape("float32 decode 8 x 1024, 32/8 x 128", LLAMA_8B, 8, 1, 1024, dtype=torch.float32),
     Shape("float32 decode 16 x 1024, 14/2 x 64", QWEN_HALF_B, 16, 1, 1024, dtype=torch.float32),
     Shape("float32 prefill 1024, 14/2 x 64", QWEN_HALF_B, 1, 1024, 1024, dtype=torch.float32),
 ]
@@ -51,10 +52,11 @@ def cases() -> Iterator[Case]:
     for shape in SHAPES:
         metadata = _metadata(shape)
         layers = [_caches(shape, int(metadata.kv_indices.max()) + 1) for _ in range(4)]
-        states = [
+        query, key, value = (
             torch.randn(metadata.num_tokens, heads, shape.spec.head_dim).to(shape.dtype)
             for heads in (shape.spec.num_heads, shape.spec.num_kv_heads, shape.spec.num_kv_heads)
-        ]
+        )
+        states = (query, key, value)
         yield Case(
             f"attention: {shape.name}",
             _run(make_backend("cpu", AttentionSetup()), metadata, states, layers, shape.spec),
@@ -74,8 +76,8 @@ def cases() -> Iterator[Case]:
 def _run(
     backend: AttentionBackend,
     metadata: AttentionMetadata,
-    states: list[torch.Tensor],
-    layers: list[list[torch.Tensor]],
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    layers: list[KVCache],
     spec: AttentionSpec,
 ) -> Callable[[], None]:
     """A step of several layers, each with a cache of its own, so that the processor's caches hold none of them."""
@@ -114,13 +116,13 @@ def _metadata(shape: Shape) -> AttentionMetadata:
     )
 
 
-def _caches(shape: Shape, pages: int) -> list[torch.Tensor]:
+def _caches(shape: Shape, pages: int) -> KVCache:
     size = (pages, PAGE_SIZE, shape.spec.num_kv_heads, shape.spec.head_dim)
-    caches = [torch.empty(size, dtype=shape.dtype) for _ in range(2)]
-    for cache in caches:
+    keys, values = torch.empty(size, dtype=shape.dtype), torch.empty(size, dtype=shape.dtype)
+    for cache in (keys, values):
         advise_huge_pages(cache)
         cache.normal_()
-    return caches
+    return keys, values
 
 
 def _bytes_read(shape: Shape) -> int:

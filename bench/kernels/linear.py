@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ DTYPE = torch.bfloat16
 NOT_IN_CACHE = 128 << 20
 """Bytes of copies that a product takes turns with, so that its weights come from memory as a model's do."""
 VOCABULARIES = (32_000, 151_936)
-SAMPLING = {
+SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 1.0},
     "top-k 20": {"temperature": 0.7, "top_k": 20},

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.lang_vs_client.code_lines import code_lines
 from bench.lang_vs_client.measuring import Cost, player
 from bench.lang_vs_client.player import FOLDER
-from bench.run_all import markdown
+from bench.markdown import markdown
 from radixrt.bench.local_server import local_server
 
 PROGRAMS = sorted(path.stem.removesuffix("_plain") for path in FOLDER.glob("*_plain.py"))

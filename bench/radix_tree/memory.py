@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.radix_tree.shapes import prompts
 from bench.radix_tree.subjects import Radixrt, Subject, make
-from radixrt.messages.ids import TokenIds
+from radixrt.scheduler.eviction.policy import EvictionPolicy
 from radixrt.scheduler.node import Node
 
 
@@ -30,7 +30,7 @@ class Weight:
     """Bytes a page of the eviction queue. The published designs have none: they collect leaves when they evict."""
 
 
-class NoQueue:
+class NoQueue(EvictionPolicy):
     """In the place of an eviction policy: remembers nothing."""
 
     def offer(self, leaf: Node) -> None:
@@ -38,9 +38,6 @@ class NoQueue:
 
     def pop(self) -> None:
         return None
-
-    def observe(self, tokens: TokenIds, salt: str) -> int:
-        return 0
 
 
 def weigh(name: str, shape: str, num_nodes: int, page_size: int) -> Weight:

@@ -10,7 +10,7 @@ from radixrt.constrained.json_schema.dialects import portable
 from radixrt.constrained.json_schema.formats import format_pattern
 
 
-def probes() -> Iterator[Probe]:
+def by_hand() -> Iterator[Probe]:
     """All of them, in a fixed order."""
     yield from _types()
     yield from _logic()
@@ -23,8 +23,8 @@ def probes() -> Iterator[Probe]:
 
 
 def _types() -> Iterator[Probe]:
-    for schema in (True, {}):
-        yield Probe("any/true" if schema is True else "any/empty", schema, ALL_TEXTS)
+    yield Probe("any/true", True, ALL_TEXTS)
+    yield Probe("any/empty", {}, ALL_TEXTS)
     forbidden: dict[str, Any] = {"type": "object", "properties": {"a": False, "b": {}}}
     yield Probe("any/false", forbidden, OBJECTS)
     yield Probe("any/false", {"type": "array", "items": False}, ALL_TEXTS)
@@ -203,14 +203,13 @@ def _hard_numbers() -> Iterator[Probe]:
                     schema = {"type": type_name, keyword: bound}
                     multiples = texts_of([bound, 2 * bound] if isinstance(bound, int) else [])
                     yield Probe(f"{type_name}/{keyword}:{variant}", schema, (*texts, *multiples))
-        for bounds in (
+        for both_bounds in (
             {"minimum": 0.1, "maximum": 2.75},
             {"exclusiveMinimum": 0.1, "exclusiveMaximum": 0.3},
             {"minimum": -0.5, "exclusiveMaximum": 0.5},
         ):
-            names = "fraction"
-            schema = {"type": "number", **bounds}
-            yield Probe(f"number/{next(iter(bounds))}:{names}", schema, texts)
+            schema = {"type": "number", **both_bounds}
+            yield Probe(f"number/{next(iter(both_bounds))}:fraction", schema, texts)
     for step in (0.01, 0.1, 0.25, 1.5):
         yield Probe("number/multipleOf:fraction", {"type": "number", "multipleOf": step}, texts)
         both = {"type": "number", "minimum": 0, "maximum": 3, "multipleOf": step}
@@ -293,7 +292,7 @@ def _patterns() -> Iterator[Probe]:
             }
             hard = frozenset(f"{{{text}:1}}" for text in unsure)
             yield Probe(f"patternProperties/{name}", schema, tuple(pairs), pairs, hard)
-    two = {"^a": {"type": "integer"}, "b$": {"minimum": 2}}
+    two: dict[str, Any] = {"^a": {"type": "integer"}, "b$": {"minimum": 2}}
     texts = texts_of(
         [
             {"a": 1},
@@ -307,13 +306,13 @@ def _patterns() -> Iterator[Probe]:
             {"a": 1, "b": 2},
         ]
     )
-    for schema in (two, {"^a": {"type": "integer"}, "^b": {"type": "string"}}):
+    for several in (two, {"^a": {"type": "integer"}, "^b": {"type": "string"}}):
         yield Probe(
-            "patternProperties/several", {"type": "object", "patternProperties": schema}, texts
+            "patternProperties/several", {"type": "object", "patternProperties": several}, texts
         )
         yield Probe(
             "patternProperties/several",
-            {"type": "object", "patternProperties": schema, "additionalProperties": False},
+            {"type": "object", "patternProperties": several, "additionalProperties": False},
             texts,
         )
 
@@ -357,7 +356,7 @@ def _formats() -> Iterator[Probe]:
         )
         pattern = format_pattern(name)
         if pattern:
-            schema = {"type": "string", "pattern": portable(pattern)}
+            schema: dict[str, Any] = {"type": "string", "pattern": portable(pattern)}
             if name == "hostname":
                 schema["maxLength"] = 253
             yield Probe(f"format-pattern/{name}", schema, (*known, *SAMPLES[1:]), known)

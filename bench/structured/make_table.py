@@ -13,8 +13,9 @@ from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
+from bench.structured.hand_probes import by_hand
 from bench.structured.libraries import COMPILERS, Acceptor, versions
-from bench.structured.probes import Probe, all_probes
+from bench.structured.probes import Probe, by_rule
 from radixrt.constrained.json_schema import auditing
 from radixrt.constrained.json_schema.auditing.capabilities import Verdict
 from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
@@ -46,7 +47,7 @@ def measure() -> dict[str, dict[str, Outcome]]:
     outcomes: dict[str, dict[str, Outcome]] = defaultdict(
         lambda: {name: Outcome() for name in COMPILERS}
     )
-    for probe in all_probes():
+    for probe in itertools.chain(by_rule(), by_hand()):
         judged = _judge(probe)
         for name, compile_schema in COMPILERS.items():
             _run(probe, judged, compile_schema(probe.schema), outcomes[probe.feature][name])

@@ -106,12 +106,11 @@ ALONE: dict[str, dict[str, tuple[Any, ...]]] = {
 """Keywords tried with one other at a time."""
 
 
-def all_probes() -> Iterator[Probe]:
-    """Every probe, in a fixed order."""
+def by_rule() -> Iterator[Probe]:
+    """Those that rules make, in a fixed order."""
     for type_name in VALUES:
         yield from _combinations(type_name)
         yield from _pairs(type_name)
-    yield from by_hand()
 
 
 def named(prefix: str, schema: Any) -> str:
@@ -164,13 +163,6 @@ def _pairs(type_name: str) -> Iterator[Probe]:
             for other, other_values in VALUES[type_name].items():
                 both = {**schema, other: other_values[0]}
                 yield Probe(named(f"{type_name}/", both), both, texts)
-
-
-def by_hand() -> Iterator[Probe]:
-    """Features that no rule makes."""
-    from bench.structured import hand_probes
-
-    yield from hand_probes.probes()
 
 
 def texts_of(values: list[Any]) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from radixrt import __version__
 from radixrt.api.events import json_response, while_connected
-from radixrt.api.state import ServerState, new_id
+from radixrt.api.request_ids import new_id
+from radixrt.api.state import ServerState
 from radixrt.errors import RequestError
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, TokenPrompt

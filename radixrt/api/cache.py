@@ -11,8 +11,9 @@ from radixrt.api.endpoints import Endpoints
 from radixrt.api.events import json_response, while_connected
 from radixrt.api.prompts import one_prompt, token_prompt
 from radixrt.api.protocol import PromptRequest
+from radixrt.api.request_ids import request_id
 from radixrt.api.sampling import queueing
-from radixrt.api.state import ServerState, request_id
+from radixrt.api.state import ServerState
 from radixrt.cache_hint import check_pin_seconds, check_session
 from radixrt.cache_stats import CacheStats
 from radixrt.errors import RequestError

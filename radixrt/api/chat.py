@@ -11,8 +11,9 @@ from radixrt.api.endpoints import Endpoints
 from radixrt.api.formats import chat_logprobs, prompt_extras
 from radixrt.api.prompts import chat_prompt
 from radixrt.api.protocol import ChatCompletionRequest
+from radixrt.api.request_ids import request_id
 from radixrt.api.sampling import queueing, sampling_from_fields
-from radixrt.api.state import ServerState, request_id
+from radixrt.api.state import ServerState
 from radixrt.api.structured import asked_constraint, structured_extras
 from radixrt.api.tools import call_as_json, call_delta, calls_tools, tool_constraint
 from radixrt.constrained.requests import check_sampling

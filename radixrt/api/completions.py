@@ -12,8 +12,9 @@ from radixrt.api.endpoints import Endpoints
 from radixrt.api.formats import completion_logprobs, prompt_extras
 from radixrt.api.prompts import parse_prompts
 from radixrt.api.protocol import CompletionRequest
+from radixrt.api.request_ids import request_id
 from radixrt.api.sampling import queueing, sampling_from_fields
-from radixrt.api.state import ServerState, request_id
+from radixrt.api.state import ServerState
 from radixrt.api.structured import asked_constraint, structured_extras
 from radixrt.constrained.requests import check_sampling
 from radixrt.errors import RequestError

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from radixrt.errors import EngineDiedError, RequestError
+from radixrt.errors import EngineDiedError, RequestError, unexpected_error
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def as_request_error(error: Exception) -> RequestError:
     if isinstance(error, EngineDiedError):
         return RequestError(f"The engine ended: {error}", status=503)
     log.error("A request failed.", exc_info=error)
-    return RequestError("The server failed at this request; its log says more.", status=500)
+    return unexpected_error()
 
 
 def error_body(error: RequestError) -> dict[str, Any]:

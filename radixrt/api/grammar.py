@@ -1,5 +1,6 @@
 """``/v1/grammar/compile``: can an answer be held to this, by what, and how long does it take to get ready?"""
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.endpoints import Endpoints
@@ -25,8 +26,7 @@ def grammar_routes(state: ServerState) -> APIRouter:
                 "Give a constraint to compile, such as response_format, regex or ebnf."
             )
         with constraint_errors_name(constraint_field(fields)):
-            reply = await while_connected(request, state.client.compile(structured))
-        seconds = reply.pop("compile_s")
-        return json_response({**reply, "seconds": seconds})
+            report = await while_connected(request, state.client.compile(structured))
+        return json_response(msgspec.to_builtins(report))
 
     return router

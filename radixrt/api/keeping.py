@@ -11,7 +11,8 @@ from radixrt.api.conversations import Items
 from radixrt.api.endpoints import Endpoints
 from radixrt.api.events import json_response
 from radixrt.api.protocol import KeepRequest
-from radixrt.api.state import ServerState, new_id
+from radixrt.api.request_ids import new_id
+from radixrt.api.state import ServerState
 
 
 def keeping_routes(state: ServerState) -> APIRouter:

@@ -5,7 +5,7 @@ import hmac
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt.api.errors import error_response
-from radixrt.api.state import new_id
+from radixrt.api.request_ids import new_id
 from radixrt.errors import RequestError
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})

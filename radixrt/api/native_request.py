@@ -10,8 +10,9 @@ import msgspec
 from radixrt.api.body import to_struct
 from radixrt.api.prompts import token_prompt
 from radixrt.api.protocol import ConstraintFields, QueueFields, refuse_unsupported
+from radixrt.api.request_ids import new_id, request_id
 from radixrt.api.sampling import queueing, sampling_of
-from radixrt.api.state import ServerState, new_id, request_id
+from radixrt.api.state import ServerState
 from radixrt.api.structured import asked_constraint
 from radixrt.constrained.requests import check_sampling
 from radixrt.constrained.spec import Spec

@@ -15,6 +15,25 @@ class StreamOptions(msgspec.Struct):
     """The usage so far in every event."""
 
 
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's form: a constraint and options in one object."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[Any] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    disable_fallback: bool | None = None
+    """Accepted: there is no fallback."""
+    disable_any_whitespace: bool | None = None
+    """Refused unless it is the server's way."""
+    disable_additional_properties: bool | None = None
+    """Refused."""
+    whitespace_pattern: str | None = None
+    """Refused unless it is the server's."""
+
+
 class ConstraintFields(msgspec.Struct, kw_only=True):
     """What an answer can be held to: one of these, or none. See docs/structured_output.md."""
 
@@ -28,7 +47,7 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     """Refused unless it is the server's."""
     guided_whitespace_pattern: str | None = None
     """Refused unless it is the server's."""
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None
     ebnf: str | None = None

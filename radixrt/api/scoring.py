@@ -10,8 +10,9 @@ from radixrt.api.events import json_response, while_connected
 from radixrt.api.formats import json_logprob
 from radixrt.api.prompts import one_prompt
 from radixrt.api.protocol import PromptRequest
+from radixrt.api.request_ids import request_id
 from radixrt.api.sampling import queueing
-from radixrt.api.state import ServerState, request_id
+from radixrt.api.state import ServerState
 from radixrt.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.errors import RequestError
 from radixrt.messages.answers import AnswerChunk

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
@@ -122,26 +121,3 @@ def constraint_errors_name(field: str) -> Iterator[None]:
         if error.param == "structured" and field:
             error.param = field
         raise
-
-
-LONGEST_REQUEST_ID = 256
-
-
-def request_id(prefix: str, *chosen: str | None) -> str:
-    """The id that the client chose, under the first of the names that it may have, or a new one.
-
-    Raises:
-        RequestError: it can't stand in a header.
-    """
-    given = next((name for name in chosen if name is not None), None)
-    if given is None:
-        return new_id(prefix)
-    if not (0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable()):
-        raise RequestError(
-            f"rid must have 1 to {LONGEST_REQUEST_ID} printable ASCII characters.", param="rid"
-        )
-    return given
-
-
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.api.protocol import StructuredOutputs
 from radixrt.config import ServerConfig
 from radixrt.constrained import requests
 from radixrt.constrained.spec import JsonSchema, Spec
@@ -29,11 +30,7 @@ def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str =
     Raises:
         RequestError: there are several constraints, or one is not well formed.
     """
-    asked = []
-    for name, read in _READERS.items():
-        value = getattr(fields, name, None)
-        if value is not None and (spec := read(value, prefix + name)) is not None:
-            asked.append((prefix + name, spec))
+    asked = _read(_READERS, fields, prefix)
     structured_outputs = getattr(fields, "structured_outputs", None)
     if structured_outputs is not None:
         asked += _structured_outputs(structured_outputs, f"{prefix}structured_outputs", config)
@@ -42,6 +39,18 @@ def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str =
         getattr(fields, "guided_whitespace_pattern", None), "guided_whitespace_pattern", config
     )
     return requests.only_one(asked)
+
+
+def _read(
+    readers: "dict[str, Reader]", fields: msgspec.Struct, prefix: str
+) -> list[tuple[str, Spec]]:
+    """The constraints of all these fields that hold one, each with the name that errors give it."""
+    asked = []
+    for name, read in readers.items():
+        value = getattr(fields, name, None)
+        if value is not None and (spec := read(value, prefix + name)) is not None:
+            asked.append((prefix + name, spec))
+    return asked
 
 
 def structured_extras(chunk: AnswerChunk) -> dict[str, Any]:
@@ -90,7 +99,10 @@ def _openai_schema(value: Any, param: str) -> JsonSchema:
     return requests.json_schema(value["schema"], f"{param}.schema", strict is not False)
 
 
-_READERS: dict[str, Callable[[Any, str], Spec | None]] = {
+Reader = Callable[[Any, str], Spec | None]
+"""Makes a spec of a field's value; None: it asks for nothing. Errors name the field as they are told."""
+
+_READERS: dict[str, Reader] = {
     "response_format": _response_format,
     "guided_json": requests.json_schema,
     "guided_regex": requests.regex,
@@ -105,41 +117,29 @@ _READERS: dict[str, Callable[[Any, str], Spec | None]] = {
 
 
 def _structured_outputs(
-    value: dict[str, Any], param: str, config: ServerConfig
+    value: StructuredOutputs, param: str, config: ServerConfig
 ) -> list[tuple[str, Spec]]:
-    """vLLM's form: a constraint and options in one object."""
-    _refuse_other_keys(value, {*_OUTPUT_READERS, *_OUTPUT_OPTIONS}, param)
-    for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
-        if not isinstance(value.get(name), bool | None):
-            raise RequestError(f"{param}.{name} must be a boolean.", param=f"{param}.{name}")
-    if value.get("disable_additional_properties"):
+    if value.disable_additional_properties:
         raise RequestError(
             f'{param}.disable_additional_properties is not supported; write "additionalProperties": false into '
             "the schema.",
             param=f"{param}.disable_additional_properties",
         )
-    if value.get("disable_any_whitespace") and config.grammar_whitespace != "compact":
+    if value.disable_any_whitespace and config.grammar_whitespace != "compact":
         raise RequestError(
             f"{param}.disable_any_whitespace is not supported by this server; start it with --grammar-whitespace "
             "compact.",
             param=f"{param}.disable_any_whitespace",
         )
-    _check_whitespace(value.get("whitespace_pattern"), f"{param}.whitespace_pattern", config)
-    asked = []
-    for name, read in _OUTPUT_READERS.items():
-        if value.get(name) is not None:
-            spec = read(value[name], f"{param}.{name}")
-            asked += [] if spec is None else [(f"{param}.{name}", spec)]
-    return asked
+    _check_whitespace(value.whitespace_pattern, f"{param}.whitespace_pattern", config)
+    return _read(_OUTPUT_READERS, value, f"{param}.")
 
 
-def _json_object(value: Any, param: str) -> Spec | None:
-    if not isinstance(value, bool):
-        raise RequestError(f"{param} must be a boolean.", param=param)
+def _json_object(value: bool, param: str) -> Spec | None:
     return requests.any_json() if value else None
 
 
-_OUTPUT_READERS: dict[str, Callable[[Any, str], Spec | None]] = {
+_OUTPUT_READERS: dict[str, Reader] = {
     "json": requests.json_schema,
     "regex": requests.regex,
     "choice": requests.choice,
@@ -147,9 +147,7 @@ _OUTPUT_READERS: dict[str, Callable[[Any, str], Spec | None]] = {
     "json_object": _json_object,
     "structural_tag": structural_tag,
 }
-_OUTPUT_OPTIONS = (
-    "disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern",
-)  # fmt: skip
+"""The same of :class:`StructuredOutputs`."""
 
 _LIBRARIES = {"guidance": "llguidance"}
 """vLLM's names of backends, where they differ from ours."""
@@ -168,7 +166,7 @@ def _check_backend(name: str | None, config: ServerConfig) -> None:
         )
 
 
-def _check_whitespace(pattern: Any, param: str, config: ServerConfig) -> None:
+def _check_whitespace(pattern: str | None, param: str, config: ServerConfig) -> None:
     """An empty pattern allows no white space, which is what ``compact`` does."""
     if pattern is None or (pattern == "" and config.grammar_whitespace == "compact"):
         return

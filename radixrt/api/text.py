@@ -5,23 +5,17 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from radixrt.api.body import read_json, to_struct
-from radixrt.api.continuation import Continuation
 from radixrt.api.endpoints import Endpoints
 from radixrt.api.events import json_response
-from radixrt.api.prompts import chat_prompt, token_prompt
-from radixrt.api.protocol import ChatCompletionRequest
+from radixrt.api.prompts import one_prompt, token_prompt
+from radixrt.api.protocol import PromptRequest
 from radixrt.api.state import ServerState
-from radixrt.errors import RequestError
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.requests import Prompt, TextPrompt
 
 
-class TokenizeText(msgspec.Struct, kw_only=True):
-    model: str | None = None
-    prompt: str | None = None
+class TokenizeRequest(PromptRequest, kw_only=True):
     text: str | None = None
-    add_special_tokens: bool | None = None
+    """The same as prompt, which wins."""
 
 
 class Detokenize(msgspec.Struct, kw_only=True):
@@ -32,18 +26,18 @@ class Detokenize(msgspec.Struct, kw_only=True):
 
 def text_routes(state: ServerState) -> APIRouter:
     router = Endpoints(state)
-    router.bodies["/tokenize"] = TokenizeText  # or a conversation
 
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        body = await read_json(request)
-        token_ids, prompt = await state.client.tokenize(_prompt(body, state, request))
+    @router.takes("/tokenize", TokenizeRequest)
+    async def tokenize(request: Request, fields: TokenizeRequest) -> Response:
+        if fields.prompt is None:
+            fields.prompt = fields.text
+        tokenized = await state.client.tokenize(one_prompt(fields, state, request))
         return json_response(
             {
-                "tokens": token_ids,
-                "count": len(token_ids),
+                "tokens": tokenized.token_ids,
+                "count": len(tokenized.token_ids),
                 "max_model_len": state.info.context_length,
-                "prompt": prompt,
+                "prompt": tokenized.prompt,
             }
         )
 
@@ -57,18 +51,3 @@ def text_routes(state: ServerState) -> APIRouter:
         return json_response({"prompt": text, "text": text})
 
     return router
-
-
-def _prompt(body: dict[str, Any], state: ServerState, request: Request) -> Prompt:
-    """A text, or a conversation as the chat endpoint takes it."""
-    if "messages" in body:
-        chat = to_struct(body, ChatCompletionRequest)
-        state.check_model(chat.model)
-        continuation = Continuation.of(chat, "messages", state.conversations, request)
-        return chat_prompt(chat, chat.messages, continuation.messages)
-    fields = to_struct(body, TokenizeText)
-    state.check_model(fields.model)
-    text = fields.prompt if fields.prompt is not None else fields.text
-    if text is None:
-        raise RequestError("Give a prompt (a string), or messages.", param="prompt")
-    return TextPrompt(text, fields.add_special_tokens is not False)

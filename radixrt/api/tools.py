@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from radixrt.api.protocol import ChatCompletionRequest, PromptRequest
-from radixrt.api.state import new_id
+from radixrt.api.request_ids import new_id
 from radixrt.api.structured import constraint_field
 from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
 from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,8 +18,8 @@ def console_beside(json_file: str | None) -> Console:
 
 
 def print_rows(console: Console, title: str, rows: Sequence[Any]) -> None:
-    """A table of dataclasses of one kind, a column a field."""
-    table = Table(title=title, title_justify="left")
+    """A markdown table of dataclasses of one kind, a column a field."""
+    table = Table(title=title, title_justify="left", box=box.MARKDOWN)
     for name in asdict(rows[0]):
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:

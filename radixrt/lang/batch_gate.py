@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from radixrt.lang.backends.protocol import Backend, Prompt, Usage
+from radixrt.lang.backends.protocol import Backend, Prompt
 from radixrt.lang.background import BACKGROUND
 from radixrt.lang.batch_order import PrefixOrder
 from radixrt.lang.pins import SHORTEST_CHARS, Pins
@@ -17,6 +17,7 @@ from radixrt.lang.prefixes import as_text, num_shared
 from radixrt.lang.records import CallRecord
 from radixrt.lang.releases import Releases
 from radixrt.lang.room import Room
+from radixrt.lang.run_inside import RunInside
 
 SETTLING_S = 0.02
 """How long the batch waits at most, once, for first calls to put in order, before it lets the first ones go."""
@@ -35,21 +36,6 @@ class _Waiting:
     """Of all its calls that wait, as texts."""
 
 
-@dataclass
-class _Inside:
-    """A run that had its turn."""
-
-    first_text: str
-    first: Prompt
-    """What its first call answers."""
-    under_way: int = 0
-    """Calls that were sent and have not ended."""
-    was_answered: bool = False
-    usages: list[Usage] = field(default_factory=list)
-    """Of its calls that have ended, and of those of programs that it ran."""
-    resting: "asyncio.TimerHandle | None" = None
-
-
 class BatchGate:
     """Lives in the runtime's event loop, but for :meth:`leave`, :meth:`close` and :meth:`end`. Knows runs by their ids."""
 
@@ -65,8 +51,8 @@ class BatchGate:
         self._all_came = asyncio.Event()
         self._order = PrefixOrder()
         self._waiting: dict[str, _Waiting] = {}
-        self._inside: dict[str, _Inside] = {}
         self._room = Room(None)
+        """The runs inside. How large it is is known when the first of them may enter."""
         self._is_open = False
         self._opening: asyncio.Task[None] | None = None
         self._releases = Releases(backend)
@@ -82,17 +68,16 @@ class BatchGate:
             record: of the call; its usage is read when the block ends.
         """
         text = as_text(prompt)
-        if run_id in self._inside:
-            inside = self._inside[run_id]
-            self._room.sends(run_id, text, inside.was_answered)
+        if run_id in self._room.inside:
+            self._room.sends(run_id, text)
         else:
             await self._turn_of(run_id, prompt, text)
-            inside = self._inside[run_id]
-        self._calls(run_id, inside)
+        run = self._room.inside[run_id]
+        _calls(run)
         try:
             yield
         finally:
-            self._answered(run_id, inside, text, record)
+            self._answered(run_id, run, text, record)
 
     def leave(self, run_id: str) -> None:
         """A run has ended: its place is free. From any thread."""
@@ -138,47 +123,38 @@ class BatchGate:
             await asyncio.wait_for(self._all_came.wait(), SETTLING_S)
 
     def _let_in(self) -> None:
-        while self._is_open and len(self._order) and len(self._inside) < self._most_inside:
+        while self._is_open and len(self._order) and len(self._room.inside) < self._most_inside:
             if not self._room.fits(self._waiting[self._order.peek()].prompts):
                 return
             run_id = self._order.next_key()
             waiting = self._waiting.pop(run_id)
-            self._inside[run_id] = _Inside(waiting.prompts[0], waiting.first)
-            self._room.enter(run_id, waiting.prompts)
+            self._room.enter(run_id, RunInside(waiting.first, waiting.prompts))
             self._releases.entered(run_id)
             waiting.turn.set_result(None)
 
     # ------------------------------------------------------------ inside
 
-    def _calls(self, run_id: str, inside: _Inside) -> None:
-        inside.under_way += 1
-        if inside.resting is not None:
-            inside.resting.cancel()
-            inside.resting = None
-        if run_id in self._inside:
-            self._room.rests(run_id, False)
-
-    def _answered(self, run_id: str, inside: _Inside, text: str, record: CallRecord) -> None:
-        inside.under_way -= 1
-        inside.usages.append(record.usage)
-        if run_id not in self._inside:
+    def _answered(self, run_id: str, run: RunInside, text: str, record: CallRecord) -> None:
+        run.under_way -= 1
+        run.usages.append(record.usage)
+        if run_id not in self._room.inside:
             return
         if record.usage.prompt_tokens:
             self._room.answered(text, record.usage)
             self._releases.answered(run_id)
-            if not inside.was_answered:
-                self._pin_what_is_shared(inside)
-        inside.was_answered = True
-        if not inside.under_way:
+            if not run.was_answered:
+                self._pin_what_is_shared(run)
+        run.was_answered = True
+        if not run.under_way:
             loop = asyncio.get_running_loop()
-            inside.resting = loop.call_later(RESTING_S, self._rests, run_id)
+            run.will_rest = loop.call_later(RESTING_S, self._rests, run)
 
-    def _pin_what_is_shared(self, inside: _Inside) -> None:
+    def _pin_what_is_shared(self, run: RunInside) -> None:
         """Pin what a run has begun with, as far as the next one will begin with it."""
-        nearest = self._order.nearest(inside.first_text)
+        nearest = self._order.nearest(run.first_texts[0])
         if nearest is not None and nearest[1] >= SHORTEST_CHARS:
             other = self._waiting[nearest[0]].first
-            prefix = inside.first[: num_shared(inside.first, other)]
+            prefix = run.first[: num_shared(run.first, other)]
             if len(text := as_text(prefix)) >= SHORTEST_CHARS:
                 self._pins.hold(prefix, text)
 
@@ -187,28 +163,37 @@ class BatchGate:
         nearest = self._order.nearest(prefix)
         if nearest is not None and nearest[1] == len(prefix):
             return True
-        return any(inside.first_text.startswith(prefix) for inside in self._inside.values())
+        inside = self._room.inside.values()
+        return any(run.first_texts[0].startswith(prefix) for run in inside)
 
-    def _rests(self, run_id: str) -> None:
-        if run_id in self._inside:
-            self._room.rests(run_id, True)
-            self._let_in()
+    def _rests(self, run: RunInside) -> None:
+        run.rests = True
+        self._let_in()
 
     # ------------------------------------------------------------ going
 
     def _leave(self, run_id: str) -> None:
-        inside = self._inside.pop(run_id, None)
         if (waiting := self._waiting.pop(run_id, None)) is not None:
             self._order.remove(run_id)
             waiting.turn.cancel()
-        elif inside is None:
+        elif (run := self._room.inside.get(run_id)) is not None:
+            if run.will_rest is not None:
+                run.will_rest.cancel()
+            self._room.leave(run_id)
+        else:
             self._one_came()  # it made no call
-        elif inside.resting is not None:
-            inside.resting.cancel()
-        self._room.leave(run_id, [] if inside is None else inside.usages)
         self._releases.ended(run_id)
         self._let_in()
         self._pins.let_go(self._is_needed)
 
     def _close(self) -> None:
         self._most_inside = 0
+
+
+def _calls(run: RunInside) -> None:
+    """A run sends a call."""
+    run.under_way += 1
+    run.rests = False
+    if run.will_rest is not None:
+        run.will_rest.cancel()
+        run.will_rest = None

@@ -7,7 +7,7 @@ the two prompts that share the longest prefix, and goes on with whichever shares
 
 import bisect
 
-from radixrt.lang.prefixes import shared_length
+from radixrt.common_prefix import common_prefix_length
 
 
 class PrefixOrder:
@@ -52,7 +52,7 @@ class PrefixOrder:
         if not self._waiting:
             return None
         other, _, key = self._waiting[self._nearest(prompt)]
-        return key, shared_length(prompt, other)
+        return key, common_prefix_length(prompt, other)
 
     def _next_place(self) -> int:
         return self._start() if self._last is None else self._nearest(self._last)
@@ -64,14 +64,14 @@ class PrefixOrder:
             return after - 1
         if after == 0:
             return 0
-        following = shared_length(prompt, self._waiting[after][0])
-        preceding = shared_length(prompt, self._waiting[after - 1][0])
+        following = common_prefix_length(prompt, self._waiting[after][0])
+        preceding = common_prefix_length(prompt, self._waiting[after - 1][0])
         return after if following >= preceding else after - 1
 
     def _start(self) -> int:
         """The first of the two neighbours that share the longest prefix."""
         shared = [
-            shared_length(one[0], other[0])
+            common_prefix_length(one[0], other[0])
             for one, other in zip(self._waiting, self._waiting[1:], strict=False)
         ]
         return shared.index(max(shared)) if shared else 0

@@ -1,12 +1,13 @@
 """What do prompts begin with alike? In characters, or in whole messages."""
 
+from radixrt.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Prompt
 
 
 def num_shared(one: Prompt, other: Prompt) -> int:
     """How much two prompts begin with alike: messages, or characters; a text and a conversation share nothing."""
     if isinstance(one, str) and isinstance(other, str):
-        return shared_length(one, other)
+        return common_prefix_length(one, other)
     pairs = enumerate(zip(one, other, strict=False))
     return next((number for number, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -23,15 +24,3 @@ def as_text(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     return "".join(f"\0{message['role']}\0{message['content']}" for message in prompt)
-
-
-def shared_length(one: str, other: str) -> int:
-    """Characters that two texts have in common at their beginning; by bisection, since slices compare fast."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -11,10 +11,10 @@ cost more than the prefix that is to be computed again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from radixrt.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Usage
-from radixrt.lang.prefixes import shared_length
+from radixrt.lang.run_inside import RunInside
 
 USED_SHARE = 0.9
 """Of the cache: pages are filled in part, and something else may run."""
@@ -22,16 +22,6 @@ FIRST_TOKENS_PER_CHARACTER = 0.35
 """Until answers tell; low for code, high for English."""
 FIRST_GROWTH = 0.5
 """How much a run adds to its first prompts, as a share of these, until one has ended and told."""
-
-
-@dataclass
-class _Inside:
-    """A run that has entered."""
-
-    firsts: list[str]
-    """Its prompts that waited for its turn."""
-    later: list[str] = field(default_factory=list)
-    rests: bool = False
 
 
 class Room:
@@ -43,7 +33,8 @@ class Room:
             cache_tokens: what the cache can hold; None: nobody knows, and every run fits.
         """
         self._capacity = None if cache_tokens is None else cache_tokens * USED_SHARE
-        self._inside: dict[str, _Inside] = {}
+        self.inside: dict[str, RunInside] = {}
+        """By the ids of the runs."""
         self._characters = 0
         self._tokens = 0
         self._growths: list[float] = []
@@ -53,30 +44,26 @@ class Room:
 
     def fits(self, prompts: Sequence[str]) -> bool:
         """Whether a run that begins with these prompts, side by side, finds room."""
-        holders = [run for run in self._inside.values() if not run.rests]
+        holders = [run for run in self.inside.values() if not run.rests]
         if self._capacity is None or not holders:
             return True
-        holders.append(_Inside(list(prompts)))
         if self._growths and not self._some_come_back:
-            sent = [prompt for run in holders for prompt in (*run.firsts, *run.later)]
-            kept = common_length(sent) * self._tokens_per_character
+            sent = [text for run in holders for text in run.texts]
+            kept = common_length([*sent, *prompts]) * self._tokens_per_character
         else:
-            firsts = [prompt for run in holders for prompt in run.firsts]
-            kept = distinct_length(firsts) * self._tokens_per_character
-            kept += len(holders) * self._growth(prompts)
+            firsts = [text for run in holders for text in run.first_texts]
+            kept = distinct_length([*firsts, *prompts]) * self._tokens_per_character
+            kept += (len(holders) + 1) * self._growth(prompts)
         return kept <= self._capacity
 
-    def enter(self, run_id: str, prompts: Sequence[str]) -> None:
-        self._inside[run_id] = _Inside(list(prompts))
+    def enter(self, run_id: str, run: RunInside) -> None:
+        self.inside[run_id] = run
 
-    def sends(self, run_id: str, prompt: str, comes_back: bool) -> None:
-        """A run inside makes a further call.
-
-        Args:
-            comes_back: after one that was answered.
-        """
-        self._inside[run_id].later.append(prompt)
-        self._some_come_back |= comes_back
+    def sends(self, run_id: str, prompt: str) -> None:
+        """A run inside makes a further call."""
+        run = self.inside[run_id]
+        run.later_texts.append(prompt)
+        self._some_come_back |= run.was_answered
 
     def answered(self, prompt: str, usage: Usage) -> None:
         """A call has ended; where it tells, the next guesses are better."""
@@ -84,20 +71,13 @@ class Room:
             self._characters += len(prompt)
             self._tokens += usage.prompt_tokens
 
-    def rests(self, run_id: str, rests: bool) -> None:
-        """A run inside has no calls under way, or has some again."""
-        self._inside[run_id].rests = rests
-
-    def leave(self, run_id: str, usages: Sequence[Usage]) -> None:
-        """
-        Args:
-            usages: of all its calls, answered or not.
-        """
-        run = self._inside.pop(run_id, None)
-        if run is None or not all(usage.prompt_tokens for usage in usages):
+    def leave(self, run_id: str) -> None:
+        """A run inside has ended."""
+        run = self.inside.pop(run_id)
+        if not all(usage.prompt_tokens for usage in run.usages):
             return  # some of its calls did not tell: they failed, say
-        answered = sum(usage.completion_tokens for usage in usages)
-        later = distinct_length([*run.firsts, *run.later]) - distinct_length(run.firsts)
+        answered = sum(usage.completion_tokens for usage in run.usages)
+        later = distinct_length(run.texts) - distinct_length(run.first_texts)
         self._growths.append(max(later * self._tokens_per_character, 0) + answered)
 
     @property
@@ -113,12 +93,12 @@ class Room:
 def distinct_length(prompts: Sequence[str]) -> int:
     """Characters of prompts, with what several begin with counted once: those of their radix tree."""
     ordered = sorted(prompts)
-    shared = sum(map(shared_length, ordered, ordered[1:]))
+    shared = sum(map(common_prefix_length, ordered, ordered[1:]))
     return sum(map(len, ordered)) - shared
 
 
 def common_length(prompts: Sequence[str]) -> int:
     """Characters that at least two of the prompts begin with: those of their radix tree without its leaves."""
     ordered = sorted(prompts)
-    shared = list(map(shared_length, ordered, ordered[1:]))
+    shared = list(map(common_prefix_length, ordered, ordered[1:]))
     return sum(shared) - sum(map(min, shared, shared[1:]))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from radixrt.layers.linear import MatrixLayer
-from radixrt.layers.matrix import Placement
+from radixrt.layers.matrix import EmbeddingMatrix, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
@@ -17,6 +17,8 @@ class VocabParallelEmbedding(MatrixLayer):
     A model that ties its ends has one of these for both, so a format that multiplies fast must also be one in
     which rows can be looked up.
     """
+
+    matrix: EmbeddingMatrix
 
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
         super().__init__(-(-vocab_size // tp.size), hidden_size)
@@ -40,4 +42,4 @@ class VocabParallelEmbedding(MatrixLayer):
         real_rows = max(0, min(self.rows, self.vocab_size - self.first))
         start = min(self.first, self.vocab_size)
         size = (self.vocab_size, self.columns)
-        yield from self.matrix.slots(Placement(path, size, slice(0, real_rows), 0, start))
+        yield from self.loadable.slots(Placement(path, size, slice(0, real_rows), 0, start))

@@ -1,5 +1,6 @@
 """Linear layers split over ranks, and how the projections a checkpoint keeps apart are merged."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import Matrix, MatrixFormat, Placement
+from radixrt.layers.matrix import LoadableMatrix, Matrix, MatrixFormat, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
@@ -84,21 +85,27 @@ class MatrixLayer(nn.Module):
         """Make the matrix, on torch's current default device."""
         self.matrix = matrix_format(self.rows, self.columns)
 
+    @property
+    def loadable(self) -> LoadableMatrix:
+        """The matrix, which must not be packed yet."""
+        assert isinstance(self.matrix, LoadableMatrix), "nothing is loaded into a packed matrix"
+        return self.matrix
 
-class LinearLayer(MatrixLayer):
+
+class LinearLayer(MatrixLayer, ABC):
     """A matrix and perhaps a bias."""
 
     def __init__(self, rows: int, columns: int, bias: bool) -> None:
         super().__init__(rows, columns)
         self.bias = nn.Parameter(torch.zeros(rows), requires_grad=False) if bias else None
 
+    @abstractmethod
     def placements(self, path: str) -> Iterator[Placement]:
         """The checkpoint's projections, given the layer's own path in the model."""
-        raise NotImplementedError
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         for placement in self.placements(path):
-            yield from self.matrix.slots(placement)
+            yield from self.loadable.slots(placement)
             if self.bias is not None:
                 whole = (placement.size[0],)
                 start = placement.start if placement.dim == 0 else 0
@@ -170,5 +177,5 @@ def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
     """
     for module in model.modules():
         if isinstance(module, MatrixLayer):
-            module.matrix.finish()
+            module.loadable.finish()
             module.matrix = kernels.pack(module.matrix)

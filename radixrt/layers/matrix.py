@@ -1,5 +1,6 @@
 """The weight matrix of a linear layer: how it is stored, loaded and multiplied by."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class Placement:
     """Where in ``dim`` of the whole projection this rank's part begins."""
 
 
-class Matrix(nn.Module):
+class Matrix(nn.Module, ABC):
     """``rows`` output features by ``columns`` input features, stored in some format."""
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -33,17 +34,25 @@ class Matrix(nn.Module):
         self.rows = rows
         self.columns = columns
 
+    @abstractmethod
     def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         """[num_tokens, columns], bias [rows] -> [num_tokens, rows]"""
-        raise NotImplementedError
 
+
+class EmbeddingMatrix(Matrix):
+    """One that can be an embedding, too."""
+
+    @abstractmethod
     def look_up(self, rows: Tensor) -> Tensor:
-        """Some of the rows, of an embedding: [n] int64 -> [n, columns]"""
-        raise NotImplementedError
+        """Some of the rows: [n] int64 -> [n, columns]"""
 
+
+class LoadableMatrix(Matrix):
+    """One in a form in which checkpoints are loaded."""
+
+    @abstractmethod
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         """The checkpoint's tensors that make up one projection, and where they go."""
-        raise NotImplementedError
 
     def finish(self) -> None:
         """All tensors are loaded.
@@ -53,11 +62,11 @@ class Matrix(nn.Module):
         """
 
 
-MatrixFormat = Callable[[int, int], Matrix]
+MatrixFormat = Callable[[int, int], LoadableMatrix]
 """Makes an empty matrix of (rows, columns)."""
 
 
-class DenseMatrix(Matrix):
+class DenseMatrix(EmbeddingMatrix, LoadableMatrix):
     """One number an element, of torch's current default dtype and device."""
 
     def __init__(self, rows: int, columns: int) -> None:

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import DenseMatrix, Matrix
+from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 from radixrt_kernels import activation, groupwise, linear, norm, rotary
 
@@ -37,7 +37,7 @@ class NativeKernels(LayerKernels):
         return matrix
 
 
-class PackedMatrix(Matrix):
+class PackedMatrix(EmbeddingMatrix):
     """A plain matrix in the order in which the kernels read it; see ``radixrt_kernels.linear``."""
 
     def __init__(self, dense: DenseMatrix) -> None:

@@ -1,23 +1,20 @@
-"""What is asked of the engine besides answers? Each call is answered by one CallReply, whichever process knows."""
-
-from typing import Any
+"""What is asked of the engine besides answers? Each call is answered by one :class:`radixrt.messages.replies.CallReply`, by whichever process knows."""
 
 from radixrt.constrained.spec import Spec
-from radixrt.messages.answers import RequestFailed
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 from radixrt.messages.requests import Prompt
 
 
 class TokenizeCall(Message, frozen=True):
-    """Answered by a CallReply whose value is {"token_ids": list[int], "prompt": str}."""
+    """Answered by a CallReply whose value is a Tokenized."""
 
     call_id: int
     prompt: Prompt
 
 
 class DetokenizeCall(Message, frozen=True):
-    """Answered by a CallReply whose value is {"text": str}."""
+    """Answered by a CallReply whose value is a Detokenized."""
 
     call_id: int
     token_ids: PackedIds
@@ -25,7 +22,7 @@ class DetokenizeCall(Message, frozen=True):
 
 
 class FlushCacheCall(Message, frozen=True):
-    """Empty the radix tree. Answered by a CallReply whose value is {"pages_freed": int}.
+    """Empty the radix tree. Answered by a CallReply whose value is a CacheFlushed.
 
     Only what no running request uses is dropped.
     """
@@ -36,8 +33,7 @@ class FlushCacheCall(Message, frozen=True):
 class PinCall(Message, frozen=True, kw_only=True):
     """Keep what the tree holds of a prompt from eviction, for a time: a lease.
 
-    Answered by a CallReply whose value is {"lease": str, "pinned_tokens": int, "expires_in_s": float}, or whose error
-    says that too much is pinned already.
+    Answered by a CallReply whose value is a LeaseGranted, or whose error says that too much is pinned already.
     """
 
     call_id: int
@@ -49,7 +45,7 @@ class PinCall(Message, frozen=True, kw_only=True):
 class ReleaseCacheCall(Message, frozen=True, kw_only=True):
     """End a lease, or say that a session has ended: its KV goes first from now on.
 
-    Answered by a CallReply whose value is {"released_tokens": int}; the error of an unknown lease has status 404.
+    Answered by a CallReply whose value is a CacheReleased; the error of an unknown lease has status 404.
     """
 
     call_id: int
@@ -60,8 +56,7 @@ class ReleaseCacheCall(Message, frozen=True, kw_only=True):
 
 
 class CacheTreeCall(Message, frozen=True, kw_only=True):
-    """An aggregated view of the radix tree. Answered by a CallReply whose value is a CacheTree, as builtins
-    but for packed ids."""
+    """An aggregated view of the radix tree. Answered by a CallReply whose value is a CacheTree."""
 
     call_id: int
     depth: int = 3
@@ -73,7 +68,7 @@ class CacheTreeCall(Message, frozen=True, kw_only=True):
 class CompileCall(Message, frozen=True, kw_only=True):
     """Compile a constraint ahead of the requests that will use it.
 
-    Answered by a CallReply whose value is {"backend": str, "checks": list, "unenforced": list, "compile_s": float}.
+    Answered by a CallReply whose value is a CompileReport.
     """
 
     call_id: int
@@ -81,19 +76,13 @@ class CompileCall(Message, frozen=True, kw_only=True):
 
 
 class StatsCall(Message, frozen=True):
-    """Answered by a CallReply whose value is a SchedulerStats, as builtins."""
+    """Answered by a CallReply whose value is a SchedulerStats."""
 
     call_id: int
     check_invariants: bool = False
     """Also check that every page is accounted for; a violation is the reply's error."""
     malformed_frames: int = 0
     """That the tokenizer process has dropped; the scheduler adds its own."""
-
-
-class CallReply(Message, frozen=True, kw_only=True):
-    call_id: int
-    value: Any = None
-    error: RequestFailed | None = None
 
 
 class PinTokensCall(Message, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ api ── tokenizer ── scheduler ── worker
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
-    CallReply,
     CompileCall,
     DetokenizeCall,
     FlushCacheCall,
@@ -16,6 +15,7 @@ from radixrt.messages.calls import (
     StatsCall,
     TokenizeCall,
 )
+from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
 from radixrt.messages.steps import DropGrammar, GrammarLoaded, LoadGrammar, StepPlan, StepResult

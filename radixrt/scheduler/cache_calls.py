@@ -3,12 +3,11 @@
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
-
 from radixrt.errors import RequestError
 from radixrt.messages.answers import RequestFailed
-from radixrt.messages.calls import CacheTreeCall, CallReply, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.replies import CacheReleased, CallReply, LeaseGranted
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.tree_view import Slices, TreeView
 
@@ -39,10 +38,10 @@ class CacheCalls:
             return
         try:
             value = self._pin(call) if isinstance(call, PinTokensCall) else self._release(call)
+            reply = CallReply(call_id=call.call_id, value=value)
         except RequestError as error:
-            self._send(CallReply(call_id=call.call_id, error=RequestFailed.of(error)))
-        else:
-            self._send(CallReply(call_id=call.call_id, value=value))
+            reply = CallReply(call_id=call.call_id, error=RequestFailed.of(error))
+        self._send(reply)
 
     def work(self) -> None:
         """Go on with an answer for a few milliseconds."""
@@ -54,25 +53,21 @@ class CacheCalls:
             self._views.rotate(-1)
         except StopIteration as end:
             self._views.popleft()
-            self._send(
-                CallReply(
-                    call_id=call_id, value=msgspec.to_builtins(end.value, builtin_types=[bytes])
-                )
-            )
+            self._send(CallReply(call_id=call_id, value=end.value))
 
-    def _pin(self, call: PinTokensCall) -> dict[str, object]:
-        lease = self._scheduler.kv.leases.pin(
-            unpack_ids(call.token_ids), call.cache_salt, call.ttl_s
+    def _pin(self, call: PinTokensCall) -> LeaseGranted:
+        tokens = unpack_ids(call.token_ids)
+        lease = self._scheduler.kv.leases.pin(tokens, call.cache_salt, call.ttl_s)
+        return LeaseGranted(
+            lease=lease.lease_id,
+            pinned_tokens=lease.num_pages * self._scheduler.limits.page_size,
+            expires_in_s=call.ttl_s,
         )
-        return {
-            "lease": lease.lease_id,
-            "pinned_tokens": lease.num_pages * self._scheduler.limits.page_size,
-            "expires_in_s": call.ttl_s,
-        }
 
-    def _release(self, call: ReleaseCacheCall) -> dict[str, object]:
+    def _release(self, call: ReleaseCacheCall) -> CacheReleased:
         if call.lease:
             lease = self._scheduler.kv.leases.release(call.lease)
-            return {"released_tokens": lease.num_pages * self._scheduler.limits.page_size}
-        tokens = self._scheduler.release_session(call.session, call.cache_salt)
-        return {"released_tokens": tokens}
+            tokens = lease.num_pages * self._scheduler.limits.page_size
+        else:
+            tokens = self._scheduler.release_session(call.session, call.cache_salt)
+        return CacheReleased(released_tokens=tokens)

@@ -69,11 +69,10 @@ class Node(msgspec.Struct, gc=False, eq=False):
         """One page id for each page of ``tokens``: [num_pages], read-only."""
         return np.frombuffer(self.page_ids, dtype=np.int32)
 
-    def path(self, end: "Node | None" = None) -> "Iterator[Node]":
-        """This node and all above it, up to the root, or to below ``end``."""
+    def path(self) -> "Iterator[Node]":
+        """This node and all above it, up to the root."""
         node: Node | None = self
-        while node is not end:
-            assert node is not None
+        while node is not None:
             yield node
             node = node.parent
 

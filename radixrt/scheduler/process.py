@@ -5,14 +5,11 @@ import gc
 import time
 from pathlib import Path
 
-import msgspec
-
 from radixrt.config import ServerConfig
 from radixrt.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
-    CallReply,
     FlushCacheCall,
     PinTokensCall,
     ReleaseCacheCall,
@@ -20,6 +17,7 @@ from radixrt.messages.calls import (
 )
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
+from radixrt.messages.replies import CacheFlushed, CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
     SequenceRefused,
@@ -52,7 +50,7 @@ class SchedulerProcess:
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
         self._poller = Poller(self._from_tokenizer, self._from_worker)
-        self._steps_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
+        self._max_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
         self.scheduler = Scheduler(scheduler_limits(config, info))
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
@@ -125,7 +123,7 @@ class SchedulerProcess:
         for order in scheduler.grammars.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
-        while scheduler.num_in_flight < self._steps_in_flight:
+        while scheduler.num_in_flight < self._max_in_flight:
             begin = time.perf_counter()
             plan = scheduler.plan()
             if plan is None:
@@ -141,10 +139,8 @@ class SchedulerProcess:
             case ReleaseSequences():
                 self._release(message)
             case FlushCacheCall():
-                reply = CallReply(
-                    call_id=message.call_id, value={"pages_freed": self.scheduler.flush_cache()}
-                )
-                self._to_tokenizer.send(reply)
+                flushed = CacheFlushed(pages_freed=self.scheduler.flush_cache())
+                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=flushed))
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
                 self._cache_calls.take(message)
             case StatsCall():
@@ -162,7 +158,7 @@ class SchedulerProcess:
         stats = self.scheduler.stats(malformed)
         if self._kv_events is not None:
             stats = self._kv_events.add_stats(stats)
-        return CallReply(call_id=call.call_id, value=msgspec.to_builtins(stats))
+        return CallReply(call_id=call.call_id, value=stats)
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadline = self.scheduler.next_deadline()

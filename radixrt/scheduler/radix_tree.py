@@ -165,10 +165,12 @@ class RadixTree:
         return _num_pages(match, lambda node: node.lock_count == 0)
 
     def _lock_path(self, node: Node, end: Node | None = None) -> None:
-        for above in node.path(end):
+        above: Node | None = node  # not node.path(): every request walks here
+        while above is not None and above is not end:
             if above.lock_count == 0:
                 self.num_locked_pages += above.num_pages
             above.lock_count += 1
+            above = above.parent
 
     def unlock(self, node: Node) -> None:
         """Give up one lock: a request that used this prefix has ended, or found a longer one."""
@@ -178,11 +180,13 @@ class RadixTree:
         self._offer_for_eviction(node)
 
     def _unlock_path(self, node: Node) -> None:
-        for above in node.path():
+        above: Node | None = node
+        while above is not None:
             assert above.lock_count > 0, "a node was unlocked more often than locked"
             above.lock_count -= 1
             if above.lock_count == 0:
                 self.num_locked_pages -= above.num_pages
+            above = above.parent
 
     def _touch(self, node: Node) -> None:
         node.stamp = self._new_stamp()
@@ -311,7 +315,7 @@ class RadixTree:
             del self._roots[self._salts.pop(node)]
 
     def evict(self, count: int) -> Pages:
-        """Drop up to ``count`` unlocked pages, least recently used leaves first, each from its tail.
+        """Drop up to ``count`` unlocked pages, the policy's leaves one by one, each from its tail.
 
         Returns:
             The pages that are free now.
@@ -386,7 +390,7 @@ class RadixTree:
 
 
 def _num_pages(match: Match, counts: Callable[[Node], bool]) -> int:
-    """Pages of a prefix down from the first node above its end that does not count."""
-    beyond = match.node.num_pages - match.pages_in_edge
-    nodes = list(takewhile(counts, match.node.path()))
-    return sum(node.num_pages for node in nodes) - (beyond if nodes else 0)
+    """Pages of a prefix on the nodes that count: they are its end, since a lock or lease holds all above it."""
+    counted = list(takewhile(counts, match.node.path()))
+    beyond = match.node.num_pages - match.pages_in_edge if counted else 0
+    return sum(node.num_pages for node in counted) - beyond

@@ -1,4 +1,4 @@
-"""Continuous batching: which tokens the worker computes in each step.
+"""Continuous batching: who wants tokens, and who gets those that come back?
 
 The scheduler is a plain state machine without sockets: :meth:`Scheduler.add` and
 :meth:`Scheduler.release` change who wants tokens, :meth:`Scheduler.plan` makes the next step,
@@ -11,10 +11,8 @@ import heapq
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from radixrt.messages.answers import FinishReason
-from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.sequences import (
     SequenceFinished,
     SequenceRefused,
@@ -25,23 +23,17 @@ from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     NO_TOKEN,
-    Admit,
-    BlockTable,
     GrammarLoaded,
-    Prefill,
     StepPlan,
     StepResult,
 )
-from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.grammar_shelf import GrammarShelf
 from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.page_allocator import Pages
-from radixrt.scheduler.plan_draft import PlanDraft
+from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue_order import ORDERS
-from radixrt.scheduler.radix_tree import Match
-from radixrt.scheduler.retraction import choose_victim
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.stats import count_step, new_counters, stats_of
@@ -81,17 +73,14 @@ class Scheduler:
             limits.page_size,
         )
         self.kv = KVCache(limits, self.slots, clock)
-        self._order = ORDERS[limits.schedule_policy]
-        self.waiting = WaitingQueue(self._order, self.kv)
+        self.waiting = WaitingQueue(ORDERS[limits.schedule_policy], self.kv)
         self.grammars = GrammarShelf(limits.num_ranks)
         self.counters = new_counters()
-        self._admission = Admission(self.slots, self.kv, limits.context_length)
         self._sequences: dict[int, Sequence] = {}
-        self._prefilling: dict[int, Sequence] = {}
-        self._adopters: set[int] = set()
-        """Slots whose block table has changed since the worker last heard of it."""
         self._in_flight = StepsInFlight()
-        self._slots_to_release: list[int] = []
+        self.planner = Planner(
+            limits, self.slots, self.kv, self.waiting, self._in_flight, self.counters, clock
+        )
         self._deadlines: list[tuple[float, int]] = []
 
     # ------------------------------------------------------------ arrivals and departures
@@ -148,7 +137,7 @@ class Scheduler:
         """A guess from the mean step time: one running batch's worth of answers."""
         steps = self.counters.steps
         mean_step_s = self.counters.step_seconds.total / steps if steps else 0.1
-        mean_output = self._admission.outputs.mean()
+        mean_output = self.planner.admission.outputs.mean()
         if mean_output is None:
             mean_output = sum(s.max_output / 2 for s in self.slots.running()) / max(
                 1, self.num_running
@@ -204,171 +193,13 @@ class Scheduler:
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence.seq_id)
         else:
-            self._leave_slot(sequence)
+            self.planner.leave(sequence)
 
-    def _leave_slot(self, sequence: Sequence, *, keep_kv: bool = True, ended: bool = True) -> None:
-        slot = sequence.slot
-        if self.slots.in_worker[slot]:
-            self._slots_to_release.append(slot)
-        self._in_flight.forget(sequence)
-        self._prefilling.pop(sequence.seq_id, None)
-        self._adopters.discard(slot)
-        if keep_kv:
-            self.kv.leave(sequence, ended=ended)
-        else:
-            self.kv.discard(sequence)
-
-    # ------------------------------------------------------------ planning
+    # ------------------------------------------------------------ steps
 
     def plan(self) -> StepPlan | None:
-        """Plan the next step: a token for everyone who decodes, then prompts as far as the budget goes.
-
-        Returns None if there is nothing to compute until a result or a request comes in.
-        """
-        self.kv.leases.expire()
-        while True:
-            draft = PlanDraft(prefill_budget=self.limits.max_prefill_tokens)
-            self._plan_decode(draft)
-            self._continue_prefills(draft)
-            self._admit_waiting(draft)
-            if draft.has_work:
-                return self._seal(draft)
-            if not self._is_stuck():
-                return None
-            self._make_room()
-
-    def _is_stuck(self) -> bool:
-        """Prompts half computed hold all pages, and no result is under way that could free one."""
-        return not self._in_flight and bool(self._prefilling)
-
-    def _plan_decode(self, draft: PlanDraft) -> None:
-        slots = self.slots
-        self._slots_to_release += slots.retire_exhausted()
-        while True:
-            decoding = np.flatnonzero(slots.is_decoding)
-            missing = slots.pages_missing(decoding)
-            if missing.sum() <= self.kv.num_available:
-                break
-            self._make_room()
-        ahead = np.maximum(missing, slots.pages_ahead(decoding))
-        affordable = ahead.sum() <= self.kv.num_available
-        draft.extend(*self.kv.grow_each(decoding, ahead if affordable else missing))
-        slots.planned[decoding] += 1
-        draft.num_decoding = len(decoding)
-
-    def _continue_prefills(self, draft: PlanDraft) -> None:
-        for sequence in list(self._prefilling.values()):
-            if draft.prefill_budget <= 0:
-                return
-            if self.kv.adopt_longer_prefix(sequence):
-                self._adopters.add(sequence.slot)
-                self._count_cached(sequence)
-            self._plan_chunk(sequence, draft)
-
-    def _admit_waiting(self, draft: PlanDraft) -> None:
-        self.waiting.refresh()
-        self._admission.begin_step()
-        while draft.prefill_budget > 0 and len(self.waiting) and self.slots.num_free:
-            sequence, match = self.waiting.head()
-            if self.num_running == 0:
-                self.kv.break_leases_for(sequence, match)
-            if not self._admission.has_room_for(sequence, match):
-                return
-            self.waiting.pop(sequence)
-            self._admit(sequence, match, draft)
-            self._admission.admitted()
-            self._plan_chunk(sequence, draft)
-            assert draft.prefill and draft.prefill[-1].slot == sequence.slot, (
-                "admitted without a page for its prompt: work would not go on"
-            )
-
-    def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
-        self.kv.enter(sequence, match)
-        slot = sequence.slot
-        self._prefilling[sequence.seq_id] = sequence
-        if sequence.first_planned is None:
-            sequence.first_planned = self.clock()
-            self.counters.prompt_tokens += sequence.num_tokens
-        self._count_cached(sequence)
-        draft.admit.append(
-            Admit(
-                slot=slot,
-                token_ids=pack_ids(sequence.known_tokens()),
-                num_cached=int(self.slots.planned[slot]),
-                pages=pack_ids(self.slots.block_table(slot)),
-                sampling=sequence.sampling,
-                num_output=sequence.num_output,
-                grammar=sequence.grammar,
-            )
-        )
-
-    def _count_cached(self, sequence: Sequence) -> None:
-        """Note how far the tree has brought a sequence. What it had reached before a retraction counts no second time."""
-        found = int(self.slots.planned[sequence.slot])
-        gain = found - sequence.num_reached
-        if gain <= 0:
-            return
-        sequence.num_reached = found
-        if sequence.first_token is None:
-            sequence.cached_tokens += gain
-            self.counters.cached_tokens += gain
-
-    def _plan_chunk(self, sequence: Sequence, draft: PlanDraft) -> None:
-        """Compute the next piece of a prompt, as much of it as budget and pages allow."""
-        slots, slot = self.slots, sequence.slot
-        start = int(slots.planned[slot])
-        end = min(
-            sequence.num_tokens,
-            start + self.limits.chunked_prefill_size,
-            start + draft.prefill_budget,
-        )
-        pages = self.kv.grow(sequence, end)
-        end = min(end, int(slots.num_pages[slot]) * slots.page_size)
-        if end <= start:
-            return
-        if slot in self._adopters:
-            self._adopters.remove(slot)
-            draft.block_tables.append(BlockTable(slot, pack_ids(slots.block_table(slot))))
-        else:
-            draft.extend(np.full(len(pages), slot, dtype=np.int32), pages)
-        draft.prefill.append(Prefill(slot, start, end - start))
-        draft.prefill_budget -= end - start
-        slots.planned[slot] = end
-        sequence.num_reached = max(sequence.num_reached, end)
-        self.kv.publish_prefill(sequence)
-        if end == sequence.num_tokens:
-            del self._prefilling[sequence.seq_id]
-            slots.is_decoding[slot] = True
-
-    def _seal(self, draft: PlanDraft) -> StepPlan:
-        released, self._slots_to_release = self._slots_to_release, []
-        return draft.seal(self._in_flight.send(self.slots.owners), released)
-
-    # ------------------------------------------------------------ retraction
-
-    def _make_room(self) -> None:
-        """Take back the pages of a sequence, or of a lease where the only sequence that runs could not go on.
-
-        Leases come before the number of sequences that run at once, and never before work itself.
-        """
-        if self.num_running > 1 or not self.kv.leases.break_first():
-            self._retract()
-
-    def _retract(self) -> None:
-        """Take back a sequence's pages. Its KV stays in the tree until the pages are really needed, its
-        tokens in flight are dropped: the sampler draws the same ones again."""
-        growing = [
-            sequence
-            for sequence in self.slots.running()
-            if self.slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling
-        ]
-        sequence = choose_victim(growing, self._order)
-        sequence.begin_prompt_again()
-        self._leave_slot(sequence, ended=False)
-        self.waiting.add(sequence, retracted=True)
-        self.counters.retractions += 1
-
-    # ------------------------------------------------------------ results
+        """The next step; None if there is nothing to compute until a result or a request comes in."""
+        return self.planner.plan()
 
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the tokens of the oldest step in flight; ends the sequences they end."""
@@ -412,7 +243,7 @@ class Scheduler:
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
         if sequence.max_output > 0:
-            self._admission.outputs.observe(sequence.num_output)
+            self.planner.admission.outputs.observe(sequence.num_output)
 
     def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
         """Sequences that forced tokens brought further than their plan said."""
@@ -427,7 +258,7 @@ class Scheduler:
         self.counters.aborted += 1
         del self._sequences[sequence.seq_id]
         self.grammars.release(sequence)
-        self._leave_slot(sequence, keep_kv=False)
+        self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 
     # ------------------------------------------------------------ inspection

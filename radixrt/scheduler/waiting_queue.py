@@ -40,7 +40,7 @@ class WaitingQueue:
     """Sequences that wait for a slot, in the order of a policy; retracted ones go before others of their rank."""
 
     def __init__(self, order: QueueOrder, kv: KVCache) -> None:
-        self._order = order
+        self.order = order
         self._kv = kv
         self._waiting: dict[int, _Waiting] = {}
         self._best = LazyHeap()
@@ -59,7 +59,7 @@ class WaitingQueue:
     def add(self, sequence: Sequence, *, retracted: bool = False) -> None:
         """Let a sequence wait: one that has just arrived, or one that had to give up its slot."""
         waiting = self._waiting[sequence.seq_id] = _Waiting(sequence, retracted)
-        rank = self._order.rank(sequence)
+        rank = self.order.rank(sequence)
         self._oldest.place(sequence.seq_id, rank, not retracted)
         if self._watches:
             self._look_up(waiting)
@@ -105,7 +105,7 @@ class WaitingQueue:
 
     def head(self) -> tuple[Sequence, Match | None]:
         """Whose turn it is, and its cached prefix; the queue must not be empty."""
-        if self._picks % self._order.oldest_every == self._order.oldest_every - 1:
+        if self._picks % self.order.oldest_every == self.order.oldest_every - 1:
             sequence = self._waiting[self._oldest.first()].sequence
             return sequence, self._kv.find_prefix(sequence)
         for _ in range(LOOKUPS_PER_PICK):
@@ -143,6 +143,6 @@ class WaitingQueue:
     def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:
         """What decides before age. Retracted sequences keep to the order of their arrival: they have been
         picked before."""
-        sequence, order = waiting.sequence, self._order
+        sequence, order = waiting.sequence, self.order
         cost = order.cost(sequence, waiting.num_cached * self._kv.page_size)
         return order.rank(sequence), not waiting.retracted, 0 if waiting.retracted else cost

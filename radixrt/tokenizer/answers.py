@@ -63,12 +63,20 @@ class Answer:
         prompt_ids: list[int],
         eos_token_ids: tuple[int, ...],
         continues_prompt: bool,
+        conversation: str | None = None,
     ) -> None:
+        """
+        Args:
+            conversation: the prompt as text, if its next turn should find the tokens of this answer.
+        """
         sampling = request.sampling
         self.request = request
         self.index = index
         self._vocabulary = vocabulary
         self._prompt: PromptInfo | None = prompt
+        self._conversation = conversation
+        self._all_ids: list[int] = []
+        """Of the text, where there is a conversation."""
         self._prompt_ids = prompt_ids if sampling.prompt_logprobs is not None else []
         self._eos_token_ids = eos_token_ids
         self._detokenizer = IncrementalDetokenizer(
@@ -110,6 +118,8 @@ class Answer:
             if position < len(news.logprobs):
                 self._logprobs.append(self._token_logprob(news.logprobs[position]))
             if not (hidden_stop and is_last):
+                if self._conversation is not None:
+                    self._all_ids.append(token_id)
                 self._add_text(self._detokenizer.push(token_id), token_id)
             if self.finished:  # at a stop string; what the engine computed beyond it is dropped
                 return
@@ -177,6 +187,16 @@ class Answer:
         self._finish_reason = end.reason
         if end.stop_token is not None and not self._is_natural_end(end.stop_token):
             self._stop_reason = end.stop_token
+        if self._conversation is not None:
+            self._keep_tokens(self._conversation)
+
+    def _keep_tokens(self, conversation: str) -> None:
+        """Let the next turn of the conversation find this answer's tokens, unless some left no text."""
+        ids = self._all_ids
+        if ids and self._vocabulary.special_ids.isdisjoint(ids):
+            text = self._vocabulary.decode(ids)
+            salt = self.request.cache_salt
+            self._vocabulary.segments.answers.keep(conversation, text, ids, salt)
 
     def _is_natural_end(self, token_id: int) -> bool:
         asked_for = token_id in self.request.sampling.stop_token_ids

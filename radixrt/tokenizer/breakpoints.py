@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from radixrt.common_prefix import common_prefix_length
 from radixrt.errors import RequestError
 
 Messages = list[dict[str, Any]]
@@ -39,21 +40,9 @@ def agreed_length(
     else:
         beginning = messages[: message + 1]
     try:
-        return common_length(render(beginning), text)
+        return common_prefix_length(render(beginning), text)
     except RequestError:  # it is advice: no reason to refuse what can be answered
         return 0
-
-
-def common_length(left: str, right: str) -> int:
-    """Length of the longest common prefix; compares slices, since texts may have megabytes."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def substitute(

@@ -31,6 +31,8 @@ class RenderedChat:
     """Special-token strings from the messages, each to stand at its placeholder as plain text."""
     agreed: list[int]
     """For each of the prompt's cache breakpoints: up to which character the text agrees with what is before it."""
+    answer_ends: list[int]
+    """Where in the text the contents of assistants' messages end."""
 
 
 class ChatTemplate:
@@ -67,7 +69,7 @@ class ChatTemplate:
             agreed_length(render_some, text, messages, breakpoint.message)
             for breakpoint in prompt.cache_breakpoints
         ]
-        return RenderedChat(text, literals, agreed)
+        return RenderedChat(text, literals, agreed, _answer_ends(text, messages))
 
     def encode(self, chat: RenderedChat, salt: str) -> tuple[str, list[int], list[int]]:
         """The prompt as text and as token ids, and for each cache breakpoint how many of them, at the beginning, it is
@@ -78,7 +80,7 @@ class ChatTemplate:
         """
         if chat.literals:
             return self._encode_with_literals(chat)
-        segments = self._vocabulary.segments.encode(chat.text, salt)
+        segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends)
         counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
         return chat.text, joined(segments), counts
 
@@ -87,6 +89,8 @@ class ChatTemplate:
         count = 0
         for segment in segments:
             if segment.start + len(segment.text) > length:
+                if segment.is_answer:
+                    return count
                 _, ends = self._vocabulary.encode_with_ends(segment.text)
                 return count + num_tokens_within(ends, length - segment.start)
             count += len(segment.ids)
@@ -187,3 +191,17 @@ class ChatTemplate:
             names[token.content] = name
             ids[tokenizer.encode(name, add_special_tokens=False).ids[0]] = token_id
         return tokenizer, names, ids
+
+
+def _answer_ends(text: str, messages: Messages) -> list[int]:
+    """Where assistants' messages end in a rendered conversation that has them as they are, in order."""
+    ends = []
+    position = 0
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str) or (start := text.find(content, position)) < 0:
+            continue
+        position = start + len(content)
+        if message.get("role") == "assistant":
+            ends.append(position)
+    return ends

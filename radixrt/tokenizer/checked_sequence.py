@@ -16,9 +16,9 @@ from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.grammar import SpanCheck
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
+from radixrt.tokenizer.answer_sampling import answer_seed
 from radixrt.tokenizer.answers import SequenceNews
 from radixrt.tokenizer.detokenizer import IncrementalDetokenizer
-from radixrt.tokenizer.limits import answer_seed
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 FINAL_CHECK = -1

@@ -8,10 +8,6 @@ import asyncio
 import dataclasses
 import logging
 import random
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -21,36 +17,28 @@ from radixrt.errors import RequestError
 from radixrt.ipc import AsyncInbox, Channels, Outbox
 from radixrt.messages.answers import EngineInfo, PromptInfo
 from radixrt.messages.calls import (
-    CacheTreeCall,
-    CallReply,
-    CompileCall,
-    DetokenizeCall,
-    FlushCacheCall,
-    PinCall,
-    PinTokensCall,
-    ReleaseCacheCall,
     StatsCall,
-    TokenizeCall,
 )
-from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
+from radixrt.messages.ids import PackedIds, num_ids, pack_ids
 from radixrt.messages.links import ToTokenizerFromApi, ToTokenizerFromScheduler
+from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
     AbortRequest,
     CacheHints,
     ChatPrompt,
     GenerateRequest,
-    Prompt,
     TokenPrompt,
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.sampling_params import PREFILL_ONLY
+from radixrt.tokenizer.answer_sampling import per_answer_params
 from radixrt.tokenizer.answers import Answer
-from radixrt.tokenizer.cache_tree import described, num_shown_tokens
-from radixrt.tokenizer.limits import Limits, per_answer_params
+from radixrt.tokenizer.calls import Calls
+from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.structured import StructuredOutput
 from radixrt.tokenizer.turns import Turns
-from radixrt.tokenizer.under_way import AnswersUnderWay, failure
+from radixrt.tokenizer.under_way import AnswersUnderWay
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -88,9 +76,6 @@ class TokenizerProcess:
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait for it."""
         self._turns = Turns()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._passed_on: dict[int, ToTokenizerFromApi] = {}
-        """Calls that the scheduler answers, and this process adds to the answer of."""
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message says what it can do."""
@@ -104,6 +89,16 @@ class TokenizerProcess:
         self._structured.start()
         self._under_way = AnswersUnderWay(
             self._structured, self._to_api.send, self._to_scheduler.send
+        )
+        self._calls = Calls(
+            vocabulary=self._vocabulary,
+            encoder=self._encoder,
+            limits=self._limits,
+            structured=self._structured,
+            turns=self._turns,
+            shows_cache_texts=not self._config.hide_cache_texts,
+            to_api=self._to_api.send,
+            to_scheduler=self._to_scheduler.send,
         )
         self._to_api.send(info)
         try:
@@ -131,28 +126,12 @@ class TokenizerProcess:
                 self._encoding[message.request_id] = generating
             case AbortRequest():
                 self._abort(message.request_id)
-            case TokenizeCall():
-                size = size_in_chars(message.prompt)
-                self._call(message.call_id, size, lambda: self._tokenize(message.prompt, size))
-            case DetokenizeCall():
-                size = num_ids(message.token_ids)
-                self._call(message.call_id, size, lambda: self._detokenize(message))
-            case CompileCall():
-                self._spawn(self._reply(message.call_id, self._compile_ahead(message)))
-            case PinCall():
-                self._spawn(self._reply(message.call_id, self._pin(message)))
-            case FlushCacheCall() | ReleaseCacheCall():
-                self._to_scheduler.send(message)
-            case CacheTreeCall():
-                self._passed_on[message.call_id] = message
-                self._to_scheduler.send(message)
             case StatsCall():
-                self._passed_on[message.call_id] = message
                 inboxes = (self._from_api, self._from_scheduler)
                 malformed = sum(inbox.malformed_frames for inbox in inboxes)
-                self._to_scheduler.send(
-                    msgspec.structs.replace(message, malformed_frames=malformed)
-                )
+                self._calls.take(msgspec.structs.replace(message, malformed_frames=malformed))
+            case _:
+                self._calls.take(message)
 
     async def _generate(self, request: GenerateRequest) -> None:
         owner = request.owner or request.request_id
@@ -195,9 +174,11 @@ class TokenizerProcess:
         if compiled is not None:
             constraint = self._structured.constraint(compiled, encoded.request, encoded.text)
         request, token_ids = encoded.request, encoded.token_ids
+        is_chat = isinstance(request.prompt, ChatPrompt)
         continues_prompt = (
             not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_final_message
         )
+        conversation = encoded.text if is_chat and not self._config.reencode_answers else None
         params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
         for index, sampling in enumerate(params):
             sequence = SequenceRequest(
@@ -218,6 +199,7 @@ class TokenizerProcess:
                 token_ids,
                 self._info.eos_token_ids,
                 continues_prompt,
+                conversation,
             )
             checked = None
             if compiled is not None:
@@ -241,68 +223,6 @@ class TokenizerProcess:
         else:
             self._under_way.abort(request_id)
 
-    # ------------------------------------------------------------ calls
-
-    def _call(self, call_id: int, size: int, work: Callable[[], dict[str, Any]]) -> None:
-        """Do the work of a call in its turn. All calls are one owner: requests go first."""
-        self._spawn(self._reply(call_id, self._turns.run(_CALLS, size, work)))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the loop itself keeps only a weak reference
-        task.add_done_callback(self._tasks.discard)
-
-    async def _reply(self, call_id: int, work: Awaitable[dict[str, Any] | None]) -> None:
-        """Answer a call with what the work gives; if it gives None, the scheduler answers."""
-        try:
-            value = await work
-        except Exception as error:
-            self._to_api.send(CallReply(call_id=call_id, error=failure("", error)))
-        else:
-            if value is not None:
-                self._to_api.send(CallReply(call_id=call_id, value=value))
-
-    async def _pin(self, call: PinCall) -> None:
-        """Hand the scheduler a prompt that is to be pinned, in tokens."""
-        _, token_ids = await self._turns.run(
-            _CALLS,
-            size_in_chars(call.prompt),
-            lambda: self._encoder.encode(call.prompt, self._limits, call.cache_salt),
-        )
-        self._to_scheduler.send(
-            PinTokensCall(
-                call_id=call.call_id,
-                token_ids=pack_ids(token_ids),
-                cache_salt=call.cache_salt,
-                ttl_s=call.ttl_s,
-            )
-        )
-
-    async def _compile_ahead(self, call: CompileCall) -> dict[str, Any]:
-        begin = time.perf_counter()
-        compiled = await self._structured.compile(call.structured)
-        return {
-            "backend": compiled.grammar.backend,
-            "checks": [
-                {"pointer": check.pointer, "keywords": check.keywords} for check in compiled.checks
-            ],
-            "unenforced": msgspec.to_builtins(compiled.unenforced),
-            "compile_s": time.perf_counter() - begin,
-        }
-
-    def _tokenize(self, prompt: Prompt, size: int) -> dict[str, Any]:
-        self._limits.check_call(size, is_text=True)
-        of_any_length = dataclasses.replace(self._limits, context_length=2**31)
-        text, token_ids = self._encoder.encode(prompt, of_any_length)
-        prompt_text = self._vocabulary.decode(token_ids) if text is None else text
-        return {"token_ids": token_ids, "prompt": prompt_text}
-
-    def _detokenize(self, call: DetokenizeCall) -> dict[str, Any]:
-        self._limits.check_call(num_ids(call.token_ids), is_text=False)
-        self._limits.check_token_ids(unpack_ids(call.token_ids))
-        ids = unpack_ids(call.token_ids).tolist()
-        return {"text": self._vocabulary.decode(ids, call.skip_special_tokens)}
-
     # ------------------------------------------------------------ from the scheduler
 
     async def _serve_scheduler(self) -> None:
@@ -312,24 +232,11 @@ class TokenizerProcess:
                 case TokenBatch():
                     self._under_way.absorb(message)
                 case CallReply():
-                    self._pass_on(message)
+                    self._calls.pass_on(message)
                 case EngineInfo():
                     log.warning("Ignored a second EngineInfo.")
 
-    def _pass_on(self, reply: CallReply) -> None:
-        """Send a reply of the scheduler to the api, with what only this process knows."""
-        call = self._passed_on.pop(reply.call_id, None)
-        if reply.error is None and isinstance(call, CacheTreeCall):
-            tree, show_texts = reply.value, not self._config.hide_cache_texts
-            work = partial(described, tree, self._vocabulary, show_texts)
-            self._call(reply.call_id, num_shown_tokens(tree), work)
-            return
-        if reply.error is None and isinstance(call, StatsCall):
-            reply.value["structured"] = msgspec.to_builtins(self._structured.stats())
-        self._to_api.send(reply)
 
-
-_CALLS = ""
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")
 
 

@@ -3,28 +3,27 @@
 A special token splits the text: what stands between two of them is encoded by itself, whatever is around it. So
 the ids of such a segment (a message, usually) are kept, and the next turn of a conversation encodes only its new
 messages. A tokenizer takes about a second for a megabyte of text, far longer than a cached prefix takes in the model.
+Answers that the model gave earlier in the conversation keep the tokens that it gave them.
 """
 
-import hashlib
 import re
-import threading
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import chain, compress, pairwise
+from itertools import chain, compress, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.messages.ids import TokenIds
+from radixrt.tokenizer.kept_answers import KeptAnswer, KeptAnswers, text_digest
+from radixrt.tokenizer.token_memory import TokenMemory
 
 SHORTEST_KEPT = 256
 """Characters; shorter segments are encoded about as quickly as they are found."""
 
 CAPACITY = 1 << 24
-"""Token ids kept, of four bytes each; ..."""
-ENTRY_COST = 80
-"""... what else a segment takes in memory counts as so many."""
+"""Token ids kept, of four bytes each."""
 
 _PROBES = ("Hello world", " two  spaces ", "\n\nline\n", "ä€😀", "1234 {}", "▁x", "")
 
@@ -36,64 +35,60 @@ class Segment(NamedTuple):
     """Where it begins, in characters."""
     text: str
     ids: TokenIds
+    is_answer: bool = False
+    """Its ids are those that the model generated; the tokenizer might choose others."""
 
 
 class SegmentEncoder:
-    """Encodes texts in which special tokens count as such, and adds none of its own. Safe to use from several threads."""
+    """Encodes texts in which special tokens count as such, and adds none of its own. Safe to use from several threads.
+
+    Attributes:
+        answers: what the model wrote, which is not encoded anew; whoever knows an answer keeps it there.
+    """
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> None:
+        self.answers = KeptAnswers()
         self._tokenizer = tokenizer
-        self._kept: OrderedDict[bytes, TokenIds] = OrderedDict()
-        self._num_kept = 0
-        """Of the capacity, what is used."""
-        self._lock = threading.Lock()
+        self._memory: TokenMemory[TokenIds] = TokenMemory(CAPACITY)
         self._begin = _beginnings(tokenizer, special_tokens)
+        self._joins_anywhere = _joins_anywhere(tokenizer)
 
-    def encode(self, text: str, salt: str = "") -> list[Segment]:
-        """The segments of a text, in order; the first one may begin without a special token.
+    def encode(self, text: str, salt: str = "", answer_ends: Sequence[int] = ()) -> list[Segment]:
+        """The segments of a text, in order; the first one, and one after an answer, may begin without a special token.
 
         Args:
             salt: segments are shared only among texts with the same salt, so that how long this takes tells
                 nobody what others have said.
+            answer_ends: where in the text, beside special tokens, an earlier answer may end.
         """
         found = () if self._begin is None else self._begin.finditer(text)
         starts = {match.start() for match in found}
-        bounds = sorted({0, len(text)} | starts)
+        ends = starts.union(answer_ends) if self._joins_anywhere else starts
+        answers = self.answers.find(text, sorted(ends), salt)
+        kept = {answer.start: answer.ids for answer in answers}
+        bounds = _without_inner(sorted({0, len(text)} | starts), answers)
         pieces = [text[start:end] for start, end in pairwise(bounds)]
-        keys = [_key(piece, salt) if len(piece) >= SHORTEST_KEPT else None for piece in pieces]
-        if keys and bounds[0] not in starts:
-            keys[0] = None  # tokenizers may treat the beginning of a text in their own way
-        known = [None if key is None else self._find(key) for key in keys]
+        keys = [
+            _key(piece, salt) if start in starts and len(piece) >= SHORTEST_KEPT else None
+            for start, piece in zip(bounds, pieces, strict=False)
+        ]  # tokenizers may treat the beginning of a text in their own way
+        known = [
+            kept[start] if start in kept else None if key is None else self._memory.find(key)
+            for start, key in zip(bounds, keys, strict=False)
+        ]
         unknown = [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
         new = iter(self._encode_each(unknown))
         segments = []
         for start, piece, key, ids_known in zip(bounds, pieces, keys, known, strict=False):
             ids = next(new) if ids_known is None else ids_known
             if ids_known is None and key is not None:
-                self._keep(key, ids)
-            segments.append(Segment(start, piece, ids))
+                self._memory.keep(key, ids, len(ids))
+            segments.append(Segment(start, piece, ids, start in kept))
         return segments
 
     def _encode_each(self, pieces: list[str]) -> list[TokenIds]:
         encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-
-    def _find(self, key: bytes) -> TokenIds | None:
-        with self._lock:
-            ids = self._kept.get(key)
-            if ids is not None:
-                self._kept.move_to_end(key)
-            return ids
-
-    def _keep(self, key: bytes, ids: TokenIds) -> None:
-        with self._lock:
-            if key in self._kept:
-                return  # it occurs twice in this text, or another thread was quicker
-            self._kept[key] = ids
-            self._num_kept += len(ids) + ENTRY_COST
-            while self._num_kept > CAPACITY:
-                _, dropped = self._kept.popitem(last=False)
-                self._num_kept -= len(dropped) + ENTRY_COST
 
 
 def joined(segments: Sequence[Segment]) -> list[int]:
@@ -102,8 +97,21 @@ def joined(segments: Sequence[Segment]) -> list[int]:
 
 
 def _key(piece: str, salt: str) -> bytes:
-    key = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-    return hashlib.blake2b(piece.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
+    digest = text_digest(salt)
+    digest.update(piece.encode("utf-8", "surrogatepass"))
+    return digest.digest()
+
+
+def _without_inner(bounds: list[int], answers: Sequence[KeptAnswer]) -> list[int]:
+    """Bounds of segments, those of the answers among them and none inside of one; all ascending."""
+    kept: list[int] = []
+    position = 0
+    for answer in answers:
+        kept += bounds[position : bisect_left(bounds, answer.start)]
+        kept += (answer.start, answer.end)
+        position = bisect_right(bounds, answer.end)
+    kept += bounds[position:]
+    return sorted(set(kept))
 
 
 def _beginnings(
@@ -150,3 +158,12 @@ def _each_splits(tokenizer: Tokenizer, specials: list[str]) -> list[bool]:
         cases = [(next(encodings).ids, next(encodings).ids, next(encodings).ids) for _ in pairs]
         verdicts.append(all(whole == head + tail for whole, head, tail in cases))
     return verdicts
+
+
+def _joins_anywhere(tokenizer: Tokenizer) -> bool:
+    """Whether a text may be encoded in two parts wherever it is cut, and is the same text to who decodes the tokens."""
+    pairs = list(product(_PROBES, repeat=2))
+    encodings = tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)
+    ids = dict(zip(_PROBES, (encoding.ids for encoding in encodings), strict=True))
+    texts = tokenizer.decode_batch([ids[a] + ids[b] for a, b in pairs], skip_special_tokens=False)
+    return texts == [a + b for a, b in pairs]

@@ -14,7 +14,7 @@ import msgspec
 
 from radixrt.constrained.checks.checked_answer import DueCheck
 from radixrt.constrained.checks.span_error import SpanError
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, unexpected_error
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import (
@@ -215,5 +215,5 @@ def failure(request_id: str, error: Exception) -> RequestFailed:
     """How an error is told to the api; one that is no fault of the request is logged."""
     if not isinstance(error, RequestError):
         log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
-        error = RequestError("The server failed at this request; its log says more.", status=500)
+        error = unexpected_error()
     return RequestFailed.of(error, request_id)

@@ -18,7 +18,7 @@ from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.sampling_params import SamplingParams
 from radixrt.worker.ragged import RaggedStep
-from radixrt.worker.shared_prefixes import PrefixFinder, PrefixGroups
+from radixrt.worker.shared_prefixes import GroupedSlots, PrefixFinder
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class PersistentBatch:
     def _inputs(
         self,
         step: RaggedStep,
-        groups: PrefixGroups,
+        groups: GroupedSlots,
         known_tokens: list[TokenIds],
         sampling: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]],
         prompt_spans: list[PromptSpan],
@@ -227,7 +227,7 @@ class PersistentBatch:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
         self._forced[slot] = token_ids
 
-    def _group_decoding(self, jumping: list[int]) -> PrefixGroups:
+    def _group_decoding(self, jumping: list[int]) -> GroupedSlots:
         """The slots that advance by one token, those that share a prefix side by side."""
         decoding = np.flatnonzero(self.is_decoding)
         groups = self._prefixes.group(
@@ -278,7 +278,7 @@ class PersistentBatch:
         return spans
 
 
-def _shared_prefixes(groups: PrefixGroups, num_sequences: int) -> SharedPrefixes | None:
+def _shared_prefixes(groups: GroupedSlots, num_sequences: int) -> SharedPrefixes | None:
     """The groups of a step, whose sequences are those of ``groups`` and then others that each stand alone."""
     if not groups.num_pages.any():
         return None

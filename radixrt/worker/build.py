@@ -1,18 +1,15 @@
-"""How does a model runner come about? Weights are loaded, memory is laid out, decode steps are captured."""
+"""How does a model runner come about? Weights are loaded, the largest step is tried, and the KV pool gets what is left."""
 
 import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from radixrt.attention.backend import AttentionBackend, CapturableBackend
 from radixrt.attention.cpu import CpuBackend
-from radixrt.attention.flashinfer import lacks_kernels
 from radixrt.attention.kv_dtype import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
@@ -24,18 +21,16 @@ from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
 from radixrt.messages.answers import EngineInfo
-from radixrt.messages.steps import GrammarLoaded, StepPlan
+from radixrt.messages.steps import GrammarLoaded
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
-from radixrt.worker.batch import PersistentBatch
-from radixrt.worker.decode_graphs import DecodeGraphs, ladder
-from radixrt.worker.grammars import GrammarShop, GrammarState
+from radixrt.worker.grammars import GrammarShop
 from radixrt.worker.kv_pool import KVPool, bytes_per_token, pool_pages
 from radixrt.worker.runner import ModelRunner
-from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.threads import use_fitting_threads
-from radixrt.worker.trial_run import largest_step, num_pages, too_large
+from radixrt.worker.trial_run import try_largest_step
 
 log = logging.getLogger(__name__)
 
@@ -64,30 +59,21 @@ def build_runner(
     model = _load(config, device, tp, kernels)
     hf_config = read_config(model_dir)
     longest = served_context_length(hf_config, config.context_length)
-    dtype, num_bytes = model.dtype, weight_bytes(model) * tp.size
+    num_bytes = weight_bytes(model) * tp.size
     use_fitting_threads(config.kernel_threads, num_bytes)
     defaults = generation_config(model_dir)
     eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
-    setup = AttentionSetup(
-        specs=model.attention_specs(),
-        dtype=dtype,
-        kv_dtype=kv_dtype(config.kv_cache_dtype, dtype),
-        page_size=config.page_size,
-        max_rows=config.max_running_requests,
-        max_pages=math.ceil(longest / config.page_size),
-        device=device,
-        cascade=not config.disable_cascade,
-    )
+    setup = _attention_setup(config, model, device, longest)
     backend_name = resolve_backend(config.attention_backend, setup)
     shop = GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
-    parts = _Parts(config, model, setup, backend, eos_token_ids, shop, taped)
+    parts = RunnerParts(config, model, setup, backend, eos_token_ids, shop, taped)
     if is_gpu(device):
-        parts.try_largest_step(longest)
+        try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest)
-    runner = parts.runner(KVPool(setup, pages), with_graphs=True)
-    return runner, EngineInfo(
+    pool = KVPool(setup, pages)
+    return parts.runner(pool, parts.decode_graphs(pool)), EngineInfo(
         context_length=longest,
         vocab_size=model.vocab_size,
         kv_pool_tokens=pages * config.page_size,
@@ -95,7 +81,7 @@ def build_runner(
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
         num_parameters=model.num_parameters,
         weight_bytes=num_bytes,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         device=str(device.torch_device),
         attention_backend=backend_name,
         architecture=hf_config["architectures"][0],
@@ -135,6 +121,21 @@ def _load(
     return model
 
 
+def _attention_setup(
+    config: ServerConfig, model: CausalLM, device: Device, longest: int
+) -> AttentionSetup:
+    return AttentionSetup(
+        specs=model.attention_specs(),
+        dtype=model.dtype,
+        kv_dtype=kv_dtype(config.kv_cache_dtype, model.dtype),
+        page_size=config.page_size,
+        max_rows=config.max_running_requests,
+        max_pages=math.ceil(longest / config.page_size),
+        device=device,
+        cascade=not config.disable_cascade,
+    )
+
+
 def _pool_pages(
     config: ServerConfig, setup: AttentionSetup, tp: TensorParallel, longest: int
 ) -> int:
@@ -150,93 +151,6 @@ def _pool_pages(
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
         pages = int(smallest)
     return pages
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a runner is made of, but for the KV pool."""
-
-    config: ServerConfig
-    model: CausalLM
-    setup: AttentionSetup
-    backend: AttentionBackend
-    eos_token_ids: tuple[int, ...]
-    shop: GrammarShop
-    taped: bool
-    """All that computes can be repeated from a tape."""
-
-    def runner(self, pool: KVPool, *, with_graphs: bool) -> ModelRunner:
-        graphs = self._graphs(pool) if with_graphs else None
-        slots, vocab_size = self.config.max_running_requests, self.model.vocab_size
-        batch = PersistentBatch(
-            slots,
-            self.setup.max_pages,
-            self.config.page_size,
-            self.setup.device,
-            spare_page=pool.spare_page,
-            graph_rows=None if graphs is None else graphs.rows_for,
-        )
-        device = self.setup.device
-        sampling = SamplingState(
-            slots,
-            vocab_size,
-            eos_token_ids=self.eos_token_ids,
-            device=device,
-        )
-        grammars = GrammarState(
-            self.shop,
-            vocab_size,
-            eos_token_ids=self.eos_token_ids,
-            jump_forward=not self.config.disable_jump_forward,
-        )
-        return ModelRunner(
-            self.model,
-            self.backend,
-            pool,
-            batch,
-            sampling,
-            grammars,
-            self.setup.device,
-            graphs,
-            taped=self.taped,
-        )
-
-    def _graphs(self, pool: KVPool) -> DecodeGraphs | None:
-        config, device = self.config, self.setup.device
-        if config.disable_cuda_graph or not device.has_graphs:
-            return None
-        if not isinstance(self.backend, CapturableBackend):
-            return None
-        largest = min(config.cuda_graph_max_batch_size, config.max_running_requests)
-        graphs = DecodeGraphs(self.model, self.backend, pool, ladder(largest), device)
-        begin = time.perf_counter()
-        graphs.capture()
-        log.info("Captured decode steps in %.1f s.", time.perf_counter() - begin)
-        return graphs
-
-    def try_largest_step(self, longest: int) -> None:
-        """Run it, and a decode step, so that torch has taken all the memory that steps need, and libraries have what they
-        need too: what the system then calls free is free for the KV pool.
-
-        Raises:
-            ConfigError: it does not fit, or lacks a kernel.
-        """
-        plan = largest_step(self.config, longest)
-        try:
-            pool = KVPool(self.setup, num_pages(plan), one_for_all=True)
-            runner = self.runner(pool, with_graphs=False)
-            runner.step(plan)
-            runner.step(
-                StepPlan(step_id=1)
-            )  # every slot decodes: other kernels, which are loaded now
-            runner.collect()
-        except torch.OutOfMemoryError as error:
-            raise too_large(self.config, error) from error
-        except RuntimeError as error:
-            explained = lacks_kernels(error)
-            if explained is None:
-                raise
-            raise explained from error
 
 
 def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:

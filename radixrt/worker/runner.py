@@ -90,9 +90,8 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         tensors = [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
-        sampled_all = (
-            self._device.mark()
-        )  # before the download, so that it is past when that is there
+        # Before the download: what comes before the mark is done when that is there.
+        sampled_all = self._device.mark()
         self._in_flight = StepInFlight(
             step_id=plan.step_id,
             slots=inputs.sampling_slots,

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixGroups:
+class GroupedSlots:
     """Sequences in an order in which the members of each group are neighbours; whoever shares nothing is a group of one."""
 
     slots: NDArray[np.int64]  # [sequences]
     group_of: NDArray[np.int64]  # [sequences] ascending from 0 without gaps
     num_pages: NDArray[np.int32]  # [groups] pages that all members begin with; 0 in groups of one
 
-    def without(self, slots: list[int]) -> "PrefixGroups":
+    def without(self, slots: list[int]) -> "GroupedSlots":
         """The same order with some sequences left out."""
         kept = ~np.isin(self.slots, slots)
         remaining, group_of = np.unique(self.group_of[kept], return_inverse=True)
-        return PrefixGroups(self.slots[kept], group_of, self.num_pages[remaining])
+        return GroupedSlots(self.slots[kept], group_of, self.num_pages[remaining])
 
     def indptr(self) -> NDArray[np.int32]:
         """[groups + 1] where each group begins and ends in ``slots``."""
@@ -35,7 +35,7 @@ class PrefixFinder:
 
     def __init__(self) -> None:
         self._slots: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._groups: PrefixGroups | None = None
+        self._groups: GroupedSlots | None = None
 
     def forget(self) -> None:
         """A slot has got another block table. Pages appended to one make no difference: they are its own."""
@@ -46,7 +46,7 @@ class PrefixFinder:
         slots: NDArray[np.int64],
         block_tables: NDArray[np.int32],
         whole_pages: NDArray[np.int64],
-    ) -> PrefixGroups:
+    ) -> GroupedSlots:
         """
         Args:
             slots: [sequences] those that decode, in ascending order.
@@ -60,12 +60,12 @@ class PrefixFinder:
 
 def find_groups(
     slots: NDArray[np.int64], block_tables: NDArray[np.int32], whole_pages: NDArray[np.int64]
-) -> PrefixGroups:
+) -> GroupedSlots:
     """A grouping that saves about as many page reads as any could; see :meth:`PrefixFinder.group`."""
     alone, candidates = _by_first_page(slots, block_tables, whole_pages)
     if not len(candidates):
         count = len(slots)
-        return PrefixGroups(slots, np.arange(count), np.zeros(count, dtype=np.int32))
+        return GroupedSlots(slots, np.arange(count), np.zeros(count, dtype=np.int32))
     longest = whole_pages[candidates].max()
     tables = block_tables[slots[candidates], :longest].astype(np.int32)
     tables[np.arange(longest) >= whole_pages[candidates][:, None]] = -1  # what is not computed yet
@@ -76,7 +76,7 @@ def find_groups(
     groups = _partition(_common_prefixes(tables[ordered]))
     order = candidates[ordered[[member for group in groups for member in group.members]]]
     sizes = [len(group.members) for group in groups] + [1] * len(alone)
-    return PrefixGroups(
+    return GroupedSlots(
         slots=slots[np.concatenate((order, alone))],
         group_of=np.repeat(np.arange(len(sizes)), sizes),
         num_pages=np.array([group.pages for group in groups] + [0] * len(alone), dtype=np.int32),

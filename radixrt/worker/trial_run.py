@@ -5,14 +5,40 @@ import math
 import numpy as np
 import torch
 
+from radixrt.attention.flashinfer import lacks_kernels
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError
-from radixrt.messages.ids import pack_ids
+from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.sampling_params import SamplingParams
+from radixrt.worker.kv_pool import KVPool
+from radixrt.worker.runner_parts import RunnerParts
 
 DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
 """Sorts every row."""
+
+
+def try_largest_step(parts: RunnerParts, context_length: int) -> None:
+    """Run it, and a decode step, so that torch has taken all the memory that steps need, and libraries have what they
+    need too: what the system then calls free is free for the KV pool.
+
+    Raises:
+        ConfigError: it does not fit, or lacks a kernel.
+    """
+    plan = largest_step(parts.config, context_length)
+    decode = StepPlan(step_id=1)  # of every slot: other kernels, which are loaded now
+    try:
+        runner = parts.runner(KVPool(parts.setup, num_pages(plan), one_for_all=True))
+        runner.step(plan)
+        runner.step(decode)
+        runner.collect()
+    except torch.OutOfMemoryError as error:
+        raise _too_large(parts.config, error) from error
+    except RuntimeError as error:
+        explained = lacks_kernels(error)
+        if explained is None:
+            raise
+        raise explained from error
 
 
 def largest_step(config: ServerConfig, context_length: int) -> StepPlan:
@@ -31,10 +57,10 @@ def largest_step(config: ServerConfig, context_length: int) -> StepPlan:
 
 def num_pages(plan: StepPlan) -> int:
     """Pages that a plan's sequences have."""
-    return sum(len(admit.pages) // 4 for admit in plan.admit)
+    return sum(num_ids(admit.pages) for admit in plan.admit)
 
 
-def too_large(config: ServerConfig, error: torch.OutOfMemoryError) -> ConfigError:
+def _too_large(config: ServerConfig, error: torch.OutOfMemoryError) -> ConfigError:
     """What to say when it does not fit."""
     return ConfigError(
         f"A step of --max-prefill-tokens {config.prefill_budget('cuda')} and --max-running-requests "

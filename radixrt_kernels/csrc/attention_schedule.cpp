@@ -13,6 +13,9 @@ constexpr int64_t kWorthSharing = 32;
 // Keys are loaded and packed once a task, which costs about as much as computing this many rows.
 constexpr int64_t kRowsOfPacking = 12;
 
+// Elements of neighbouring KV heads that a task of few rows reads at a time: memory gives long rows faster.
+constexpr int kRowElements = 1024;
+
 // Parts of keys are not made smaller than this.
 constexpr int64_t kLeastKeys = 256;
 
@@ -25,8 +28,10 @@ struct Piece {
   const int32_t* pages;
   int64_t first_key, end_key;
 
+  int rows(const AttentionLayer& layer) const { return num_tokens * layer.heads_per_kv_head; }
+
   int64_t cost(const AttentionLayer& layer) const {
-    return (int64_t{num_tokens} * layer.heads_per_kv_head + kRowsOfPacking) * (end_key - first_key);
+    return (rows(layer) + kRowsOfPacking) * (end_key - first_key);
   }
 };
 
@@ -65,16 +70,30 @@ class Cutter {
   std::vector<Piece> pieces_;
 };
 
+// Which KV heads of a piece make one task?
+struct HeadsTogether {
+  int few_rows;  // pieces of more rows are computed head by head
+  int most;
+
+  int of(const Piece& piece, const AttentionLayer& layer) const {
+    int rows = piece.rows(layer);
+    if (rows > few_rows) return 1;
+    int fit = std::min({most, layer.num_kv_heads, kTaskRows / rows, std::max(1, kRowElements / layer.head_dim)});
+    int tasks = (layer.num_kv_heads + fit - 1) / fit;
+    return (layer.num_kv_heads + tasks - 1) / tasks;
+  }
+};
+
 // Pieces so large that one thread would still compute when the others have nothing left become several.
-std::vector<Piece> split_keys(const std::vector<Piece>& pieces, const AttentionLayer& layer, int threads) {
+std::vector<Piece> split_keys(const std::vector<Piece>& pieces, const AttentionLayer& layer, int threads, HeadsTogether together) {
   if (threads == 1) return pieces;
   int64_t total = 0;
   for (const auto& piece : pieces) total += piece.cost(layer) * layer.num_kv_heads;
   const int64_t limit = total / (threads * kPartsPerThread) + 1;
   std::vector<Piece> parts;
   for (const auto& piece : pieces) {
-    int64_t keys = piece.end_key - piece.first_key;
-    int64_t count = std::clamp((piece.cost(layer) + limit - 1) / limit, int64_t{1}, std::max(int64_t{1}, keys / kLeastKeys));
+    int64_t keys = piece.end_key - piece.first_key, cost = piece.cost(layer) * together.of(piece, layer);
+    int64_t count = std::clamp((cost + limit - 1) / limit, int64_t{1}, std::max(int64_t{1}, keys / kLeastKeys));
     for (int64_t part = 0; part < count; ++part) {
       Piece cut = piece;
       cut.first_key = piece.first_key + keys * part / count;
@@ -85,10 +104,25 @@ std::vector<Piece> split_keys(const std::vector<Piece>& pieces, const AttentionL
   return parts;
 }
 
+int64_t count_tasks(const std::vector<Piece>& pieces, const AttentionLayer& layer, HeadsTogether together) {
+  int64_t count = 0;
+  for (const auto& piece : pieces) {
+    int heads = together.of(piece, layer);
+    count += (layer.num_kv_heads + heads - 1) / heads;
+  }
+  return count;
+}
+
 }  // namespace
 
-AttentionSchedule make_schedule(const StepLayout& step, const AttentionLayer& layer, int threads) {
-  auto pieces = split_keys(Cutter(step, layer).cut(), layer, threads);
+AttentionSchedule make_schedule(const StepLayout& step, const AttentionLayer& layer, int threads, int few_rows) {
+  const auto whole = Cutter(step, layer).cut();
+  HeadsTogether together{few_rows, layer.num_kv_heads};
+  auto pieces = split_keys(whole, layer, threads, together);
+  while (threads > 1 && together.most > 1 && count_tasks(pieces, layer, together) < threads * kPartsPerThread) {
+    together.most = (together.most + 1) / 2;
+    pieces = split_keys(whole, layer, threads, together);
+  }
   std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return a.cost(layer) > b.cost(layer); });
 
   std::vector<int> parts_of(step.num_tokens(), 0);
@@ -100,13 +134,16 @@ AttentionSchedule make_schedule(const StepLayout& step, const AttentionLayer& la
   std::vector<std::vector<int64_t>> rows_of(static_cast<size_t>(step.num_tokens()) * heads);
   for (const auto& piece : pieces) {
     bool partial = parts_of[piece.first_token] > 1;  // all tokens of a piece have the same parts of keys
-    for (int head = 0; head < heads; ++head) {
+    const int at_once = together.of(piece, layer);
+    for (int head = 0; head < heads; head += at_once) {
+      const int count = std::min(at_once, heads - head);
       int64_t row = partial ? schedule.num_partial_rows : -1;
-      schedule.tasks.push_back({piece.first_token, piece.num_tokens, head, piece.pages, piece.first_key, piece.end_key, row});
+      schedule.tasks.push_back({piece.first_token, piece.num_tokens, head, count, piece.pages, piece.first_key, piece.end_key, row});
       if (!partial) continue;
-      for (int i = 0; i < piece.num_tokens; ++i)
-        rows_of[(piece.first_token + i) * heads + head].push_back(row + i * layer.heads_per_kv_head);
-      schedule.num_partial_rows += int64_t{piece.num_tokens} * layer.heads_per_kv_head;
+      for (int i = 0; i < count; ++i)
+        for (int token = 0; token < piece.num_tokens; ++token, row += layer.heads_per_kv_head)
+          rows_of[(piece.first_token + token) * heads + head + i].push_back(row);
+      schedule.num_partial_rows = row;
     }
   }
   for (const auto& rows : rows_of) schedule.partial_rows.insert(schedule.partial_rows.end(), rows.begin(), rows.end());

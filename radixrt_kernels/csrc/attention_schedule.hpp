@@ -29,6 +29,7 @@ struct AttentionSchedule {
   int64_t num_partial_rows = 0;
 };
 
-AttentionSchedule make_schedule(const StepLayout& step, const AttentionLayer& layer, int threads);
+// `few_rows`: see AttentionKernels.
+AttentionSchedule make_schedule(const StepLayout& step, const AttentionLayer& layer, int threads, int few_rows);
 
 }  // namespace radixrt

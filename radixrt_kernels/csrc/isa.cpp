@@ -59,7 +59,7 @@ bool processor_has(const std::string& isa) {
   if (isa == "baseline") return true;
   if (isa == "avx2") return avx2;
   if (isa == "avx512") return avx512;
-  if (isa == "avx512_bf16") return avx512_bf16;
+  if (isa == "avx512_bf16" || isa == "amx_emulated") return avx512_bf16;
   if (isa == "amx")
     return avx512_bf16 && has_bits(extended.edx, {22, 24, 25}) && has_bits(states, {17, 18}) && may_use_tiles();
   return false;
@@ -90,13 +90,10 @@ std::vector<Isa> usable_isas() {
 
 Isa isa_in_use = usable_isas().back();
 
-void use_isa(const std::string& name) {
+Isa usable_isa(const std::string& name) {
   std::string names;
   for (Isa isa : usable_isas()) {
-    if (name == name_of(isa)) {
-      isa_in_use = isa;
-      return;
-    }
+    if (name == name_of(isa)) return isa;
     names += std::string(names.empty() ? "" : ", ") + name_of(isa);
   }
   throw std::invalid_argument("instruction set '" + name + "' is not one that this build and this processor have: " + names);

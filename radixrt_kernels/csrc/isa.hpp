@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "isa_list.hpp"  // made by CMake: RADIXRT_FOR_EACH_ISA(X), in ascending order
+#include "isa_list.hpp"  // made by CMake: RADIXRT_FOR_EACH_ISA(X), in ascending order of speed
 
 namespace radixrt {
 
@@ -16,24 +16,24 @@ extern Isa isa_in_use;
 
 const char* name_of(Isa isa);
 
-// Those that are compiled in and that this processor and its operating system support, in ascending order.
+// Those that are compiled in and that this processor and its operating system support, in ascending order of speed.
 std::vector<Isa> usable_isas();
 
-// Raises std::invalid_argument, which names the usable ones.
-void use_isa(const std::string& name);
+// The usable one of that name. Raises std::invalid_argument, which names them all.
+Isa usable_isa(const std::string& name);
 
 // The kernels of one family for one instruction set: a struct of function pointers, `Table`, of which
 // kernels/FAMILY.cpp defines `table_of<Table, Isa::RADIXRT_ISA>()` each time it is compiled.
 template <class Table, Isa isa>
 const Table& table_of();
 
-// The kernels of one family for the instruction set in use.
+// The kernels of one family, for the instruction set in use or another one.
 template <class Table>
-const Table& kernels() {
-#define RADIXRT_CASE(isa) \
-  case Isa::isa:          \
-    return table_of<Table, Isa::isa>();
-  switch (isa_in_use) { RADIXRT_FOR_EACH_ISA(RADIXRT_CASE) }
+const Table& kernels(Isa isa = isa_in_use) {
+#define RADIXRT_CASE(name) \
+  case Isa::name:          \
+    return table_of<Table, Isa::name>();
+  switch (isa) { RADIXRT_FOR_EACH_ISA(RADIXRT_CASE) }
 #undef RADIXRT_CASE
   __builtin_unreachable();
 }

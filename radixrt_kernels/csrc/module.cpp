@@ -5,6 +5,7 @@
 
 #include "bind/bind.hpp"
 #include "isa.hpp"
+#include "same_products.hpp"
 #include "threads.hpp"
 
 namespace nb = nanobind;
@@ -12,7 +13,11 @@ using namespace radixrt;
 
 NB_MODULE(_native, module) {
   module.def("isa", [] { return std::string(name_of(isa_in_use)); });
-  module.def("use_isa", use_isa, nb::arg("name"));
+  module.def("use_isa", [](const std::string& name) { isa_in_use = usable_isa(name); }, nb::arg("name"));
+  module.def(
+      "same_products",
+      [](const std::string& one, const std::string& other) { return same_products(usable_isa(one), usable_isa(other)); },
+      nb::arg("one"), nb::arg("other"));
   module.def("usable_isas", [] {
     std::vector<std::string> names;
     for (Isa isa : usable_isas()) names.push_back(name_of(isa));

@@ -14,13 +14,13 @@ from radixrt.api.protocol import (
     CompletionRequest,
     StreamOptions,
 )
-from radixrt.api.text import Detokenize, TokenizeText
+from radixrt.api.text import Detokenize, TokenizeRequest
 from tests.api.conftest import RunningServer
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 STRUCTS = [
     ChatCompletionRequest, ChatMessage, CompletionRequest, StreamOptions, NativeRequest, NativeSampling,
-    TokenizeText, Detokenize,
+    TokenizeRequest, Detokenize,
 ]  # fmt: skip
 
 

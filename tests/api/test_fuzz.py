@@ -12,7 +12,7 @@ from radixrt.api.grammar import CompileRequest
 from radixrt.api.native_request import NativeRequest, NativeSampling
 from radixrt.api.protocol import ChatCompletionRequest, CompletionRequest, KeepRequest
 from radixrt.api.scoring import ScoreRequest
-from radixrt.api.text import Detokenize, TokenizeText
+from radixrt.api.text import Detokenize, TokenizeRequest
 from tests.api.conftest import RunningServer
 
 scalars = st.one_of(
@@ -80,8 +80,8 @@ REQUESTS = {
         NativeRequest, {"text": st.just("hi") | values, "sampling_params": native_sampling | values}
     ),
     "/v1/grammar/compile": bodies(CompileRequest, {}),
-    "/tokenize": bodies(TokenizeText, {"prompt": values})
-    | st.fixed_dictionaries({"messages": messages}),
+    "/tokenize": bodies(TokenizeRequest, {"prompt": values})
+    | bodies(TokenizeRequest, {"messages": messages}),
     "/detokenize": bodies(Detokenize, {"tokens": values | token_ids}),
     "/v1/cache/warm": bodies(WarmRequest, {"prompt": st.just("hi")})
     | bodies(WarmRequest, {"messages": messages})

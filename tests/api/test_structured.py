@@ -118,7 +118,7 @@ BAD = [
         "flexible",
     ),
     ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "exclude"),
-    ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "'jsn'"),
+    ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "leave it out"),
     (
         {"structured_outputs": {"json_object": "yes"}},
         "structured_outputs.json_object",

@@ -1,4 +1,4 @@
-"""The FlashInfer backend's harder parts on a GPU: both prefill kernels, fp8, cascades, graphs, plans in a row.
+"""The FlashInfer backend on a GPU: all its kernels, fp8, cascades, graphs, plans in a row.
 
 Each against the reference in float32 from the same rounded numbers.
 """

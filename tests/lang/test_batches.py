@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import radixrt.lang as rl
+from radixrt.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Usage
 from radixrt.lang.batch_order import PrefixOrder
-from radixrt.lang.prefixes import shared_length
 from radixrt.lang.room import Room, common_length, distinct_length
+from radixrt.lang.run_inside import RunInside
 from tests.lang.scripted_backend import ScriptedBackend, last_words
 
 ROOT = Path(__file__).parents[2]
@@ -180,16 +181,19 @@ def full_room(prompts: list[str], num_calls: int) -> int:
     """How many runs enter, once one has ended that sent 490 tokens and got 10 in each of its calls."""
     room = Room(1000)
     usage = Usage(prompt_tokens=490, completion_tokens=10)
-    room.enter("first", prompts[:1])
-    room.answered(prompts[0], usage)
-    for _ in range(num_calls - 1):
-        room.sends("first", prompts[0], comes_back=True)
+    first = RunInside(prompts[0], prompts[:1])
+    room.enter("first", first)
+    for number in range(num_calls):
+        if number > 0:
+            room.sends("first", prompts[0])
         room.answered(prompts[0], usage)
-    room.leave("first", [usage] * num_calls)
+        first.usages.append(usage)
+        first.was_answered = True
+    room.leave("first")
     for number, prompt in enumerate(prompts):
         if not room.fits([prompt]):
             return number
-        room.enter(str(number), [prompt])
+        room.enter(str(number), RunInside(prompt, [prompt]))
     return len(prompts)
 
 
@@ -209,9 +213,10 @@ def test_only_what_several_runs_share_takes_room_if_none_comes_back() -> None:
 
 def test_a_cache_of_unknown_size_holds_up_nobody() -> None:
     room = Room(None)
+    prompt = "word " * 10_000
     for number in range(50):
-        assert room.fits(["word " * 10_000])
-        room.enter(str(number), ["word " * 10_000])
+        assert room.fits([prompt])
+        room.enter(str(number), RunInside(prompt, [prompt]))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -365,4 +370,4 @@ def test_shared_length_is_that_of_the_common_beginning() -> None:
         expected = 0
         while expected < min(len(one), len(other)) and one[expected] == other[expected]:
             expected += 1
-        assert shared_length(one, other) == expected
+        assert common_prefix_length(one, other) == expected

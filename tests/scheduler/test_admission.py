@@ -52,7 +52,7 @@ def most_running(max_tokens: int, seen: list[int]) -> int:
         limits(num_pages=100, max_running_requests=20, context_length=250, max_prefill_tokens=500)
     )
     for length in seen:
-        engine.scheduler._admission.outputs.observe(length)
+        engine.scheduler.planner.admission.outputs.observe(length)
     for i in range(20):
         engine.add([i, 1, 2, 3], max_tokens=max_tokens, ignore_eos=True)
     engine.plan()
@@ -73,7 +73,7 @@ def test_a_forecast_brought_up_to_date_is_the_one_made_anew() -> None:
     engine = EngineModel(
         limits(num_pages=200, max_running_requests=30, context_length=250, max_prefill_tokens=900)
     )
-    admission = engine.scheduler._admission
+    admission = engine.scheduler.planner.admission
     for length in rng.integers(1, 60, 50).tolist():
         admission.outputs.observe(length)
     weigh, answers = admission.has_room_for, []

@@ -91,7 +91,7 @@ def test_who_was_retracted_goes_before_everybody_of_its_rank_who_was_never_picke
     """Work would not go on for sure otherwise; see radixrt/scheduler/retraction.py."""
     engine, rng = small_engine(policy, reckless=True), random.Random(3)
     waiting = engine.scheduler.waiting
-    rank, pop, contested = waiting._order.rank, waiting.pop, 0
+    rank, pop, contested = waiting.order.rank, waiting.pop, 0
 
     def watch(picked: Sequence) -> None:
         nonlocal contested

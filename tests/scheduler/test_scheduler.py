@@ -228,7 +228,7 @@ def test_the_oldest_that_runs_is_never_retracted_while_another_could_be(
         assert order.rank(victim) == order.rank(places[-1])
         return victim
 
-    monkeypatch.setattr("radixrt.scheduler.scheduler.choose_victim", choose)
+    monkeypatch.setattr("radixrt.scheduler.planner.choose_victim", choose)
     engine = EngineModel(
         limits(num_pages=30, context_length=100, schedule_policy=policy), reckless=True
     )

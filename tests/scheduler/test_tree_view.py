@@ -177,8 +177,8 @@ def test_a_view_of_a_large_tree_is_answered_while_others_are_served(
         calls.work()
         turns += 1
     assert turns > 20 and [reply.call_id for reply in replies] == [1, 2]
-    assert len(replies[0].value["namespaces"][0]["children"]) == 16
-    assert len(replies[1].value["namespaces"][0]["children"]) == 3
+    assert len(replies[0].value.namespaces[0].children) == 16
+    assert len(replies[1].value.namespaces[0].children) == 3
 
 
 def test_a_salt_for_each_of_many_tenants_shows_the_biggest_and_counts_all() -> None:

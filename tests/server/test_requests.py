@@ -61,6 +61,46 @@ def test_second_question_on_a_document_is_answered_from_the_cache(client: openai
     assert cached[0] < 0.5 and min(cached[1:]) > 0.9
 
 
+def test_a_chat_goes_on_from_the_tokens_that_were_generated(
+    client: openai.OpenAI, served_checkpoint: Path
+) -> None:
+    """A model may spell a word in other tokens than its tokenizer would: their KV is what the cache holds."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(served_checkpoint)
+    extra = {"return_token_ids": True, "guided_regex": "[a-z ]{24}", "cache_salt": "a chat"}
+    messages: list = [*QUESTION]
+    before: list[int] = []
+    spelled_otherwise = 0
+    for turn in range(3):
+        answer = client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            max_tokens=40,
+            temperature=1,
+            seed=turn,
+            extra_body=extra,
+        )
+        choice, details = answer.choices[0], answer.usage.prompt_tokens_details
+        prompt_ids, ids = answer.prompt_token_ids, choice.token_ids
+        ids = ids[: -1 if ids[-1] == tokenizer.eos_token_id else None]
+        assert prompt_ids[: len(before)] == before
+        assert tokenizer.decode(prompt_ids) == tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        assert details.cached_tokens >= (len(before) - 1) // 4 * 4, "but for the last page"
+        spelled_otherwise += tokenizer.encode(choice.message.content) != ids
+        before = prompt_ids + ids
+        messages += [{"role": "assistant", "content": choice.message.content}, *QUESTION]
+    assert spelled_otherwise, "or this shows nothing"
+    other = {**extra, "cache_salt": "another chat"}
+    again = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=1, extra_body=other
+    )
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert again.prompt_token_ids == expected
+
+
 def test_n_answers_share_one_prompt(client: openai.OpenAI, server: Server) -> None:
     before = server.info()
     answer = client.completions.create(

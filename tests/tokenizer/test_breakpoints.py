@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixrt.common_prefix import common_prefix_length
 from radixrt.config import ServerConfig
 from radixrt.messages.requests import CacheBreakpoint, ChatPrompt, Retention
-from radixrt.tokenizer.breakpoints import common_length, substitute
+from radixrt.tokenizer.breakpoints import substitute
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -162,7 +163,7 @@ def test_a_continued_message_is_kept_as_far_as_it_goes(chatml: Vocabulary) -> No
 
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12))
 def test_common_length_is_that_of_a_walk(left: str, right: str) -> None:
-    assert common_length(left, right) == common_prefix(list(left), list(right))  # type: ignore[arg-type]
+    assert common_prefix_length(left, right) == common_prefix(list(left), list(right))  # type: ignore[arg-type]
 
 
 @given(st.text("abx", max_size=14), st.lists(st.integers(0, 14), max_size=4))

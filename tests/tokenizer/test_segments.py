@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from radixrt.tokenizer import segments
-from radixrt.tokenizer.segments import ENTRY_COST, SHORTEST_KEPT, SegmentEncoder, joined
+from radixrt.tokenizer.segments import SHORTEST_KEPT, SegmentEncoder, joined
+from radixrt.tokenizer.token_memory import ENTRY_COST
 from tests.tiny_tokenizers import byte_fallback, byte_level
 
 
@@ -42,6 +43,10 @@ class Counting:
     def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool) -> list:
         self.seen += texts
         return self.tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    def decode_batch(self, sequences: list[list[int]], skip_special_tokens: bool) -> list[str]:
+        texts: list[str] = self.tokenizer.decode_batch(sequences, skip_special_tokens)
+        return texts
 
     def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
         return self.tokenizer.get_added_tokens_decoder()
@@ -87,11 +92,11 @@ def test_only_new_messages_are_encoded() -> None:
 
 def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(byte_level())
-    encoder = SegmentEncoder(counting, special_tokens(counting.tokenizer))  # type: ignore[arg-type]
     texts = [f"<|im_start|>{number}" + "!" * SHORTEST_KEPT for number in range(4)]
     monkeypatch.setattr(
         segments, "CAPACITY", 3 * (ENTRY_COST + len(at_once(counting.tokenizer, texts[0])))
     )
+    encoder = SegmentEncoder(counting, special_tokens(counting.tokenizer))  # type: ignore[arg-type]
     for text in [*texts[:3], texts[0], texts[3]]:
         encoder.encode(text)
     counting.seen.clear()

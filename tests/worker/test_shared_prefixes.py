@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.worker.shared_prefixes import PrefixFinder, PrefixGroups, find_groups
+from radixrt.worker.shared_prefixes import GroupedSlots, PrefixFinder, find_groups
 
 # Every prefix has pages of its own, as in a radix tree: a page id stands for all the tokens up to it.
 _tables = st.lists(
@@ -34,7 +34,7 @@ def shared_pages(tables: list[list[int]]) -> int:
     return pages
 
 
-def groups_as_lists(groups: PrefixGroups) -> list[list[int]]:
+def groups_as_lists(groups: GroupedSlots) -> list[list[int]]:
     indptr = groups.indptr().tolist()
     return [groups.slots[a:b].tolist() for a, b in itertools.pairwise(indptr)]
 

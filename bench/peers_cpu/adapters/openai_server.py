@@ -41,7 +41,7 @@ class Progress:
 
 
 class GenerationEngine(Protocol):
-    def start(self, generation: Generation, tell: Callable[[Progress], None]) -> None:
+    def start(self, generation: Generation, tell: Callable[[Progress], object]) -> None:
         """Queue it; ``tell`` may be called from any thread.
 
         Raises:
@@ -63,7 +63,7 @@ def serve(engine: GenerationEngine, checkpoint: str, port: int) -> None:
 class _Server:
     def __init__(self, engine: GenerationEngine, checkpoint: str) -> None:
         self._engine = engine
-        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "model", "object": "model"}]})

@@ -46,7 +46,7 @@ class SteppedPipeline:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._connection, other_end = multiprocessing.Pipe()
-        self._tell: dict[int, Callable[[Progress], None]] = {}
+        self._tell: dict[int, Callable[[Progress], object]] = {}
         process = multiprocessing.get_context("spawn").Process(
             target=_step_forever, args=(arguments, other_end), daemon=True
         )
@@ -55,7 +55,7 @@ class SteppedPipeline:
         self._connection.recv()  # it says when the model is loaded
         threading.Thread(target=self._pass_on, daemon=True).start()
 
-    def start(self, generation: Generation, tell: Callable[[Progress], None]) -> None:
+    def start(self, generation: Generation, tell: Callable[[Progress], object]) -> None:
         request_id = len(self._tell)
         self._tell[request_id] = tell
         self._connection.send((request_id, generation))

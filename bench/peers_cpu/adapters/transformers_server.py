@@ -55,7 +55,7 @@ class BatchingManager:
         self._manager = manager
         self._next_id = 0
 
-    def start(self, generation: Generation, tell: Callable[[Progress], None]) -> None:
+    def start(self, generation: Generation, tell: Callable[[Progress], object]) -> None:
         if generation.json_schema:
             raise ValueError("transformers has no structured output")
         request_id = str(self._next_id)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from radixrt.layers.matrix import Placement
+from radixrt.layers.matrix import LoadableMatrix, Placement
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, codes_of_words, pack_halves
 from radixrt.layers.weights import WeightSlot
 
@@ -14,7 +14,7 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Eight adjacent outputs share a word; output ``i`` is in its half-byte ``_PLACES[i]``."""
 
 
-class AwqMatrix(GroupwiseMatrix):
+class AwqMatrix(GroupwiseMatrix, LoadableMatrix):
     """In the checkpoint, with I input and O output features and G groups:
 
     ``qweight`` int32 [I, O / 8], ``qzeros`` int32 [G, O / 8], ``scales`` float16 [G, O].

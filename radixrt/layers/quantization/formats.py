@@ -7,7 +7,7 @@ from functools import partial
 from torch import nn
 
 from radixrt.errors import ConfigError
-from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixFormat
+from radixrt.layers.matrix import DenseMatrix, LoadableMatrix, MatrixFormat
 from radixrt.layers.moe import Experts
 from radixrt.layers.quantization.awq import AwqMatrix
 from radixrt.layers.quantization.fp8 import RoundedFp8Matrix, StoredFp8Matrix
@@ -15,7 +15,7 @@ from radixrt.layers.quantization.gptq import GptqMatrix
 from radixrt.layers.quantization.rounding import RoundedMatrix
 from radixrt.layers.quantization.scheme import DEFAULT_GROUP_SIZE, HEAD_BITS, QuantizationScheme
 
-_FORMATS: dict[str, Callable[..., Matrix]] = {
+_FORMATS: dict[str, Callable[..., LoadableMatrix]] = {
     "awq": AwqMatrix,
     "gptq": GptqMatrix,
     "rounding": RoundedMatrix,

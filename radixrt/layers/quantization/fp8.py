@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.layers.matrix import Matrix, Placement
+from radixrt.layers.matrix import LoadableMatrix, Matrix, Placement
 from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 
@@ -53,7 +53,7 @@ def quantize_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
     return (exact / scales).clamp(-LARGEST, LARGEST).to(FP8), scales
 
 
-class RoundedFp8Matrix(Fp8Matrix):
+class RoundedFp8Matrix(Fp8Matrix, LoadableMatrix):
     """In the checkpoint: the plain ``weight`` [output features, input features], rounded while it is loaded."""
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
@@ -72,7 +72,7 @@ class RoundedFp8Matrix(Fp8Matrix):
         self.codes[rows], self.scales[rows] = codes, scales.squeeze(-1)
 
 
-class StoredFp8Matrix(Fp8Matrix):
+class StoredFp8Matrix(Fp8Matrix, LoadableMatrix):
     """In the checkpoint: ``weight`` in float8_e4m3fn and ``weight_scale``, for each projection one number or one an
     output feature. Its ``input_scale``, where activations were calibrated, is not used: a scale of
     each token's own is more exact."""

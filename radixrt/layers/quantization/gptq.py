@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from radixrt.errors import ConfigError
-from radixrt.layers.matrix import Placement
+from radixrt.layers.matrix import LoadableMatrix, Placement
 from radixrt.layers.quantization.groupwise import (
     GroupwiseMatrix,
     codes_of_words,
@@ -17,7 +17,7 @@ from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 
 
-class GptqMatrix(GroupwiseMatrix):
+class GptqMatrix(GroupwiseMatrix, LoadableMatrix):
     """In the checkpoint, with I input and O output features, G groups and C codes in 32 bits:
 
     ``qweight`` int32 [I / C, O], ``qzeros`` int32 [G, O / C], ``scales`` float16 [G, O], and ``g_idx`` int32 [I]:

@@ -32,8 +32,7 @@ class TritonGroupwiseMatrix(PackedGroupwiseMatrix):
         return self._kernels.linear(hidden, self.packed, bias)
 
     def look_up(self, rows: Tensor) -> Tensor:
-        if self.packed.bits != 8:
-            raise NotImplementedError("an embedding has 8 bits")
+        assert self.packed.bits == 8, "an embedding has 8 bits"
         of_rows = (of_all[rows] for of_all in (self.packed.scales, self.packed.zeros))
         scales, zeros = (
             of_groups.float().repeat_interleave(self.packed.group_size, dim=1)[:, : self.columns]

@@ -3,6 +3,7 @@
 Every format of a checkpoint is brought into this one form while it is loaded, so kernels know only this.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixrt.errors import ConfigError
-from radixrt.layers.matrix import Matrix, Placement
+from radixrt.layers.matrix import EmbeddingMatrix, Placement
 from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 
@@ -22,7 +23,7 @@ SCALE_DTYPE = torch.float16
 Convert = Callable[[Tensor], Tensor]
 
 
-class GroupwiseMatrix(Matrix):
+class GroupwiseMatrix(EmbeddingMatrix):
     """``weight[row, column] = (code - zero) * scale``, the last two of the group that holds the column.
 
     ``codes`` is uint8 [rows, ceil(columns * bits / 8)]; of 4 bits, the even column is the low half of a byte.
@@ -58,8 +59,7 @@ class GroupwiseMatrix(Matrix):
         return F.linear(hidden, self.dequantized(), bias)
 
     def look_up(self, rows: Tensor) -> Tensor:
-        if self.column_order is not None:
-            raise NotImplementedError("an embedding's columns stand in their order")
+        assert self.column_order is None, "an embedding's columns stand in their order"
         return self._decode(self.codes[rows], self.scales[rows], self.zeros[rows])
 
     def dequantized(self) -> Tensor:
@@ -117,7 +117,7 @@ class GroupwiseMatrix(Matrix):
         return placement.start // self.group_size
 
 
-class PackedGroupwiseMatrix(Matrix):
+class PackedGroupwiseMatrix(EmbeddingMatrix):
     """A quantized matrix in the order in which some kernels read it."""
 
     column_order: Tensor | None
@@ -143,9 +143,9 @@ class PackedGroupwiseMatrix(Matrix):
             hidden = hidden[:, self.column_order]
         return self.multiply_packed(hidden, bias)
 
+    @abstractmethod
     def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         """As ``multiply``, of features in the order of the columns."""
-        raise NotImplementedError
 
 
 def pack_halves(codes: Tensor) -> Tensor:

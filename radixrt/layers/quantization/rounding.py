@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.layers.matrix import Placement
+from radixrt.layers.matrix import LoadableMatrix, Placement
 from radixrt.layers.quantization.groupwise import SCALE_DTYPE, GroupwiseMatrix, pack_halves
 from radixrt.layers.weights import WeightSlot
 
@@ -18,7 +18,7 @@ ROWS_AT_ONCE = 1 << 20
 """Weights rounded together, so that the passes over them stay in the cache."""
 
 
-class RoundedMatrix(GroupwiseMatrix):
+class RoundedMatrix(GroupwiseMatrix, LoadableMatrix):
     """In the checkpoint: the plain ``weight`` [output features, input features]."""
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:

@@ -218,12 +218,12 @@ class AttentionPlan {
 
   // Layers that agree on heads and window share a schedule; a model has one or two.
   const AttentionSchedule& schedule_for(const AttentionLayer& layer) {
-    int threads = num_threads();
+    int threads = num_threads(), few_rows = kernels<AttentionKernels>().few_rows;
     for (const auto& known : schedules_)
       if (known.layer.num_kv_heads == layer.num_kv_heads && known.layer.heads_per_kv_head == layer.heads_per_kv_head &&
-          known.layer.window == layer.window && known.threads == threads)
+          known.layer.window == layer.window && known.threads == threads && known.few_rows == few_rows)
         return known.schedule;
-    schedules_.push_back({layer, threads, make_schedule(step_, layer, threads)});
+    schedules_.push_back({layer, threads, few_rows, make_schedule(step_, layer, threads, few_rows)});
     return schedules_.back().schedule;
   }
 
@@ -236,7 +236,7 @@ class AttentionPlan {
 
   struct KnownSchedule {
     AttentionLayer layer;
-    int threads;
+    int threads, few_rows;
     AttentionSchedule schedule;
   };
 

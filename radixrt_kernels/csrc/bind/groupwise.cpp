@@ -19,7 +19,6 @@ namespace {
 
 constexpr int64_t kRoundedPerThread = 8192;  // activations, in some microseconds
 constexpr int64_t kDecodedPerThread = 1024;
-constexpr int64_t kLongestChunk = 128;
 
 const GroupwiseKernels::Of& kernels_for(DType dtype) {
   const auto& table = kernels<GroupwiseKernels>();

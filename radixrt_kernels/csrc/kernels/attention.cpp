@@ -1,19 +1,17 @@
 // Attention by blocks of keys with an online softmax (Dao et al., 2022, "FlashAttention"); compiled once for each instruction set.
 //
-// The rows of a task are its queries times the heads that share a KV head, so that keys and values are loaded and packed once for
-// all of them. Scores are kept times log2 e: 2^x is what a processor computes.
+// The rows of a KV head are the task's queries times the heads that share it. Many rows: keys and values are loaded and packed once
+// for all of them. Few rows, as in a decode: packing would cost more than the products, and reading is what takes time, so a task has
+// several KV heads, whose keys lie side by side, and nothing is packed. Scores are kept times log2 e: 2^x is what a processor computes.
 #include "kernels/attention.hpp"
 
 #include "isa.hpp"
-#include "kernels/tile_product.hpp"
-#include "simd.hpp"
+#include "kernels/attention_blocks.hpp"
+#include "kernels/few_rows.hpp"
 
 namespace radixrt {
 namespace RADIXRT_ISA {
 namespace {
-
-constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kMinusInfinity = -__builtin_inff();
 
 // Memory of one thread for one task. Queries, keys, values and weights are units of 4 bytes or less.
 struct Scratch {
@@ -45,7 +43,7 @@ int64_t lay_out(const AttentionLayer& layer, char* memory, Scratch* scratch) {
   s.values = take(kBlockKeys * wide);
   s.weights = take(rows * kBlockKeys);
   s.scores = reinterpret_cast<float*>(take(rows * kBlockKeys));
-  s.output = reinterpret_cast<float*>(take(rows * wide));
+  s.output = reinterpret_cast<float*>(take(rows * rounded_up(layer.head_dim, 2 * kWidth)));
   s.largest = reinterpret_cast<float*>(take(rows));
   s.sums = reinterpret_cast<float*>(take(rows));
   s.factors = reinterpret_cast<float*>(take(rows));
@@ -55,116 +53,82 @@ int64_t lay_out(const AttentionLayer& layer, char* memory, Scratch* scratch) {
 
 int64_t scratch_bytes(const AttentionLayer& layer) { return lay_out(layer, nullptr, nullptr); }
 
-// Where the rows of a block's keys and values begin.
-template <class T>
-struct BlockRows {
-  const T* rows[2 * kBlockKeys];  // of the keys, then of the values
-  int count;
-
-  const T* const* keys() const { return rows; }
-  const T* const* values() const { return rows + count; }
-
-  // The block that begins at `first_key`; empty behind the task's last one.
-  void find(const AttentionTensors& tensors, const AttentionTask& task, int64_t first_key) {
-    int64_t left = task.end_key - first_key;
-    count = left > kBlockKeys ? kBlockKeys : left < 0 ? 0 : int(left);
-    auto all_keys = static_cast<const T*>(tensors.key_cache) + task.kv_head * tensors.key_head_stride;
-    auto all_values = static_cast<const T*>(tensors.value_cache) + task.kv_head * tensors.value_head_stride;
-    int64_t page = first_key / tensors.page_size, offset = first_key % tensors.page_size;
-    for (int i = 0; i < count; ++i) {
-      int64_t id = task.pages[page];
-      rows[i] = all_keys + id * tensors.key_page_stride + offset * tensors.key_token_stride;
-      rows[count + i] = all_values + id * tensors.value_page_stride + offset * tensors.value_token_stride;
-      if (++offset == tensors.page_size) {
-        offset = 0;
-        ++page;
-      }
-    }
-  }
-
-  Prefetcher prefetcher(int head_dim) const {
-    auto first = reinterpret_cast<const char* const*>(rows);
-    return {first, first + 2 * count, head_dim * int(sizeof(T))};
-  }
-};
-
-// Which keys of a block a query sees: begin..end-1 of 0..kBlockKeys-1.
-struct Visible {
-  int begin, end;
-};
-
-RADIXRT_INLINE Visible visible(int64_t position, const AttentionLayer& layer, int64_t first_key, int count) {
-  int64_t begin = position - layer.window + 1 - first_key, end = position + 1 - first_key;
-  begin = begin < 0 ? 0 : begin > count ? count : begin;
-  end = end < 0 ? 0 : end > count ? count : end;
-  return {int(begin), int(end)};
-}
-
-RADIXRT_INLINE Ints lane_numbers() {
-  Ints lanes;
-  for (int i = 0; i < kWidth; ++i) lanes[i] = i;
-  return lanes;
-}
-
-// Scores as they come from the product, scaled, capped and times log2 e.
-struct ScoreScale {
-  float factor;
-  float soft_cap;
-
-  explicit ScoreScale(const AttentionLayer& layer)
-      : factor(layer.soft_cap ? layer.scale / layer.soft_cap : layer.scale * kLog2E), soft_cap(layer.soft_cap * kLog2E) {}
-
-  static RADIXRT_INLINE Floats capped(Floats x, float cap) {
-    return cap * (1.0f - 2.0f / (1.0f + exp2(2.0f * kLog2E * x)));  // cap * tanh(x)
-  }
-  Floats operator()(Floats x) const { return soft_cap ? capped(x * factor, soft_cap) : x * factor; }
-};
-
-// One row of the online softmax: scores become weights 2^(score - largest), what is invisible becomes 0.
-template <class Units>
-RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreScale scale, typename Units::Unit* weights,
-                                float& largest_so_far, float& sum_so_far, float& factor) {
-  Floats most = splat(kMinusInfinity);
-  const bool all = seen.begin == 0 && seen.end == columns;
-  for (int i = 0; i < columns; i += kWidth) {
-    Floats x = scale(load(scores + i));
-    if (!all) {
-      Ints lane = lane_numbers() + i;
-      x = (lane >= seen.begin) & (lane < seen.end) ? x : splat(kMinusInfinity);
-    }
-    store(scores + i, x);
-    most = maximum(most, x);
-  }
-  float before = largest_so_far, now = largest(most);
-  now = now > before ? now : before;
-  float reference = now == kMinusInfinity ? 0.0f : now;  // nothing seen yet: every weight is 2^-infinity
-  factor = before == kMinusInfinity ? 0.0f : exp2(splat(before - reference))[0];
-  Floats total = splat(0.0f);
-  for (int i = 0; i < columns; i += kWidth) {
-    Floats weight = exp2(load(scores + i) - reference);
-    total = total + weight;
-    Units::pack_weights(weight, i, weights);
-  }
-  largest_so_far = now;
-  sum_so_far = sum_so_far * factor + sum(total);
-}
-
 template <class T, class Units>
 struct Attention {
   using Unit = typename Units::Unit;
+  using Few = FewRows<T, Units>;
 
-  static void pack_queries(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, Unit* to) {
+  // Rows of the KV heads one after the other; in each the heads of a query are neighbours.
+  static void pack_queries(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, int stride,
+                           Unit* to) {
     auto query = static_cast<const T*>(tensors.query);
-    int group = layer.heads_per_kv_head, stride = padded(layer.head_dim);
-    for (int token = 0; token < task.num_tokens; ++token)
-      for (int head = 0; head < group; ++head)
-        Units::pack_row(query + (task.first_token + token) * tensors.query_token_stride +
-                            (task.kv_head * group + head) * tensors.query_head_stride,
-                        layer.head_dim, to + (token * group + head) * stride);
+    const int group = layer.heads_per_kv_head;
+    for (int kv_head = task.kv_head; kv_head < task.kv_head + task.num_kv_heads; ++kv_head)
+      for (int token = 0; token < task.num_tokens; ++token)
+        for (int head = 0; head < group; ++head, to += stride)
+          Units::pack_row(query + (task.first_token + token) * tensors.query_token_stride +
+                              (kv_head * group + head) * tensors.query_head_stride,
+                          layer.head_dim, to);
+  }
+
+  static void begin(const Scratch& s, int rows, int width) {
+    memset(s.output, 0, sizeof(float) * rows * width);
+    for (int row = 0; row < rows; ++row) {
+      s.largest[row] = kMinusInfinity;
+      s.sums[row] = 0.0f;
+    }
   }
 
   static void attend(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task,
                      const int64_t* positions, const PartialRows& partials, void* memory) {
+    if (task.num_tokens * layer.heads_per_kv_head <= kFewRows)
+      attend_few(layer, tensors, task, positions, partials, memory);
+    else
+      attend_many(layer, tensors, task, positions, partials, memory);
+  }
+
+  // Any number of KV heads, each with few rows.
+  static void attend_few(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task,
+                         const int64_t* positions, const PartialRows& partials, void* memory) {
+    Scratch s;
+    lay_out(layer, static_cast<char*>(memory), &s);
+    auto queries = static_cast<Unit*>(s.queries), weights = static_cast<Unit*>(s.weights);
+    const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, heads = task.num_kv_heads;
+    const int wide = rounded_up(layer.head_dim, Few::kElementsAtOnce), units = wide / Units::kElements;
+    const ScoreScale scale(layer);
+    memset(queries, 0, sizeof(Unit) * heads * rows * units);
+    pack_queries(layer, tensors, task, units, queries);
+    begin(s, heads * rows, wide);
+
+    BlockRows<T> blocks[2];
+    int which = 0;
+    blocks[0].find(tensors, task, task.first_key);
+    for (int64_t first_key = task.first_key; first_key < task.end_key; first_key += kBlockKeys, which ^= 1) {
+      const auto& block = blocks[which];
+      blocks[which ^ 1].find(tensors, task, first_key + kBlockKeys);
+      FarPrefetcher next(blocks[which ^ 1].prefetcher((heads - 1) * tensors.key_head_stride + layer.head_dim),
+                         heads * Few::steps(rows, kBlockKeys, layer.head_dim));
+      const int columns = rounded_up(block.count, kWidth);
+      for (int head = 0; head < heads; ++head) {
+        const int first_row = head * rows;
+        Few::score(queries + first_row * units, rows, block.keys(), head * tensors.key_head_stride, block.count, layer.head_dim,
+                   s.scores, next);
+        for (int row = 0; row < rows; ++row) {
+          Visible seen = visible(positions[task.first_token + row / group], layer, first_key, block.count);
+          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, weights + row * kBlockKeys,
+                             s.largest[first_row + row], s.sums[first_row + row], s.factors[row]);
+        }
+        Few::add_values(weights, rows, block.values(), head * tensors.value_head_stride, block.count, layer.head_dim, s.factors,
+                        s.output + first_row * wide, next);
+      }
+    }
+    for (int row = 0; row < heads * rows; ++row) Few::put_in_order(s.output + row * wide, wide);
+    leave(layer, tensors, task, s, wide, partials);
+  }
+
+  // One KV head.
+  static void attend_many(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task,
+                          const int64_t* positions, const PartialRows& partials, void* memory) {
     Scratch s;
     lay_out(layer, static_cast<char*>(memory), &s);
     auto queries = static_cast<Unit*>(s.queries), keys = static_cast<Unit*>(s.keys), values = static_cast<Unit*>(s.values),
@@ -172,12 +136,8 @@ struct Attention {
     const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, wide = padded(layer.head_dim);
     const int depth = (layer.head_dim + Units::kElements - 1) / Units::kElements;
     const ScoreScale scale(layer);
-    pack_queries(layer, tensors, task, queries);
-    memset(s.output, 0, sizeof(float) * rows * wide);
-    for (int row = 0; row < rows; ++row) {
-      s.largest[row] = kMinusInfinity;
-      s.sums[row] = 0.0f;
-    }
+    pack_queries(layer, tensors, task, wide, queries);
+    begin(s, rows, wide);
 
     BlockRows<T> blocks[2];
     int which = 0;
@@ -202,17 +162,18 @@ struct Attention {
       multiply<Units>(weights, kBlockKeys, rows, values, wide, wide, (block.count + Units::kElements - 1) / Units::kElements,
                       s.factors, s.output, wide, next);
     }
-    leave(layer, tensors, task, s, partials);
+    leave(layer, tensors, task, s, wide, partials);
   }
 
   // Results go where they belong, or aside to be merged.
   static void leave(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, const Scratch& s,
-                    const PartialRows& partials) {
-    const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, wide = padded(layer.head_dim);
-    for (int row = 0; row < rows; ++row) {
-      const float* from = s.output + row * wide;
+                    int width, const PartialRows& partials) {
+    const int group = layer.heads_per_kv_head, rows = task.num_tokens * group;
+    for (int row = 0; row < rows * task.num_kv_heads; ++row) {
+      const float* from = s.output + row * width;
       if (task.partial_row < 0) {
-        T* to = output_row(layer, tensors, task.first_token + row / group, task.kv_head, row % group);
+        int token = task.first_token + row % rows / group;
+        T* to = output_row(layer, tensors, token, task.kv_head + row / rows, row % group);
         write(from, 1.0f / s.sums[row], layer.head_dim, to);
       } else {
         int64_t to = task.partial_row + row;
@@ -290,6 +251,7 @@ const AttentionKernels& table_of<AttentionKernels, Isa::RADIXRT_ISA>() {
       kKernelsOf<BFloat16, BFloat16Units>,
       kKernelsOf<Float16, FloatUnits<Float16>>,
       scratch_bytes,
+      kFewRows,
   };
   return table;
 }

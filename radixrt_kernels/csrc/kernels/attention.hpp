@@ -27,13 +27,14 @@ struct AttentionTensors {
   int page_size;
 };
 
-// Neighbouring queries of the flat batch, for one KV head, against a range of the keys in one block table.
+// Neighbouring queries of the flat batch, for neighbouring KV heads, against a range of the keys in one block table. Several KV heads
+// only where each has at most `few_rows` rows (queries times heads that share a KV head), and all of them kTaskRows.
 struct AttentionTask {
   int first_token, num_tokens;
-  int kv_head;
+  int kv_head, num_kv_heads;
   const int32_t* pages;  // the block table, from key 0 on
   int64_t first_key, end_key;
-  int64_t partial_row;  // where to leave unfinished results, num_tokens * heads_per_kv_head rows; -1: these are all keys
+  int64_t partial_row;  // where to leave unfinished results, for each KV head num_tokens * heads_per_kv_head rows; -1: these are all keys
 };
 
 // Unfinished results: rows of weighted values, each with the largest score (times log2 e) and the sum of weights 2^(score - it).
@@ -60,6 +61,7 @@ struct AttentionKernels {
   };
   Of float32, bfloat16, float16;
   int64_t (*scratch_bytes)(const AttentionLayer&);
+  int few_rows;  // so many, or fewer, are computed without packing keys, many KV heads at a time
 };
 
 // Rows (queries times heads that share a KV head) of one task, at most; a single query may have more.

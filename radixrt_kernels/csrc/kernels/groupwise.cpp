@@ -2,6 +2,7 @@
 #include "kernels/groupwise.hpp"
 
 #include "isa.hpp"
+#include "kernels/amx_product.hpp"
 #include "kernels/linear.hpp"
 #include "simd.hpp"
 
@@ -158,12 +159,32 @@ RADIXRT_INLINE Floats bytes_at(const uint8_t* from) {
   return __builtin_convertvector(bytes, Floats);
 }
 
+// What the products of one chunk are worth, added to the sums of `tokens` tokens.
+template <int kPanels>
+RADIXRT_INLINE void add_scaled(
+    const Groupwise& matrix, int64_t panel, int64_t group, int64_t chunk, const char* inputs, int tokens,
+    const Ints (*products)[kPanels][kVectors], TokenSums<kPanels>* sums) {
+  int64_t groups = matrix.groups(), chunks = matrix.chunks();
+  for (int p = 0; p < kPanels; ++p) {
+    for (int v = 0; v < kVectors; ++v) {
+      int64_t at = ((panel + p) * groups + group) * kPanel + v * kWidth;
+      Floats scale = load(reinterpret_cast<const Float16*>(matrix.scales) + at);
+      Floats zero = bytes_at(matrix.zeros + at);
+      for (int t = 0; t < tokens; ++t) {
+        Prepared token = prepared_at(inputs + t * matrix.input_bytes, chunks);
+        Floats dot = __builtin_convertvector(products[t][p][v], Floats) - zero * token.totals[chunk];
+        sums[t].of[p][v] += dot * (scale * token.scales[chunk]);
+      }
+    }
+  }
+}
+
 // The sums of one chunk, added to those of `kTokens` tokens.
 template <int kBits, int kTokens, int kPanels>
 RADIXRT_INLINE void add_chunk(
     const Groupwise& matrix, int64_t panel, int64_t group, int64_t first_step, int64_t steps, int64_t chunk, const char* inputs,
     bool prefetch, TokenSums<kPanels>* sums) {
-  int64_t panel_bytes = matrix.steps() * (8 * kPanel * kBits / 8), groups = matrix.groups(), chunks = matrix.chunks();
+  int64_t panel_bytes = matrix.steps() * (8 * kPanel * kBits / 8), chunks = matrix.chunks();
   const uint8_t* codes = matrix.codes + panel * panel_bytes + first_step * (8 * kPanel * kBits / 8);
   Ints products[kTokens][kPanels][kVectors];
   memset(products, 0, sizeof products);
@@ -190,18 +211,7 @@ RADIXRT_INLINE void add_chunk(
     }
     codes += 8 * kPanel * kBits / 8;
   }
-  for (int p = 0; p < kPanels; ++p) {
-    for (int v = 0; v < kVectors; ++v) {
-      int64_t at = ((panel + p) * groups + group) * kPanel + v * kWidth;
-      Floats scale = load(reinterpret_cast<const Float16*>(matrix.scales) + at);
-      Floats zero = bytes_at(matrix.zeros + at);
-      for (int t = 0; t < kTokens; ++t) {
-        Prepared token = prepared_at(inputs + t * matrix.input_bytes, chunks);
-        Floats dot = __builtin_convertvector(products[t][p][v], Floats) - zero * token.totals[chunk];
-        sums[t].of[p][v] += dot * (scale * token.scales[chunk]);
-      }
-    }
-  }
+  add_scaled<kPanels>(matrix, panel, group, chunk, inputs, kTokens, products, sums);
 }
 
 template <int kBits, int kPanels, int kTokens = kTileTokens>
@@ -215,6 +225,60 @@ RADIXRT_INLINE void add_tokens(
     int64_t count = steps - step < chunk_steps ? steps - step : chunk_steps;
     add_chunk<kBits, kTokens, kPanels>(matrix, panel, 8 * step / matrix.group_size, step, count, chunk, inputs, prefetch, sums);
   }
+}
+
+#if defined(RADIXRT_HAS_AMX)
+
+// Two lines of 8-bit codes for each line of 4-bit ones.
+RADIXRT_INLINE void unpack(const uint8_t* codes, int64_t lines, uint8_t* to) {
+  for (int64_t line = 0; line < lines; ++line) {
+    UInts both = codes_at(codes + line * kStepBytes), low = both & 0x0f0f0f0fu, high = both >> 4 & 0x0f0f0f0fu;
+    memcpy(to + 2 * line * kStepBytes, &low, sizeof low);
+    memcpy(to + (2 * line + 1) * kStepBytes, &high, sizeof high);
+  }
+}
+
+// As `add_tokens`, for more of them: whole numbers add up to the same in any order.
+template <int kBits, int kPanels>
+void add_tokens_by_amx(
+    const Groupwise& matrix, int64_t panel, int tokens, const char* inputs, bool prefetch, TokenSums<kPanels>* sums) {
+  constexpr int kStep8Bytes = 8 * kPanel * kBits / 8;  // of 8 columns
+  int64_t steps = matrix.steps(), panel_bytes = steps * kStep8Bytes, chunk_steps = matrix.chunk / 8, chunks = matrix.chunks();
+  AmxProduct<FoursOfBytes> product(tokens);
+  Ints products[kAmxTokens][kPanels][kVectors];
+  int64_t chunk = 0;
+  for (int64_t step = 0; step < steps; step += chunk_steps, ++chunk) {
+    int64_t count = steps - step < chunk_steps ? steps - step : chunk_steps;
+    const uint8_t* codes = matrix.codes + panel * panel_bytes + step * kStep8Bytes;
+    if (prefetch)
+      for (int p = 0; p < kPanels; ++p)
+        for (int64_t byte = 0; byte < count * kStep8Bytes; byte += 64) __builtin_prefetch(codes + (kPanels + p) * panel_bytes + byte, 0, 2);
+    int64_t codes_bytes = panel_bytes;  // from one panel to the next
+    alignas(64) uint8_t unpacked[kBits == 4 ? kPanels : 1][kLongestChunk / 4 * kStepBytes];
+    if constexpr (kBits == 4) {
+      for (int p = 0; p < kPanels; ++p) unpack(codes + p * panel_bytes, count, unpacked[p]);
+      codes = unpacked[0];
+      codes_bytes = sizeof unpacked[0];
+    }
+    product.multiply(
+        false, codes, codes_bytes, kPanels, prepared_at(inputs, chunks).fours + 2 * step, matrix.input_bytes, 2 * count, {}, products);
+    add_scaled<kPanels>(matrix, panel, 8 * step / matrix.group_size, chunk, inputs, tokens, products, sums);
+  }
+}
+
+constexpr int kMostTokens = kAmxTokens;
+#else
+constexpr int kMostTokens = kTileTokens;
+#endif
+
+// One tile: at most `at_once` tokens, which is kTileTokens or kMostTokens.
+template <int kBits, int kPanels>
+RADIXRT_INLINE void add_tile(
+    [[maybe_unused]] int at_once, const Groupwise& matrix, int64_t panel, int tokens, const char* inputs, bool prefetch, TokenSums<kPanels>* sums) {
+#if defined(RADIXRT_HAS_AMX)
+  if (at_once == kMostTokens) return add_tokens_by_amx<kBits, kPanels>(matrix, panel, tokens, inputs, prefetch, sums);
+#endif
+  add_tokens<kBits, kPanels>(matrix, panel, tokens, inputs, prefetch, sums);
 }
 
 template <class T, int kPanels>
@@ -237,13 +301,14 @@ RADIXRT_INLINE void finish(const Groupwise& matrix, int64_t panel, int64_t token
 
 template <class T, int kBits, int kPanels>
 void multiply_panels(const Groupwise& matrix, int64_t panel, int64_t first_token, int tokens) {
-  int tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  int at_once = tokens > kFewTokens ? kMostTokens : kTileTokens;
+  int tiles = (tokens + at_once - 1) / at_once;
   for (int i = 0; i < tiles; ++i) {
     int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
-    TokenSums<kPanels> sums[kTileTokens];
+    TokenSums<kPanels> sums[kMostTokens];
     memset(sums, 0, sizeof sums);
     const char* inputs = matrix.inputs + (first_token + begin) * matrix.input_bytes;
-    add_tokens<kBits, kPanels>(matrix, panel, end - begin, inputs, i == 0, sums);
+    add_tile<kBits, kPanels>(at_once, matrix, panel, end - begin, inputs, i == 0, sums);
     for (int t = begin; t < end; ++t) finish<T, kPanels>(matrix, panel, first_token + t, sums[t - begin]);
   }
 }

@@ -14,6 +14,8 @@
 
 namespace radixrt {
 
+inline constexpr int64_t kLongestChunk = 128;  // columns
+
 struct Groupwise {
   const uint8_t* codes;
   const char* scales;    // float16

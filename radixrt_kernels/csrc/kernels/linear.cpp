@@ -3,9 +3,13 @@
 // A tile is some tokens times some panels, whose sums stay in registers while the inputs pass by. Few tokens: the
 // weights come from memory, which is what takes the time. Many: a unit's weights stay in the second-level cache while the
 // tokens pass by in tiles, and the next unit's are fetched meanwhile.
+//
+// AMX adds products up in an order of its own, so where it is used at all one token's sums are made by it too: they
+// must not depend on how many tokens there are.
 #include "kernels/linear.hpp"
 
 #include "isa.hpp"
+#include "kernels/amx_product.hpp"
 #include "simd.hpp"
 
 namespace radixrt {
@@ -26,7 +30,8 @@ constexpr int64_t kBlockBytes = 128 << 10;
 
 // ------------------------------------------------------------ what a panel holds, and how inputs meet it
 //
-// A form says how many columns go in one step, what a step's inputs look like, and how they are multiplied in.
+// A form says how many columns go in one step, how many tokens in one tile, what a step's inputs look like, and how they are
+// multiplied in.
 
 struct Sums {
   Floats of[kVectors];
@@ -38,6 +43,7 @@ struct OneByOne {  // float32 and float16: one column a step, in float32
   using Input = float;
   static constexpr int kColumns = 1;
   static constexpr int kStepBytes = kPanel * sizeof(T);
+  static constexpr int kTokens = kTileTokens;
 
   static RADIXRT_INLINE bool used_as_is(int64_t) { return sizeof(T) == sizeof(Input); }
   static RADIXRT_INLINE void prepare(const T* hidden, int64_t columns, Input* to) {
@@ -67,6 +73,11 @@ struct Pairs {  // bfloat16: two columns a step
   using Weight = BFloat16;
   static constexpr int kColumns = 2;
   static constexpr int kStepBytes = 2 * kPanel * sizeof(BFloat16);
+#if defined(RADIXRT_HAS_AMX)
+  static constexpr int kTokens = kAmxTokens;
+#else
+  static constexpr int kTokens = kTileTokens;
+#endif
 
   static RADIXRT_INLINE void look_up(const BFloat16* panel, int64_t columns, int lane, BFloat16* output) {
     for (int64_t i = 0; i < columns; ++i) output[i] = panel[2 * kPanel * (i / 2) + 2 * lane + i % 2];
@@ -158,6 +169,21 @@ RADIXRT_INLINE void add_tokens(
   add_steps<Form, kTokens, kPanels>(weights, panel_bytes, inputs, input_bytes, steps, ahead, panels_ahead, sums);
 }
 
+// One tile: at most Form::kTokens tokens.
+template <class Form, int kPanels>
+RADIXRT_INLINE void add_tile(
+    int tokens, const char* weights, int64_t panel_bytes, const char* inputs, int64_t input_bytes, int64_t steps, const char* ahead,
+    int panels_ahead, TokenSums<kPanels>* sums) {
+#if defined(RADIXRT_HAS_AMX)
+  if constexpr (Form::kTokens == kAmxTokens) {
+    AmxProduct<PairsOfBFloat16> product(tokens);
+    product.multiply(true, weights, panel_bytes, kPanels, inputs, input_bytes, steps, {ahead, panels_ahead}, sums);
+    return;
+  }
+#endif
+  add_tokens<Form, kPanels>(tokens, weights, panel_bytes, inputs, input_bytes, steps, ahead, panels_ahead, sums);
+}
+
 template <class Form, int kPanels>
 RADIXRT_INLINE void finish(const Linear& linear, int64_t first_panel, int64_t token, const TokenSums<kPanels>& sums) {
   using T = typename Form::Weight;
@@ -183,7 +209,7 @@ void multiply_panels(const Linear& linear, int64_t first_panel, int64_t first_to
   int64_t all_steps = (linear.columns + Form::kColumns - 1) / Form::kColumns;
   int64_t panel_bytes = all_steps * Form::kStepBytes;
   const char* weights = linear.weights + first_panel * panel_bytes;
-  int tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  int tiles = (tokens + Form::kTokens - 1) / Form::kTokens;
   TokenSums<kPanels> sums[kUnitTokens];
   memset(sums, 0, tokens * sizeof *sums);
   constexpr int64_t kBlock = kBlockBytes / Form::kStepBytes;
@@ -196,7 +222,7 @@ void multiply_panels(const Linear& linear, int64_t first_panel, int64_t first_to
       // The tiles share in fetching the unit that follows.
       int first_ahead = kPanels * i / tiles, panels_ahead = kPanels * (i + 1) / tiles - first_ahead;
       const char* ahead = block + (kPanels + first_ahead) * panel_bytes;
-      add_tokens<Form, kPanels>(end - begin, block, panel_bytes, inputs, linear.hidden_bytes, steps, ahead, panels_ahead, sums + begin);
+      add_tile<Form, kPanels>(end - begin, block, panel_bytes, inputs, linear.hidden_bytes, steps, ahead, panels_ahead, sums + begin);
     }
   }
   for (int t = 0; t < tokens; ++t) finish<Form, kPanels>(linear, first_panel, first_token + t, sums[t]);
@@ -211,11 +237,11 @@ template <class Form, int kPanels>
 void stream_panels(const Linear& linear, int64_t first_panel, int64_t first_token, int tokens) {
   int64_t steps = (linear.columns + Form::kColumns - 1) / Form::kColumns;
   int64_t panel_bytes = steps * Form::kStepBytes;
-  TokenSums<kPanels> sums[kTileTokens];
+  TokenSums<kPanels> sums[Form::kTokens];
   memset(sums, 0, sizeof sums);
   auto inputs = linear.hidden + first_token * linear.hidden_bytes;
   const char* weights = linear.weights + first_panel * panel_bytes;
-  add_tokens<Form, kPanels>(tokens, weights, panel_bytes, inputs, linear.hidden_bytes, steps, weights, 0, sums);
+  add_tile<Form, kPanels>(tokens, weights, panel_bytes, inputs, linear.hidden_bytes, steps, weights, 0, sums);
   for (int t = 0; t < tokens; ++t) finish<Form, kPanels>(linear, first_panel, first_token + t, sums[t]);
 }
 

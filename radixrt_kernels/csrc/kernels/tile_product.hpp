@@ -66,6 +66,16 @@ struct FloatUnits {
     return (UInts)(count >= kWidth ? load(from) : load_first(from, count));
   }
 
+  static RADIXRT_INLINE Floats multiply_add_vectors(Floats sum, const float* left, UInts right) {
+    return sum + load(left) * (Floats)right;
+  }
+
+  // `elements` of a value.
+  static RADIXRT_INLINE void load_values(const T* const* rows, int64_t offset, int count, int elements, UInts (&to)[1]) {
+    (void)count;
+    to[0] = load_units(rows[0] + offset, elements);
+  }
+
   // Rows of values become the right operand [keys][padded head_dim].
   static RADIXRT_INLINE void pack_values(const T* const* rows, int count, int head_dim, int padded, float* to, Prefetcher& next) {
     for (int key = 0; key < count; ++key) {
@@ -95,6 +105,25 @@ struct PairUnits {
   static RADIXRT_INLINE UInts load_units(const BFloat16* from, int count) {  // counts elements
     if (count >= 2 * kWidth) return (UInts)_mm512_loadu_si512(from);
     return (UInts)_mm512_maskz_loadu_epi16((__mmask32)((uint64_t{1} << count) - 1), from);
+  }
+
+  static RADIXRT_INLINE Floats multiply_add_vectors(Floats sum, const uint32_t* left, UInts right) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(left), (__m512bh)right);
+  }
+
+  // `elements` of two values, or of the last one and zeros, interleaved within lanes of 128 bits.
+  static RADIXRT_INLINE void load_values(const BFloat16* const* rows, int64_t offset, int count, int elements, UInts (&to)[2]) {
+    auto first = (__m512i)load_units(rows[0] + offset, elements);
+    auto second = count > 1 ? (__m512i)load_units(rows[1] + offset, elements) : __m512i{};
+    to[0] = (UInts)_mm512_unpacklo_epi16(first, second);
+    to[1] = (UInts)_mm512_unpackhi_epi16(first, second);
+  }
+
+  // Sums of what `load_values` gives become sums of neighbours: 2 * kWidth floats in place.
+  static RADIXRT_INLINE void put_in_order(float* sums) {
+    Floats low = load(sums), high = load(sums + kWidth);
+    store(sums, pick<0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23>(low, high));
+    store(sums + kWidth, pick<8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31>(low, high));
   }
 
   static RADIXRT_INLINE void pack_values(const BFloat16* const* rows, int count, int head_dim, int padded, uint32_t* to,

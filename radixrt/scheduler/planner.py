@@ -1,0 +1,215 @@
+"""Which tokens does the worker compute in the next step?
+
+Running sequences first, one token each; then prompts that are half computed; then those that wait, as far as the budget
+of prompt tokens and the pages go. Where a running sequence lacks a page, another gives its own up.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.stats import Counters
+from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
+from radixrt.scheduler.admission import Admission
+from radixrt.scheduler.kv_cache import KVCache
+from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.plan_draft import PlanDraft
+from radixrt.scheduler.radix_tree import Match
+from radixrt.scheduler.retraction import choose_victim
+from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.slot_table import SlotTable
+from radixrt.scheduler.steps_in_flight import StepsInFlight
+from radixrt.scheduler.waiting_queue import WaitingQueue
+
+
+class Planner:
+    """Moves sequences from the queue into slots, through their prompts, and out again."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        slots: SlotTable,
+        kv: KVCache,
+        waiting: WaitingQueue,
+        in_flight: StepsInFlight,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self.admission = Admission(slots, kv, limits.context_length)
+        self._limits = limits
+        self._slots = slots
+        self._kv = kv
+        self._waiting = waiting
+        self._in_flight = in_flight
+        self._counters = counters
+        self._clock = clock
+        self._prefilling: dict[int, Sequence] = {}
+        """By sequence id: those in slots whose prompts are not planned to their end."""
+        self._adopters: set[int] = set()
+        """Slots whose block table has changed since the worker last heard of it."""
+        self._slots_to_release: list[int] = []
+
+    def plan(self) -> StepPlan | None:
+        """Plan the next step: a token for everyone who decodes, then prompts as far as the budget goes.
+
+        Returns None if there is nothing to compute until a result or a request comes in.
+        """
+        self._kv.leases.expire()
+        while True:
+            draft = PlanDraft(prefill_budget=self._limits.max_prefill_tokens)
+            self._plan_decode(draft)
+            self._continue_prefills(draft)
+            self._admit_waiting(draft)
+            if draft.has_work:
+                return self._seal(draft)
+            if not self._is_stuck():
+                return None
+            self._make_room()
+
+    def _is_stuck(self) -> bool:
+        """Prompts half computed hold all pages, and no result is under way that could free one."""
+        return not self._in_flight and bool(self._prefilling)
+
+    def _plan_decode(self, draft: PlanDraft) -> None:
+        slots = self._slots
+        self._slots_to_release += slots.retire_exhausted()
+        while True:
+            decoding = np.flatnonzero(slots.is_decoding)
+            missing = slots.pages_missing(decoding)
+            if missing.sum() <= self._kv.num_available:
+                break
+            self._make_room()
+        ahead = np.maximum(missing, slots.pages_ahead(decoding))
+        affordable = ahead.sum() <= self._kv.num_available
+        draft.extend(*self._kv.grow_each(decoding, ahead if affordable else missing))
+        slots.planned[decoding] += 1
+        draft.num_decoding = len(decoding)
+
+    def _continue_prefills(self, draft: PlanDraft) -> None:
+        for sequence in list(self._prefilling.values()):
+            if draft.prefill_budget <= 0:
+                return
+            if self._kv.adopt_longer_prefix(sequence):
+                self._adopters.add(sequence.slot)
+                self._count_cached(sequence)
+            self._plan_chunk(sequence, draft)
+
+    def _admit_waiting(self, draft: PlanDraft) -> None:
+        self._waiting.refresh()
+        self.admission.begin_step()
+        while draft.prefill_budget > 0 and len(self._waiting) and self._slots.num_free:
+            sequence, match = self._waiting.head()
+            if self._slots.num_used == 0:
+                self._kv.break_leases_for(sequence, match)
+            if not self.admission.has_room_for(sequence, match):
+                return
+            self._waiting.pop(sequence)
+            self._admit(sequence, match, draft)
+            self.admission.admitted()
+            self._plan_chunk(sequence, draft)
+            assert draft.prefill and draft.prefill[-1].slot == sequence.slot, (
+                "admitted without a page for its prompt: work would not go on"
+            )
+
+    def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
+        self._kv.enter(sequence, match)
+        slot = sequence.slot
+        self._prefilling[sequence.seq_id] = sequence
+        if sequence.first_planned is None:
+            sequence.first_planned = self._clock()
+            self._counters.prompt_tokens += sequence.num_tokens
+        self._count_cached(sequence)
+        draft.admit.append(
+            Admit(
+                slot=slot,
+                token_ids=pack_ids(sequence.known_tokens()),
+                num_cached=int(self._slots.planned[slot]),
+                pages=pack_ids(self._slots.block_table(slot)),
+                sampling=sequence.sampling,
+                num_output=sequence.num_output,
+                grammar=sequence.grammar,
+            )
+        )
+
+    def _count_cached(self, sequence: Sequence) -> None:
+        """Note how far the tree has brought a sequence. What it had reached before a retraction counts no second time."""
+        found = int(self._slots.planned[sequence.slot])
+        gain = found - sequence.num_reached
+        if gain <= 0:
+            return
+        sequence.num_reached = found
+        if sequence.first_token is None:
+            sequence.cached_tokens += gain
+            self._counters.cached_tokens += gain
+
+    def _plan_chunk(self, sequence: Sequence, draft: PlanDraft) -> None:
+        """Compute the next piece of a prompt, as much of it as budget and pages allow."""
+        slots, slot = self._slots, sequence.slot
+        start = int(slots.planned[slot])
+        end = min(
+            sequence.num_tokens,
+            start + self._limits.chunked_prefill_size,
+            start + draft.prefill_budget,
+        )
+        pages = self._kv.grow(sequence, end)
+        end = min(end, int(slots.num_pages[slot]) * slots.page_size)
+        if end <= start:
+            return
+        if slot in self._adopters:
+            self._adopters.remove(slot)
+            draft.block_tables.append(BlockTable(slot, pack_ids(slots.block_table(slot))))
+        else:
+            draft.extend(np.full(len(pages), slot, dtype=np.int32), pages)
+        draft.prefill.append(Prefill(slot, start, end - start))
+        draft.prefill_budget -= end - start
+        slots.planned[slot] = end
+        sequence.num_reached = max(sequence.num_reached, end)
+        self._kv.publish_prefill(sequence)
+        if end == sequence.num_tokens:
+            del self._prefilling[sequence.seq_id]
+            slots.is_decoding[slot] = True
+
+    def _seal(self, draft: PlanDraft) -> StepPlan:
+        released, self._slots_to_release = self._slots_to_release, []
+        return draft.seal(self._in_flight.send(self._slots.owners), released)
+
+    def _make_room(self) -> None:
+        """Take back the pages of a sequence, or of a lease where the only sequence that runs could not go on.
+
+        Leases come before the number of sequences that run at once, and never before work itself.
+        """
+        if self._slots.num_used > 1 or not self._kv.leases.break_first():
+            self._retract()
+
+    def _retract(self) -> None:
+        """Take back a sequence's pages. Its KV stays in the tree until the pages are really needed, its
+        tokens in flight are dropped: the sampler draws the same ones again."""
+        growing = [
+            sequence
+            for sequence in self._slots.running()
+            if self._slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling
+        ]
+        sequence = choose_victim(growing, self._waiting.order)
+        sequence.begin_prompt_again()
+        self.leave(sequence, ended=False)
+        self._waiting.add(sequence, retracted=True)
+        self._counters.retractions += 1
+
+    def leave(self, sequence: Sequence, *, keep_kv: bool = True, ended: bool = True) -> None:
+        """Take a running sequence out of its slot; the worker hears of it with the next plan.
+
+        Args:
+            keep_kv: what is known of its KV stays in the tree.
+            ended: it will not come back.
+        """
+        slot = sequence.slot
+        if self._slots.in_worker[slot]:
+            self._slots_to_release.append(slot)
+        self._in_flight.forget(sequence)
+        self._prefilling.pop(sequence.seq_id, None)
+        self._adopters.discard(slot)
+        if keep_kv:
+            self._kv.leave(sequence, ended=ended)
+        else:
+            self._kv.discard(sequence)

@@ -1,0 +1,163 @@
+"""How does the tokenizer process answer what is asked besides answers? By itself, or together with the scheduler."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from radixrt.messages.calls import (
+    CacheTreeCall,
+    CompileCall,
+    DetokenizeCall,
+    FlushCacheCall,
+    PinCall,
+    PinTokensCall,
+    ReleaseCacheCall,
+    StatsCall,
+    TokenizeCall,
+)
+from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.replies import (
+    CallReply,
+    CheckReport,
+    CompileReport,
+    Detokenized,
+    Tokenized,
+)
+from radixrt.messages.requests import Prompt
+from radixrt.tokenizer.cache_tree import described, num_shown_tokens
+from radixrt.tokenizer.limits import Limits
+from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.structured import StructuredOutput
+from radixrt.tokenizer.turns import Turns
+from radixrt.tokenizer.under_way import Send, failure
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+Call = (
+    TokenizeCall
+    | DetokenizeCall
+    | CompileCall
+    | PinCall
+    | FlushCacheCall
+    | ReleaseCacheCall
+    | CacheTreeCall
+    | StatsCall
+)
+
+_CALLS = ""
+"""All calls are one owner of turns: requests go first."""
+
+
+@dataclasses.dataclass(eq=False)
+class Calls:
+    """The calls of one engine, and what they are answered with."""
+
+    vocabulary: Vocabulary
+    encoder: PromptEncoder
+    limits: Limits
+    structured: StructuredOutput
+    turns: Turns
+    shows_cache_texts: bool
+    to_api: Send
+    to_scheduler: Send
+    _tasks: set[asyncio.Task[None]] = dataclasses.field(default_factory=set)
+    _passed_on: dict[int, Call] = dataclasses.field(default_factory=dict)
+    """Calls that the scheduler answers, and this process adds to the answer of."""
+
+    def take(self, call: Call) -> None:
+        """Begin to answer a call."""
+        match call:
+            case TokenizeCall():
+                size = size_in_chars(call.prompt)
+                self._in_turn(call.call_id, size, lambda: self._tokenize(call.prompt, size))
+            case DetokenizeCall():
+                size = num_ids(call.token_ids)
+                self._in_turn(call.call_id, size, lambda: self._detokenize(call))
+            case CompileCall():
+                self._spawn(self._reply(call.call_id, self._compile_ahead(call)))
+            case PinCall():
+                self._spawn(self._reply(call.call_id, self._pin(call)))
+            case FlushCacheCall() | ReleaseCacheCall():
+                self.to_scheduler(call)
+            case CacheTreeCall() | StatsCall():
+                self._passed_on[call.call_id] = call
+                self.to_scheduler(call)
+
+    def pass_on(self, reply: CallReply) -> None:
+        """Send a reply of the scheduler to the api, with what only this process knows."""
+        call = self._passed_on.pop(reply.call_id, None)
+        if reply.error is None and isinstance(call, CacheTreeCall):
+            tree = reply.value
+            work = partial(described, tree, self.vocabulary, self.shows_cache_texts)
+            self._in_turn(reply.call_id, num_shown_tokens(tree), work)
+            return
+        if reply.error is None and isinstance(call, StatsCall):
+            reply.value["structured"] = msgspec.to_builtins(self.structured.stats())
+        self.to_api(reply)
+
+    def _in_turn(self, call_id: int, size: int, work: Callable[[], Any]) -> None:
+        """Do the work of a call, of about so many characters, when it is its turn."""
+        self._spawn(self._reply(call_id, self.turns.run(_CALLS, size, work)))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reply(self, call_id: int, work: Awaitable[Any]) -> None:
+        """Answer a call with what the work gives; if it gives None, the scheduler answers."""
+        try:
+            value = await work
+        except Exception as error:
+            self.to_api(CallReply(call_id=call_id, error=failure("", error)))
+        else:
+            if value is not None:
+                self.to_api(CallReply(call_id=call_id, value=value))
+
+    # ------------------------------------------------------------ one call each
+
+    def _tokenize(self, prompt: Prompt, size: int) -> Tokenized:
+        self.limits.check_call(size, is_text=True)
+        of_any_length = dataclasses.replace(self.limits, context_length=2**31)
+        text, token_ids = self.encoder.encode(prompt, of_any_length)
+        prompt_text = self.vocabulary.decode(token_ids) if text is None else text
+        return Tokenized(token_ids=token_ids, prompt=prompt_text)
+
+    def _detokenize(self, call: DetokenizeCall) -> Detokenized:
+        ids = unpack_ids(call.token_ids)
+        self.limits.check_call(len(ids), is_text=False)
+        self.limits.check_token_ids(ids)
+        return Detokenized(text=self.vocabulary.decode(ids.tolist(), call.skip_special_tokens))
+
+    async def _compile_ahead(self, call: CompileCall) -> CompileReport:
+        begin = time.perf_counter()
+        compiled = await self.structured.compile(call.structured)
+        return CompileReport(
+            backend=compiled.grammar.backend,
+            checks=[
+                CheckReport(pointer=check.pointer, keywords=check.keywords)
+                for check in compiled.checks
+            ],
+            unenforced=compiled.unenforced,
+            seconds=time.perf_counter() - begin,
+        )
+
+    async def _pin(self, call: PinCall) -> None:
+        """Hand the scheduler a prompt that is to be pinned, in tokens."""
+        _, token_ids = await self.turns.run(
+            _CALLS,
+            size_in_chars(call.prompt),
+            lambda: self.encoder.encode(call.prompt, self.limits, call.cache_salt),
+        )
+        self.to_scheduler(
+            PinTokensCall(
+                call_id=call.call_id,
+                token_ids=pack_ids(token_ids),
+                cache_salt=call.cache_salt,
+                ttl_s=call.ttl_s,
+            )
+        )

@@ -1,0 +1,108 @@
+// What every way of computing attention does with a block of keys: where its rows lie, who sees them, and the online softmax.
+#pragma once
+
+#include "kernels/attention.hpp"
+#include "kernels/tile_product.hpp"
+#include "simd.hpp"
+
+namespace radixrt::RADIXRT_ISA {
+
+inline constexpr float kLog2E = 1.44269504088896341f;
+inline constexpr float kMinusInfinity = -__builtin_inff();
+
+// Where the rows of a block's keys and values begin, those of the task's first KV head.
+template <class T>
+struct BlockRows {
+  const T* rows[2 * kBlockKeys];  // of the keys, then of the values
+  int count;
+
+  const T* const* keys() const { return rows; }
+  const T* const* values() const { return rows + count; }
+
+  // The block that begins at `first_key`; empty behind the task's last one.
+  void find(const AttentionTensors& tensors, const AttentionTask& task, int64_t first_key) {
+    int64_t left = task.end_key - first_key;
+    count = left > kBlockKeys ? kBlockKeys : left < 0 ? 0 : int(left);
+    auto all_keys = static_cast<const T*>(tensors.key_cache) + task.kv_head * tensors.key_head_stride;
+    auto all_values = static_cast<const T*>(tensors.value_cache) + task.kv_head * tensors.value_head_stride;
+    int64_t page = first_key / tensors.page_size, offset = first_key % tensors.page_size;
+    for (int i = 0; i < count; ++i) {
+      int64_t id = task.pages[page];
+      rows[i] = all_keys + id * tensors.key_page_stride + offset * tensors.key_token_stride;
+      rows[count + i] = all_values + id * tensors.value_page_stride + offset * tensors.value_token_stride;
+      if (++offset == tensors.page_size) {
+        offset = 0;
+        ++page;
+      }
+    }
+  }
+
+  // `elements`: of each row.
+  Prefetcher prefetcher(int elements) const {
+    auto first = reinterpret_cast<const char* const*>(rows);
+    return {first, first + 2 * count, elements * int(sizeof(T))};
+  }
+};
+
+// Which keys of a block a query sees: begin..end-1 of 0..kBlockKeys-1.
+struct Visible {
+  int begin, end;
+};
+
+RADIXRT_INLINE Visible visible(int64_t position, const AttentionLayer& layer, int64_t first_key, int count) {
+  int64_t begin = position - layer.window + 1 - first_key, end = position + 1 - first_key;
+  begin = begin < 0 ? 0 : begin > count ? count : begin;
+  end = end < 0 ? 0 : end > count ? count : end;
+  return {int(begin), int(end)};
+}
+
+RADIXRT_INLINE Ints lane_numbers() {
+  Ints lanes;
+  for (int i = 0; i < kWidth; ++i) lanes[i] = i;
+  return lanes;
+}
+
+// Scores as they come from the product, scaled, capped and times log2 e.
+struct ScoreScale {
+  float factor;
+  float soft_cap;
+
+  explicit ScoreScale(const AttentionLayer& layer)
+      : factor(layer.soft_cap ? layer.scale / layer.soft_cap : layer.scale * kLog2E), soft_cap(layer.soft_cap * kLog2E) {}
+
+  static RADIXRT_INLINE Floats capped(Floats x, float cap) {
+    return cap * (1.0f - 2.0f / (1.0f + exp2(2.0f * kLog2E * x)));  // cap * tanh(x)
+  }
+  Floats operator()(Floats x) const { return soft_cap ? capped(x * factor, soft_cap) : x * factor; }
+};
+
+// One row of the online softmax: scores become weights 2^(score - largest), what is invisible becomes 0.
+template <class Units>
+RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreScale scale, typename Units::Unit* weights,
+                                float& largest_so_far, float& sum_so_far, float& factor) {
+  Floats most = splat(kMinusInfinity);
+  const bool all = seen.begin == 0 && seen.end == columns;
+  for (int i = 0; i < columns; i += kWidth) {
+    Floats x = scale(load(scores + i));
+    if (!all) {
+      Ints lane = lane_numbers() + i;
+      x = (lane >= seen.begin) & (lane < seen.end) ? x : splat(kMinusInfinity);
+    }
+    store(scores + i, x);
+    most = maximum(most, x);
+  }
+  float before = largest_so_far, now = largest(most);
+  now = now > before ? now : before;
+  float reference = now == kMinusInfinity ? 0.0f : now;  // nothing seen yet: every weight is 2^-infinity
+  factor = before == kMinusInfinity ? 0.0f : exp2(splat(before - reference))[0];
+  Floats total = splat(0.0f);
+  for (int i = 0; i < columns; i += kWidth) {
+    Floats weight = exp2(load(scores + i) - reference);
+    total = total + weight;
+    Units::pack_weights(weight, i, weights);
+  }
+  largest_so_far = now;
+  sum_so_far = sum_so_far * factor + sum(total);
+}
+
+}  // namespace radixrt::RADIXRT_ISA

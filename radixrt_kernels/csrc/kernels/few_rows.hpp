@@ -1,0 +1,147 @@
+// The two products of attention for a few rows, with keys and values as they lie in the cache.
+//
+// Scores: a vector of a key times a vector of the query, kWidth keys at a time, whose sums are then added up across lanes all
+// together. Values: each vector is loaded once for all rows. bfloat16 keys come in pairs, which are interleaved on the way.
+#pragma once
+
+#include "kernels/tile_product.hpp"
+#include "simd.hpp"
+
+namespace radixrt::RADIXRT_ISA {
+
+// So many rows are faster than with packed keys, by measurement: with narrow vectors few sums fit in the registers.
+inline constexpr int kFewRows = kWidth == 16 ? 4 : kWidth == 8 ? 1 : 0;
+
+// Brings a block of many heads into the second-level cache, evenly spread over the work on the block before it.
+struct FarPrefetcher {
+  const char* const* row;
+  const char* const* end;
+  int row_bytes, lines_a_step;
+  int byte = 0;
+
+  FarPrefetcher(const Prefetcher& block, int steps)
+      : row(block.row),
+        end(block.end),
+        row_bytes(block.row_bytes),
+        lines_a_step(int((block.end - block.row) * ((block.row_bytes + 63) / 64) / steps) + 1) {}
+
+  RADIXRT_INLINE void step() {
+    for (int i = 0; i < lines_a_step && row != end; ++i) {
+      __builtin_prefetch(*row + byte, 0, 2);
+      byte += 64;
+      if (byte >= row_bytes) {
+        byte = 0;
+        ++row;
+      }
+    }
+  }
+};
+
+// Lane i of the result is the sum of the lanes of vectors[i].
+template <int distance = kWidth / 2>
+RADIXRT_INLINE Floats sums_of_lanes(Floats (&vectors)[kWidth]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < distance; ++i) {
+    UInts upper = (UInts)vectors[i], lower = (UInts)vectors[i | distance];
+    swap_blocks<distance>(upper, lower, AllLanes{});
+    vectors[i] = (Floats)upper + (Floats)lower;
+  }
+  if constexpr (distance > 1) return sums_of_lanes<distance / 2>(vectors);
+  return vectors[0];
+}
+
+template <class T, class Units>
+struct FewRows {
+  using Unit = typename Units::Unit;
+  static constexpr int kElementsAtOnce = kWidth * Units::kElements;
+  static constexpr int kRows = 4;  // that share a loaded value
+
+  // How often a block of one head steps the prefetcher.
+  static int steps(int rows, int keys, int head_dim) {
+    int vectors = (head_dim + kElementsAtOnce - 1) / kElementsAtOnce;
+    return vectors * (rows * (keys / kWidth) + (rows + kRows - 1) / kRows * (keys / Units::kElements));
+  }
+
+  // scores[rows][kBlockKeys] = queries times keys, each `offset` elements behind its row; `queries` are padded with zeros.
+  static void score(const Unit* queries, int rows, const T* const* keys, int64_t offset, int count, int head_dim, float* scores,
+                    FarPrefetcher& next) {
+    const int units = rounded_up(head_dim, kElementsAtOnce) / Units::kElements;
+    for (int key = 0; key < count; key += kWidth) {
+      const T* from[kWidth];
+      for (int i = 0; i < kWidth; ++i) from[i] = keys[key + i < count ? key + i : count - 1] + offset;
+      for (int row = 0; row < rows; ++row) {
+        Floats sums[kWidth] = {};
+        for (int element = 0, unit = 0; unit < units; element += kElementsAtOnce, unit += kWidth) {
+          next.step();
+          const Unit* query = queries + row * units + unit;
+          const int left = head_dim - element;
+          if (left >= kElementsAtOnce) {
+#pragma GCC unroll 16
+            for (int i = 0; i < kWidth; ++i)
+              sums[i] = Units::multiply_add_vectors(sums[i], query, Units::load_units(from[i] + element, kElementsAtOnce));
+          } else {
+            for (int i = 0; i < kWidth; ++i)
+              sums[i] = Units::multiply_add_vectors(sums[i], query, Units::load_units(from[i] + element, left));
+          }
+        }
+        store(scores + row * kBlockKeys + key, sums_of_lanes(sums));
+      }
+    }
+  }
+
+  // output[rows][padded head_dim] = factors[rows] * output + weights[rows][kBlockKeys] times values, in the order of `put_in_order`.
+  static void add_values(const Unit* weights, int rows, const T* const* values, int64_t offset, int count, int head_dim,
+                         const float* factors, float* output, FarPrefetcher& next) {
+    const int wide = rounded_up(head_dim, kElementsAtOnce);
+    for (int row = 0; row < rows; row += kRows) {
+      auto from = weights + row * kBlockKeys;
+      auto factor = factors + row;
+      float* to = output + row * wide;
+      for (int element = 0; element < wide; element += kElementsAtOnce) {
+        switch (rows - row) {
+          case 1: add_vector<1>(from, values, offset, count, element, head_dim, factor, to, wide, next); break;
+          case 2: add_vector<2>(from, values, offset, count, element, head_dim, factor, to, wide, next); break;
+          case 3: add_vector<3>(from, values, offset, count, element, head_dim, factor, to, wide, next); break;
+          default: add_vector<kRows>(from, values, offset, count, element, head_dim, factor, to, wide, next);
+        }
+      }
+    }
+  }
+
+  // From the order in which interleaved pairs leave the sums to that of the elements.
+  static void put_in_order(float* output, int wide) {
+    if constexpr (Units::kElements == 2)
+      for (int i = 0; i < wide; i += kElementsAtOnce) Units::put_in_order(output + i);
+  }
+
+ private:
+  template <int rows>
+  static RADIXRT_INLINE void add_vector(const Unit* weights, const T* const* values, int64_t offset, int count, int element,
+                                        int head_dim, const float* factors, float* output, int wide, FarPrefetcher& next) {
+    constexpr int kVectors = Units::kElements;
+    const int left = head_dim - element < kElementsAtOnce ? head_dim - element : kElementsAtOnce;
+    Floats sums[rows][kVectors];
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; ++row)
+      for (int i = 0; i < kVectors; ++i)
+        sums[row][i] = factors[row] * load(output + row * wide + element + i * kWidth);
+    for (int key = 0; key < count; key += Units::kElements) {
+      next.step();
+      UInts loaded[kVectors];
+      if (left == kElementsAtOnce)
+        Units::load_values(values + key, offset + element, count - key, kElementsAtOnce, loaded);
+      else
+        Units::load_values(values + key, offset + element, count - key, left, loaded);
+#pragma GCC unroll 4
+      for (int row = 0; row < rows; ++row)
+        for (int i = 0; i < kVectors; ++i)
+          sums[row][i] = Units::multiply_add(sums[row][i], weights + row * kBlockKeys + key / Units::kElements,
+                                             reinterpret_cast<const Unit*>(&loaded[i]));
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; ++row)
+      for (int i = 0; i < kVectors; ++i) store(output + row * wide + element + i * kWidth, sums[row][i]);
+  }
+};
+
+}  // namespace radixrt::RADIXRT_ISA

@@ -1,0 +1,125 @@
+"""A conversation's earlier answers are the tokens that were generated, whatever the tokenizer would make of them."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from radixrt.tokenizer import kept_answers
+from radixrt.tokenizer.kept_answers import KeptAnswers
+from radixrt.tokenizer.segments import SegmentEncoder, joined
+from radixrt.tokenizer.token_memory import ENTRY_COST, TokenMemory
+from tests.tiny_tokenizers import byte_fallback, byte_level
+from tests.tokenizer.test_segments import at_once, metaspace, special_tokens
+
+
+def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A text in as many tokens as it has characters."""
+    return [i for character in text for i in at_once(tokenizer, character)]
+
+
+def encoder_of(tokenizer: Tokenizer) -> SegmentEncoder:
+    return SegmentEncoder(tokenizer, special_tokens(tokenizer))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_conversation_begins_with_its_earlier_prompt_and_answer(data: st.DataObject) -> None:
+    """With any template: ``marked`` ones write special tokens, others plain words."""
+    tokenizer = byte_level()
+    encoder = encoder_of(tokenizer)
+    words = st.text("ab \n.é😀", min_size=1, max_size=12)
+    ask, reply, end = data.draw(
+        st.sampled_from(
+            [
+                ("<|im_start|>user\n", "<|im_end|><|im_start|>assistant\n", "<|im_end|>"),
+                ("user: ", "\nassistant: ", "\n"),
+                ("", "", ""),
+            ]
+        )
+    )
+    text, before, ends = "", [], []
+    for _ in range(data.draw(st.integers(1, 4))):
+        prompt = text + ask + data.draw(words) + reply
+        ids = joined(encoder.encode(prompt, "salt", ends))
+        assert tokenizer.decode(ids, skip_special_tokens=False) == prompt
+        assert ids[: len(before)] == before, "the KV of prompt and answer can be used again"
+        answer = data.draw(words)
+        spoken = spelled(tokenizer, answer)
+        encoder.answers.keep(prompt, answer, spoken, "salt")
+        before, text = ids + spoken, prompt + answer + end
+        ends = [*ends, len(prompt + answer)]
+
+
+def test_another_conversation_or_salt_is_encoded_by_the_tokenizer() -> None:
+    tokenizer = byte_level()
+    encoder = encoder_of(tokenizer)
+    prompt, answer = "<|im_start|>user\nhi<|im_start|>assistant\n", "the quick brown fox"
+    spoken = spelled(tokenizer, answer)
+    encoder.answers.keep(prompt, answer, spoken, "mine")
+    text = prompt + answer + "<|im_end|>"
+    assert spoken != at_once(tokenizer, answer)
+    assert joined(encoder.encode(text, "mine")) == [
+        *at_once(tokenizer, prompt), *spoken, *at_once(tokenizer, "<|im_end|>")
+    ]  # fmt: skip
+    assert joined(encoder.encode(text, "yours")) == at_once(tokenizer, text)
+    other = text.replace("hi", "ho")
+    assert joined(encoder.encode(other, "mine")) == at_once(tokenizer, other)
+
+
+@pytest.mark.parametrize("make", [byte_fallback, metaspace])
+def test_where_a_text_cannot_be_cut_anywhere_only_special_tokens_end_answers(
+    make: Callable[[], Tokenizer],
+) -> None:
+    """Such tokenizers write a space in front of every text that they encode."""
+    tokenizer = make()
+    encoder = encoder_of(tokenizer)
+    special = special_tokens(tokenizer)[-1].content
+    prompt, answer = f"{special}user hi{special}", "the quick brown fox"
+    encoder.answers.keep(prompt, answer, [5, 6, 7], "")
+    cut, marked = f"{prompt}{answer} and", f"{prompt}{answer}{special}"
+    assert joined(encoder.encode(cut, "", [len(prompt + answer)])) == at_once(tokenizer, cut)
+    assert [5, 6, 7] in [segment.ids.tolist() for segment in encoder.encode(marked)]
+
+
+def test_answers_in_doubt_do_not_overlap() -> None:
+    kept = KeptAnswers()
+    kept.keep("a", "bcd", [1], "")
+    kept.keep("ab", "cdef", [2], "")
+    kept.keep("abcd", "efg", [3], "")
+    found = kept.find("abcdefg", [4, 6, 7], "")
+    assert [(each.start, each.end, each.ids.tolist()) for each in found] == [
+        (1, 4, [1]),
+        (4, 7, [3]),
+    ]
+
+
+def test_memory_holds_what_was_used_last() -> None:
+    sizes = random.Random(0)
+    memory: TokenMemory[int] = TokenMemory(10 * (ENTRY_COST + 20))
+    model: dict[bytes, int] = {}
+    for step in range(2000):
+        key = bytes([sizes.randrange(30)])
+        if sizes.random() < 0.5:
+            assert (memory.find(key) is not None) == (key in model)
+            if key in model:
+                model[key] = model.pop(key)
+        else:
+            size = sizes.randrange(40)
+            memory.keep(key, step, size)
+            model.pop(key, None)
+            model[key] = size
+            while sum(size + ENTRY_COST for size in model.values()) > 10 * (ENTRY_COST + 20):
+                del model[next(iter(model))]
+        assert len(memory) == len(model)
+
+
+def test_kept_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_answers, "CAPACITY", 3 * (ENTRY_COST + 1))
+    kept = KeptAnswers()
+    for number in range(4):
+        kept.keep(f"{number}", "x", [number], "")
+    assert [len(kept.find(f"{number}x", [2], "")) for number in range(4)] == [0, 1, 1, 1]
