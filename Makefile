@@ -10,7 +10,7 @@ TEST_WORKERS ?= 2
 .PHONY: gpu-check gpu-bench help install kernels serve test test-tree test-scheduler lint format bench peers bench-peers bench-lang eval-demo docs clean
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(VENV)/.installed ## Make .venv with everything radixrt needs
 

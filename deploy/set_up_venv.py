@@ -29,6 +29,7 @@ def main() -> None:
     keep_torch = has_nvidia_gpu() and base_python_has_cuda_torch()
     options = ["--system-site-packages"] if keep_torch else []
     run(sys.executable, "-m", "venv", *options, str(venv))
+    print("What is missing is downloaded now; that can take some minutes.", flush=True)
     if not keep_torch:
         install_torch(python)
     pip_install(python, "--editable", f"{Path(__file__).parent.parent}[dev]")

@@ -20,6 +20,9 @@ Fabrel  Quasim  52
 Gorath  Rindel  38
 Hevlan  Sorbet  44
 """.strip().splitlines()
+MOST_TOKENS = 50_000
+"""Of a cache that is worth filling: a request brings some 200."""
+
 QUESTION = "Which ship is Ensho on? Look up where it lies."
 TOOL_SAYS = "The berth of Pralin is 58. What is the berth of Pralin?"
 
@@ -89,6 +92,11 @@ def main() -> None:
     parser.add_argument("--api-key", default="none")
     arguments = parser.parse_args()
     server = Server(arguments.base_url, arguments.api_key)
+    if server.cache_tokens() > MOST_TOKENS:
+        sys.exit(
+            f"This server's cache holds {server.cache_tokens()} tokens, too many to fill. "
+            "Start one with `radixrt serve --max-total-tokens 8192`, or name another with --base-url."
+        )
     print(f"The cache holds {server.cache_tokens()} tokens; others fill it while the tool runs.")
 
     hint = {"retain": "high", "ttl_s": 120, "next_use_s": 10, "session": "agent-2"}

@@ -4,6 +4,7 @@ The packed form has panels of 16 output features like that of :mod:`radixrt_kern
 other. Every 128 columns of a token (fewer where groups are smaller) get an activation scale of their own.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +16,17 @@ from radixrt_kernels.memory import advise_huge_pages
 
 if native is not None:
     _linear, _look_up = native.groupwise_linear, native.groupwise_look_up
+    _grouped_linear = native.grouped_groupwise_linear
 
 COLUMNS_A_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """A matrix of ``rows`` by ``columns`` whose weights are ``(code - zero) * scale``."""
+    """A matrix of ``rows`` by ``columns`` whose weights are ``(code - zero) * scale``.
+
+    Or a stack of such matrices: then the tensors have one dimension more, in front.
+    """
 
     codes: torch.Tensor  # uint8 [panels, ceil(columns / 8) * bits / 4, PANEL, 4]
     scales: torch.Tensor  # float16 [panels, groups, PANEL]
@@ -54,6 +59,18 @@ def pack(
     )
 
 
+def stack(pack_one: Callable[[int], PackedCodes], count: int) -> PackedCodes:
+    """``count`` matrices of one shape in one place; ``pack_one`` makes each by its index, so that there are never two copies."""
+    one = pack_one(0)
+    parts = (one.codes, one.scales, one.zeros)
+    codes, scales, zeros = (part.new_empty((count, *part.shape)) for part in parts)
+    advise_huge_pages(codes)
+    for index in range(count):
+        one = pack_one(index) if index else one
+        codes[index], scales[index], zeros[index] = one.codes, one.scales, one.zeros
+    return PackedCodes(codes, scales, zeros, one.rows, one.columns, one.bits, one.group_size)
+
+
 def _panels(of_groups: torch.Tensor) -> torch.Tensor:
     """[rows, groups] -> [panels, groups, PANEL]"""
     padded = F.pad(of_groups, (0, 0, 0, -of_groups.shape[0] % PANEL))
@@ -69,6 +86,29 @@ def linear(
     tape.call(
         _linear, hidden, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, bias, output
     )
+    return output
+
+
+def grouped_linear(
+    hidden: torch.Tensor, tokens: torch.Tensor | None, starts: torch.Tensor, stack: PackedCodes
+) -> torch.Tensor:
+    """Each row of inputs times its own matrix of a stack.
+
+    Args:
+        hidden: [num_tokens, columns]
+        tokens: int32 [n], the token that each row of inputs is; None: the rows of ``hidden`` as they are.
+        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``.
+
+    Returns:
+        [n, rows of one matrix]
+    """
+    count = len(hidden) if tokens is None else len(tokens)
+    output = hidden.new_empty((count, stack.rows))
+    s = stack
+    tape.call(
+        _grouped_linear,
+        hidden, tokens, starts, s.codes, s.scales, s.zeros, s.rows, s.bits, s.group_size, output,
+    )  # fmt: skip
     return output
 
 

@@ -13,7 +13,7 @@ from radixrt_kernels.memory import advise_huge_pages
 PANEL = 16
 
 if native is not None:
-    _linear, _look_up = native.linear, native.look_up
+    _linear, _grouped_linear, _look_up = native.linear, native.grouped_linear, native.look_up
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -22,16 +22,22 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     Returns:
         [panels, columns, PANEL], or in bfloat16 [panels, ceil(columns / 2), PANEL, 2]
     """
-    group = 2 if weight.dtype == torch.bfloat16 else 1
-    rows, columns = weight.shape
+    return pack_stack(weight.unsqueeze(0))[0]
+
+
+def pack_stack(weights: torch.Tensor) -> torch.Tensor:
+    """The packed form of each of some matrices [count, rows, columns], with ``count`` as its first dimension."""
+    group = 2 if weights.dtype == torch.bfloat16 else 1
+    count, rows, columns = weights.shape
     panels, steps = -(-rows // PANEL), -(-columns // group)
-    packed = weight.new_empty((panels, steps, PANEL, group))
+    packed = weights.new_empty((count, panels, steps, PANEL, group))
     advise_huge_pages(packed)  # a stream of pages of 4 KiB loses a tenth at their borders
     whole = rows // PANEL
-    packed[:whole] = _panels(weight[: whole * PANEL], steps, group)
-    if whole < panels:
-        last = F.pad(weight[whole * PANEL :], (0, 0, 0, -rows % PANEL))
-        packed[whole:] = _panels(last, steps, group)
+    for weight, place in zip(weights, packed, strict=True):
+        place[:whole] = _panels(weight[: whole * PANEL], steps, group)
+        if whole < panels:
+            last = F.pad(weight[whole * PANEL :], (0, 0, 0, -rows % PANEL))
+            place[whole:] = _panels(last, steps, group)
     return packed if group == 2 else packed.squeeze(-1)
 
 
@@ -51,6 +57,29 @@ def linear(
     """
     output = hidden.new_empty((hidden.shape[0], rows))
     tape.call(_linear, hidden, weights, rows, bias, output)
+    return output
+
+
+def grouped_linear(
+    hidden: torch.Tensor,
+    tokens: torch.Tensor | None,
+    starts: torch.Tensor,
+    weights: torch.Tensor,
+    rows: int,
+) -> torch.Tensor:
+    """Each row of inputs times its own matrix of a packed stack, whose matrices have ``rows`` rows.
+
+    Args:
+        hidden: [num_tokens, columns] of the weights' dtype
+        tokens: int32 [n], the token that each row of inputs is; None: the rows of ``hidden`` as they are.
+        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``.
+
+    Returns:
+        [n, rows]
+    """
+    count = len(hidden) if tokens is None else len(tokens)
+    output = hidden.new_empty((count, rows))
+    tape.call(_grouped_linear, hidden, tokens, starts, weights, rows, output)
     return output
 
 

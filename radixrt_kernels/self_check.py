@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import activation, groupwise, linear, norm, rotary, sampler
+from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary, sampler
 from radixrt_kernels.attention import AttentionPlan
 from radixrt_kernels.reference import groupwise as reference_groupwise
 from radixrt_kernels.reference import linear as reference_linear
+from radixrt_kernels.reference import mixture as reference_mixture
 from radixrt_kernels.reference import norm as reference_norm
 from radixrt_kernels.reference.activation import gated_activation
 from radixrt_kernels.reference.attention import paged_attention
@@ -119,6 +120,24 @@ def groupwise_linears() -> Iterator[Check]:
                 yield Check(name, result, expected, tolerance)
 
 
+def mixtures() -> Iterator[Check]:
+    """Seven tokens, three of five experts each."""
+    for dtype, tolerance in ROUNDING.items():
+        logits, hidden = torch.randn(7, 5).to(dtype), torch.randn(7, 123).to(dtype)
+        weights, experts = mixture.choose_experts(logits, 3, normalize=True)
+        expected, _ = reference_mixture.choose_experts(logits, 3, normalize=True)
+        yield Check(f"choose_experts {dtype}", weights, expected, 1e-5)
+        groups = mixture.group_by_expert(experts, 5)
+        packed = linear.pack_stack(torch.randn(5, 75, 123).to(dtype))
+        arguments = (hidden, groups.tokens, groups.starts, packed, 75)
+        values = linear.grouped_linear(*arguments)
+        by_each = reference_linear.grouped_linear(*arguments)
+        yield Check(f"grouped_linear {dtype}", values, by_each, tolerance)
+        result = mixture.weighted_sum(values, groups.places, weights)
+        expected = reference_mixture.weighted_sum(values, groups.places, weights)
+        yield Check(f"weighted_sum {dtype}", result, expected, tolerance)
+
+
 def sampling() -> Iterator[Check]:
     """Greedy, where the reference is one line; ``tests/kernels/test_sampler_kernel.py`` has the rest."""
     logits = torch.randn(5, 1000)
@@ -135,6 +154,7 @@ CHECKS: list[Callable[[], Iterator[Check]]] = [
     attention,
     linears,
     groupwise_linears,
+    mixtures,
     sampling,
 ]
 """One function a kernel family."""

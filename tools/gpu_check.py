@@ -131,7 +131,10 @@ def _environment(jit: bool) -> dict[str, str]:
 
 
 def _machine() -> dict[str, object]:
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError:
+        sys.exit(f"{sys.executable} has no torch; name one that has: make gpu-check PYTHON=…")
 
     versions = {}
     for package in PACKAGES:

@@ -21,11 +21,7 @@ def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
     )
     url = f"http://{reachable}:{port}"
     question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
-    body = {
-        "model": config.model_name,
-        "stream": True,
-        "messages": [{"role": "user", "content": question}],
-    }
+    body = {"messages": [{"role": "user", "content": question}]}
     key = "" if config.api_key is None else " -H 'Authorization: Bearer YOUR_API_KEY'"
     docs = Path(__file__).parents[2] / "docs"
     return f"""
@@ -35,7 +31,7 @@ KV cache: {info.kv_pool_tokens:,} tokens in pages of {info.page_size}; context l
 
   address   {url}   (OpenAI clients: base_url={url}/v1)
   docs      {docs if docs.is_dir() else f"{url}/"}
-  try       curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
+  try       curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
               -d {shlex.quote(json.dumps(body))}
 """
 

@@ -72,6 +72,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="where to write it")
     _add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--num-experts", type=_not_negative, default=0, metavar="N", help="of each layer, of which a token goes to four; each is half as wide as the hidden states (default: %(default)s, a dense model)")  # fmt: skip
 
 
 def add_structured_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 
 from radixrt.bench.tokenizer import END, byte_tokenizer
 
+EXPERTS_A_TOKEN = 4
+
 
 def write_dummy_checkpoint(
     folder: Path,
@@ -21,9 +23,10 @@ def write_dummy_checkpoint(
     vocab_size: int = 32000,
     context_length: int = 8192,
     dtype: str = "bfloat16",
+    num_experts: int = 0,
     tokenizer: Tokenizer | None = None,
 ) -> Path:
-    """Write config and tokenizer of a Llama-shaped model; serve it with ``--load-format dummy``.
+    """Write config and tokenizer of a Llama-shaped model, or with experts of a Qwen3-MoE; serve it with ``--load-format dummy``.
 
     The defaults are the shape of a 0.5 B model with a vocabulary of 32k. Unless one is given, the tokenizer
     knows bytes only; its last token ends an answer.
@@ -48,6 +51,15 @@ def write_dummy_checkpoint(
         "torch_dtype": dtype,
         "eos_token_id": tokenizer.token_to_id(END),
     }
+    if num_experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": num_experts,
+            "num_experts_per_tok": min(EXPERTS_A_TOKEN, num_experts),
+            "moe_intermediate_size": hidden_size // 2,
+            "norm_topk_prob": True,
+        }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
@@ -67,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_layers=arguments.num_layers,
         vocab_size=arguments.vocab_size,
         dtype=arguments.dtype,
+        num_experts=arguments.num_experts,
     )
     print(f"Serve it with: radixrt serve --model-path {folder} --load-format dummy")
     return 0

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from radixrt.layers.linear import MatrixLayer
-from radixrt.layers.matrix import EmbeddingMatrix, Placement
+from radixrt.layers.matrix import EmbeddingMatrix, MatrixLayer, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 

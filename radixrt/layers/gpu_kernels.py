@@ -16,7 +16,7 @@ from torch import Tensor
 from radixrt.errors import ConfigError
 from radixrt.flashinfer_library import load_flashinfer
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import Matrix
+from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
 from radixrt.layers.quantization.gpu_groupwise import TritonGroupwiseMatrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
@@ -94,6 +94,7 @@ class GpuKernels(LayerKernels):
     """See ``LayerKernels``."""
 
     is_taped = False
+    multiplies_quantized_experts = False
 
     def __init__(self, flashinfer: FlashInferLayers | None) -> None:
         """
@@ -148,11 +149,14 @@ class GpuKernels(LayerKernels):
         hidden: Tensor,
         weights: Tensor,
         experts: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: MatrixStack,
+        down: MatrixStack,
         activation: str,
     ) -> Tensor:
-        return self._moe.experts_mlp(hidden, weights, experts, gate_up, down, activation)
+        gate_up_weights, down_weights = _weights_of(gate_up), _weights_of(down)
+        return self._moe.experts_mlp(
+            hidden, weights, experts, gate_up_weights, down_weights, activation
+        )
 
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, GroupwiseMatrix) and TritonGroupwiseMatrix.takes(matrix):
@@ -160,3 +164,9 @@ class GpuKernels(LayerKernels):
         if isinstance(matrix, Fp8Matrix) and ScaledFp8Matrix.takes(matrix):
             return ScaledFp8Matrix(matrix)
         return matrix  # cuBLAS takes plain weights as checkpoints have them
+
+
+def _weights_of(stack: MatrixStack) -> Tensor:
+    """[count, rows, columns]"""
+    assert isinstance(stack.matrix, DenseMatrix)  # no other stacks are loaded for a GPU
+    return stack.matrix.weight.unflatten(0, (stack.count, -1))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from radixrt.layers.matrix import Matrix
+from radixrt.layers.matrix import Matrix, MatrixStack, Weights
 
 GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -21,6 +21,9 @@ class LayerKernels:
 
     is_taped = True
     """``radixrt_kernels.tape`` hears of every call, so that a step can be repeated without its layers."""
+
+    multiplies_quantized_experts = True
+    """Else mixtures of experts are served with plain weights alone."""
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         """[..., size] -> [..., size]; see ``RMSNorm`` for what ``unit_offset`` changes."""
@@ -55,13 +58,31 @@ class LayerKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return GATED_ACTIVATIONS[name](gate) * up
 
+    def choose_experts(
+        self, logits: Tensor, top_k: int, *, normalize: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The ``top_k`` experts of the largest logits.
+
+        Args:
+            logits: [num_tokens, num_experts]
+            normalize: the chosen experts' weights sum to 1; else those of all experts do.
+
+        Returns:
+            weights float32 and expert ids int64, both [num_tokens, top_k]
+        """
+        probabilities = logits.float().softmax(dim=-1)
+        weights, experts = probabilities.topk(top_k, dim=-1)
+        if normalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights, experts
+
     def experts(
         self,
         hidden: Tensor,
         weights: Tensor,
         experts: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: MatrixStack,
+        down: MatrixStack,
         activation: str,
     ) -> Tensor:
         """The weighted sum of the chosen experts' gated MLPs. Each expert that got any tokens computes all of them at once.
@@ -70,13 +91,13 @@ class LayerKernels:
             hidden: [num_tokens, hidden_size]
             weights: [num_tokens, top_k] float32
             experts: [num_tokens, top_k] int64
-            gate_up: [num_experts, 2 * size, hidden_size]
-            down: [num_experts, hidden_size, size]
+            gate_up: each [2 * size, hidden_size], gate first
+            down: each [hidden_size, size]
         """
         order = experts.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
         tokens = order // experts.shape[1]
         pair_weights = weights.flatten()[order].unsqueeze(-1)
-        counts = experts.flatten().bincount(minlength=len(gate_up)).tolist()
+        counts = experts.flatten().bincount(minlength=gate_up.count).tolist()
         output = torch.zeros_like(hidden)
         end = 0
         for expert, count in enumerate(counts):
@@ -84,14 +105,19 @@ class LayerKernels:
                 continue
             pairs = slice(end, end + count)
             end += count
-            merged = F.linear(hidden[tokens[pairs]], gate_up[expert])
-            expert_output = F.linear(self.gated_activation(activation, merged), down[expert])
+            merged = F.linear(hidden[tokens[pairs]], gate_up.plain(expert))
+            activated = self.gated_activation(activation, merged)
+            expert_output = F.linear(activated, down.plain(expert))
             weighted = expert_output * pair_weights[pairs]
             output.index_add_(0, tokens[pairs], weighted.to(output.dtype))
         return output
 
     def pack(self, matrix: Matrix) -> Matrix:
         """A loaded matrix in the form that multiplies fastest; ``matrix`` itself where that is it."""
+        return matrix
+
+    def pack_stack(self, matrix: Matrix, count: int) -> Weights:
+        """As ``pack``, of a stack of ``count`` matrices."""
         return matrix
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import LoadableMatrix, Matrix, MatrixFormat, Placement
+from radixrt.layers.matrix import Matrix, MatrixFormat, MatrixLayer, MatrixStack, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
@@ -67,33 +67,10 @@ class Heads:
         ]
 
 
-class MatrixLayer(nn.Module):
-    """A layer whose weight is one matrix. It is made without it, since the checkpoint decides the format."""
-
-    matrix: Matrix
-
-    def __init__(self, rows: int, columns: int) -> None:
-        """
-        Args:
-            rows, columns: output and input features of this rank's part.
-        """
-        super().__init__()
-        self.rows = rows
-        self.columns = columns
-
-    def allocate(self, matrix_format: MatrixFormat) -> None:
-        """Make the matrix, on torch's current default device."""
-        self.matrix = matrix_format(self.rows, self.columns)
-
-    @property
-    def loadable(self) -> LoadableMatrix:
-        """The matrix, which must not be packed yet."""
-        assert isinstance(self.matrix, LoadableMatrix), "nothing is loaded into a packed matrix"
-        return self.matrix
-
-
 class LinearLayer(MatrixLayer, ABC):
     """A matrix and perhaps a bias."""
+
+    matrix: Matrix
 
     def __init__(self, rows: int, columns: int, bias: bool) -> None:
         super().__init__(rows, columns)
@@ -178,4 +155,7 @@ def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
     for module in model.modules():
         if isinstance(module, MatrixLayer):
             module.loadable.finish()
-            module.matrix = kernels.pack(module.matrix)
+            if isinstance(module, MatrixStack):
+                module.matrix = kernels.pack_stack(module.loadable, module.count)
+            else:
+                module.matrix = kernels.pack(module.loadable)

@@ -2,35 +2,37 @@
 
 from collections.abc import Iterator
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from radixrt.layers.activation import gated_activation
 from radixrt.layers.kernels import KernelLayer
+from radixrt.layers.linear import LinearLayer
+from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.weights import WeightSlot, parameter
+from radixrt.layers.weights import WeightSlot
 
 
-class Router(nn.Module):
-    """Chooses ``top_k`` experts a token by softmax; the same on every rank."""
+class Router(LinearLayer):
+    """Says how well each expert suits a token; the same on every rank. Its weights are plain in every checkpoint."""
 
     def __init__(self, hidden_size: int, num_experts: int, top_k: int, normalize: bool) -> None:
         """
         Args:
             normalize: scale each token's weights to sum to 1.
         """
-        super().__init__()
+        super().__init__(num_experts, hidden_size, bias=False)
         self.top_k = top_k
         self.normalize = normalize
-        self.weight = parameter(num_experts, hidden_size)
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_tokens, hidden_size] -> weights float32 and expert ids, both [num_tokens, top_k]"""
-        probabilities = F.linear(hidden, self.weight).float().softmax(dim=-1)
-        weights, experts = probabilities.topk(self.top_k, dim=-1)
-        if self.normalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights, experts
+    def allocate(self, matrix_format: MatrixFormat) -> None:
+        super().allocate(DenseMatrix)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, num_experts]"""
+        return self.matrix.multiply(hidden, None)
+
+    def placements(self, path: str) -> Iterator[Placement]:
+        yield Placement(path, (self.rows, self.columns), slice(None), 0, 0)
 
 
 class Experts(KernelLayer):
@@ -46,31 +48,45 @@ class Experts(KernelLayer):
     ) -> None:
         super().__init__()
         self.tp = tp
+        self.num_experts = num_experts
         self.intermediate_size = intermediate_size
         self.activation = gated_activation(activation)
-        share = tp.share(intermediate_size, "expert size")
-        self.gate_up = parameter(num_experts, 2 * share, hidden_size)
-        self.down = parameter(num_experts, hidden_size, share)
+        self.share = share = tp.share(intermediate_size, "expert size")
+        # Which layers a checkpoint keeps unquantized is said by parts of names, and "gate" is a router's.
+        self.up_proj = MatrixStack(num_experts, 2 * share, hidden_size)  # gate's rows, then up's
+        self.down_proj = MatrixStack(num_experts, hidden_size, share)
 
     def forward(self, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as hidden"""
         output = self.kernels.experts(
-            hidden, weights, experts, self.gate_up, self.down, self.activation
+            hidden, weights, experts, self.up_proj, self.down_proj, self.activation
         )
         return self.tp.all_reduce(output)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
-        num_experts, hidden_size, share = self.down.shape
-        start = self.tp.rank * share
+        for expert in range(self.num_experts):
+            up, down = self._placements(f"{path}.{expert}", expert)
+            for placement in up:
+                yield from self.up_proj.loadable.slots(placement)
+            yield from self.down_proj.loadable.slots(down)
+
+    def _placements(self, path: str, expert: int) -> tuple[list[Placement], Placement]:
+        """Of gate and up, and of down."""
+        hidden_size = self.up_proj.columns
         wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
-        for expert in range(num_experts):
-            gate, up = self.gate_up[expert].chunk(2)
-            yield f"{path}.{expert}.gate_proj.weight", WeightSlot(wide, gate, 0, start)
-            yield f"{path}.{expert}.up_proj.weight", WeightSlot(wide, up, 0, start)
-            yield f"{path}.{expert}.down_proj.weight", WeightSlot(tall, self.down[expert], 1, start)
+        start = self.tp.rank * self.share
+        both = self.up_proj.rows_of(expert)
+        gate, up = (
+            slice(both.start, both.start + self.share),
+            slice(both.start + self.share, both.stop),
+        )
+        return [
+            Placement(f"{path}.gate_proj", wide, gate, 0, start),
+            Placement(f"{path}.up_proj", wide, up, 0, start),
+        ], Placement(f"{path}.down_proj", tall, self.down_proj.rows_of(expert), 1, start)
 
 
-class SparseMoE(nn.Module):
+class SparseMoE(KernelLayer):
     """Router and experts in the place of a dense MLP."""
 
     def __init__(self, gate: Router, experts: Experts) -> None:
@@ -80,7 +96,10 @@ class SparseMoE(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
-        return self.experts(hidden, *self.gate(hidden))
+        weights, chosen = self.kernels.choose_experts(
+            self.gate(hidden), self.gate.top_k, normalize=self.gate.normalize
+        )
+        return self.experts(hidden, weights, chosen)
 
 
 def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

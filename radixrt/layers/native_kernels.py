@@ -3,9 +3,10 @@
 from torch import Tensor, nn
 
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix
+from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, MatrixStack, Weights
+from radixrt.layers.native_experts import GroupwiseExperts, NativeExperts, PackedExperts
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
-from radixrt_kernels import activation, groupwise, linear, norm, rotary
+from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary
 
 
 class NativeKernels(LayerKernels):
@@ -29,11 +30,42 @@ class NativeKernels(LayerKernels):
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         return activation.gated_activation(gate_up, name)
 
+    def choose_experts(
+        self, logits: Tensor, top_k: int, *, normalize: bool
+    ) -> tuple[Tensor, Tensor]:
+        return mixture.choose_experts(logits, top_k, normalize)
+
+    def experts(
+        self,
+        hidden: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        gate_up: MatrixStack,
+        down: MatrixStack,
+        activation: str,
+    ) -> Tensor:
+        if not isinstance(gate_up.matrix, NativeExperts) or not isinstance(
+            down.matrix, NativeExperts
+        ):
+            return super().experts(hidden, weights, experts, gate_up, down, activation)
+        groups = mixture.group_by_expert(experts, gate_up.count)
+        merged = gate_up.matrix.multiply_groups(hidden, groups.tokens, groups.starts)
+        activated = self.gated_activation(activation, merged)
+        outputs = down.matrix.multiply_groups(activated, None, groups.starts)
+        return mixture.weighted_sum(outputs, groups.places, weights)
+
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, DenseMatrix):
             return PackedMatrix(matrix)
         if isinstance(matrix, GroupwiseMatrix):
             return NativeGroupwiseMatrix(matrix)
+        return matrix
+
+    def pack_stack(self, matrix: Matrix, count: int) -> Weights:
+        if isinstance(matrix, DenseMatrix):
+            return PackedExperts(matrix, count)
+        if isinstance(matrix, GroupwiseMatrix):
+            return GroupwiseExperts(matrix, count)
         return matrix
 
 

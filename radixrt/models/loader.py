@@ -13,7 +13,7 @@ from radixrt.errors import ConfigError
 from radixrt.layers.kernels import LayerKernels, use_kernels
 from radixrt.layers.linear import allocate_matrices, pack_matrices
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.quantization.formats import matrix_formats, refuse_experts, rounded_alike
+from radixrt.layers.quantization.formats import check_experts, matrix_formats, rounded_alike
 from radixrt.layers.quantization.scheme import quantization_scheme
 from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
@@ -56,12 +56,13 @@ def load_model(
     torch_dtype = _DTYPES[checkpoint.checkpoint_dtype(raw_config) if dtype == "auto" else dtype]
     limit = checkpoint.context_length(raw_config)
     longest = min(context_length or limit, limit)
+    kernels = kernels or LayerKernels()
     model_type = model_class(check_architecture(raw_config))
     with torch.device(device), _default_dtype(torch_dtype):
         model = model_type(config, tp or TensorParallel(), longest).eval()
         scheme = quantization_scheme(raw_config, quantization)
         if scheme is not None:
-            refuse_experts(model)
+            check_experts(model, scheme, kernels)
             if load_format == "dummy":
                 scheme = rounded_alike(scheme)
         allocate_matrices(model, matrix_formats(scheme, tied_head=model.lm_head is None))
@@ -70,7 +71,6 @@ def load_model(
         fill_with_dummy_weights(model, seed)
     else:
         model.load_weights(read_tensors(model_dir))
-    kernels = kernels or LayerKernels()
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     return model

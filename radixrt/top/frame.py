@@ -135,6 +135,8 @@ def _prefixes(tree: CacheTree, most: int) -> RenderableType:
             _held(node),
             Text("  " * level + _shown(text, 200)),
         )
+    if not rows and tree.total_nodes:
+        return Text("No prefix leads to a thousandth of what is in the tree.", "dim")
     if not rows:
         return Text("The tree is empty.", "dim")
     return table

@@ -38,6 +38,7 @@ NB_MODULE(_native, module) {
   bind_sampler(module);
   bind_attention(module);
   bind_memory(module);
+  bind_mixture(module);
   bind_norm(module);
   bind_rotary(module);
 }

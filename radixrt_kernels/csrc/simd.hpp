@@ -213,8 +213,8 @@ RADIXRT_INLINE Floats exp2_of_fraction(Floats x) {
 #if defined(__AVX512F__)
 RADIXRT_INLINE Floats exp2(Floats x) {
   Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  whole = maximum(whole, splat(-200.0f));  // minus infinity has no fraction
-  Floats p = exp2_of_fraction(maximum(x, splat(-200.0f)) - whole);
+  whole = maximum(splat(-200.0f), whole);  // minus infinity has no fraction; of NaN, the second operand is taken
+  Floats p = exp2_of_fraction(maximum(splat(-200.0f), x) - whole);
   return (Floats)_mm512_scalef_ps((__m512)p, (__m512)whole);
 }
 #else

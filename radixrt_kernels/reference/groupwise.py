@@ -1,5 +1,7 @@
 """Linear layers of 4- or 8-bit codes: decode, round the activations, multiply."""
 
+import dataclasses
+
 import torch
 
 from radixrt_kernels.groupwise import COLUMNS_A_STEP, PackedCodes
@@ -50,3 +52,18 @@ def linear(
     """[num_tokens, columns] -> [num_tokens, rows]"""
     output = round_activations(hidden, chunk_size(matrix)) @ dequantize(matrix).T
     return (output if bias is None else output + bias.double()).to(hidden.dtype)
+
+
+def grouped_linear(
+    hidden: torch.Tensor, tokens: torch.Tensor | None, starts: torch.Tensor, stack: PackedCodes
+) -> torch.Tensor:
+    """Matrix by matrix: [n, rows]"""
+    inputs = hidden if tokens is None else hidden[tokens.long()]
+    groups = inputs.split(starts.diff().tolist())
+    return torch.cat([linear(own, matrix_of(stack, i)) for i, own in enumerate(groups)])
+
+
+def matrix_of(stack: PackedCodes, index: int) -> PackedCodes:
+    """One of a stack's matrices."""
+    parts = {name: getattr(stack, name)[index] for name in ("codes", "scales", "zeros")}
+    return dataclasses.replace(stack, **parts)

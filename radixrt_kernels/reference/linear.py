@@ -16,3 +16,18 @@ def linear(
     """Summed in float64 and rounded once. [num_tokens, columns] -> [num_tokens, rows]"""
     output = hidden.double() @ unpack(weights, rows, hidden.shape[1]).double().T
     return (output if bias is None else output + bias.double()).to(hidden.dtype)
+
+
+def grouped_linear(
+    hidden: torch.Tensor,
+    tokens: torch.Tensor | None,
+    starts: torch.Tensor,
+    weights: torch.Tensor,
+    rows: int,
+) -> torch.Tensor:
+    """Matrix by matrix: [n, rows]"""
+    inputs = hidden if tokens is None else hidden[tokens.long()]
+    groups = inputs.split(starts.diff().tolist())
+    return torch.cat(
+        [linear(own, matrix, rows) for own, matrix in zip(groups, weights, strict=True)]
+    )

@@ -16,6 +16,7 @@ from radixrt.api.protocol import (
 )
 from radixrt.api.text import Detokenize, TokenizeRequest
 from tests.api.conftest import RunningServer
+from tests.docs.pages import PAGES, code_of, spans
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 STRUCTS = [
@@ -41,3 +42,20 @@ def test_every_endpoint_and_metric_is_in_the_docs(server: RunningServer) -> None
         metrics = http.get("/metrics").text
     for name in re.findall(r"^# HELP (radixrt_\w+)", metrics, re.M):
         assert name in DOCS or name.replace("radixrt_kv_pages", "") in DOCS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_endpoint_and_metric_that_a_page_names_is_there(
+    server: RunningServer, page: Path
+) -> None:
+    with server.http as http:
+        endpoints = http.get("/").json()["endpoints"]
+        metrics = set(re.findall(r"^# HELP (radixrt_\w+)", http.get("/metrics").text, re.M))
+    told = re.compile(
+        r"(?:GET |POST |127\.0\.0\.1:30000)?(/(?:v1/)?[a-z_]+(?:/[a-z_]+|/\{model\})*)(\?\S*)?"
+    )
+    named = {match[1] for span in spans(page) if (match := told.fullmatch(span))}
+    assert not named - set(endpoints) - {"/v1", "/openapi.json", "/proc"}
+    words = re.findall(r"\bradixrt_(?!kernels\b)\w+", code_of(page))
+    known = {*metrics, *(f"{name}_total" for name in metrics)}
+    assert not set(words) - known - {"radixrt_kernels"}

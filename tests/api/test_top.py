@@ -88,6 +88,13 @@ def test_children_stand_below_their_prefix_with_what_hangs_there(server: Running
     assert all("high" in row and "2m" in row for row in rows)
 
 
+def test_a_tree_of_many_small_prefixes_is_not_called_empty(server: RunningServer) -> None:
+    assert "The tree is empty." in drawn(server, tree=CacheTree(page_size=16, total_tokens=0, total_nodes=0, namespaces=[]))  # fmt: skip
+    namespace = CacheNamespace(salted=False, total_tokens=160_000, total_nodes=5_000, children=[])
+    many = CacheTree(page_size=16, total_tokens=160_000, total_nodes=5_000, namespaces=[namespace])
+    assert "No prefix leads to a thousandth" in drawn(server, tree=many)
+
+
 def test_no_text_of_a_client_steers_the_terminal(server: RunningServer) -> None:
     text = drawn(server, tree=tree(node("a\x1b[2J\x07\nb[red]c\x9b", 16)))
     assert "a·[2J·⏎b[red]c·" in text

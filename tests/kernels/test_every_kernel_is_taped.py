@@ -5,10 +5,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import radixrt_kernels
 from radixrt.layers.native_kernels import NativeKernels
 from radixrt_kernels import tape
+from tests.expert_stacks import dense_stack
 
 WEIGHT, COS_SIN = torch.randn(8), torch.randn(10, 8)
+EXPERTS = [dense_stack(torch.randn(4, rows, columns)) for rows, columns in ((12, 16), (16, 6))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packed() -> None:
+    if radixrt_kernels.available():
+        for stack in EXPERTS:
+            stack.matrix = NativeKernels().pack_stack(stack.matrix, stack.count)
 
 
 def rotated(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -31,7 +41,15 @@ def activated(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return NativeKernels().gated_activation("silu", states)
 
 
-@pytest.mark.parametrize("compute", [rotated, normed, added, activated])
+def mixed(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Each token goes to two of four experts, to others in the replay than when it was recorded."""
+    kernels = NativeKernels()
+    weights, experts = kernels.choose_experts(states[:, :4].contiguous(), 2, normalize=True)
+    hidden = states[:, 8:].contiguous()
+    return kernels.experts(hidden, weights, experts, *EXPERTS, "silu")
+
+
+@pytest.mark.parametrize("compute", [rotated, normed, added, activated, mixed])
 def test_a_replay_computes_what_a_call_does(
     isa: str, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:

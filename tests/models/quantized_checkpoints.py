@@ -52,7 +52,9 @@ def quantize_checkpoint(plain: Path, folder: Path, layout: Layout) -> tuple[Path
     random = np.random.default_rng(0)
     for name, tensor in tensors.items():
         layer = name.removesuffix(".weight")
-        if not layer.endswith("_proj") or any(part in layer for part in layout.kept):
+        if not layer.endswith(("_proj", ".w1", ".w2", ".w3")) or any(
+            part in layer for part in layout.kept
+        ):
             continue
         del packed[name]
         parts, weight = random_layer(tuple(tensor.shape), layout, random)

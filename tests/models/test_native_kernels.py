@@ -3,20 +3,23 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import radixrt_kernels
 from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.matrix import Matrix
+from radixrt.layers.matrix import Matrix, MatrixStack
+from radixrt.layers.native_experts import GroupwiseExperts
 from radixrt.layers.native_kernels import NativeGroupwiseMatrix, NativeKernels
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
+from radixrt.layers.weights import weight_bytes
 from radixrt.models.loader import load_model
 from radixrt_kernels.reference import groupwise
 from tests.checkpoints import CONFIGS
 from tests.models.harness import Harness
 from tests.models.quantized_checkpoints import quantize_checkpoint
-from tests.models.test_quantized import LAYOUTS, Layout
+from tests.models.test_quantized import LAYOUTS, MIXTURES, Layout, typical_error
 
 torch.set_num_threads(1)
 PROMPT = list(range(3, 33))
@@ -62,8 +65,33 @@ class RoundingKernels(LayerKernels):
     def pack(self, matrix: Matrix) -> Matrix:
         return RoundingMatrix(matrix) if isinstance(matrix, GroupwiseMatrix) else matrix
 
+    def pack_stack(self, matrix: Matrix, count: int) -> Matrix:
+        return GroupwiseExperts(matrix, count) if isinstance(matrix, GroupwiseMatrix) else matrix
 
-def check_quantized(folder: Path, quantization: str = "auto") -> None:
+    def experts(
+        self,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: MatrixStack,
+        down: MatrixStack,
+        activation: str,
+    ) -> torch.Tensor:
+        """Token by token and expert by expert."""
+
+        def product(stack: MatrixStack, expert: int, row: torch.Tensor) -> torch.Tensor:
+            assert isinstance(stack.matrix, GroupwiseExperts)
+            return groupwise.linear(row, groupwise.matrix_of(stack.matrix.packed, expert))
+
+        output = torch.zeros_like(hidden)
+        for token, choice in np.ndindex(*experts.shape):
+            expert, row = int(experts[token, choice]), hidden[token : token + 1]
+            activated = self.gated_activation(activation, product(gate_up, expert, row))
+            output[token] += weights[token, choice] * product(down, expert, activated)[0]
+        return output
+
+
+def check_quantized(folder: Path, quantization: str = "auto", *, mixture: bool = False) -> None:
     native, expected, unrounded = (
         Harness(
             load_model(folder, quantization=quantization, kernels=kernels), page_size=16
@@ -71,8 +99,13 @@ def check_quantized(folder: Path, quantization: str = "auto") -> None:
         for kernels in (NativeKernels(), RoundingKernels(), None)
     )
     # Where an activation lies between two whole numbers, the last bit of a sum decides.
-    assert (native - expected).square().mean().sqrt() < 0.02 * expected.std()
-    assert (native - unrounded).square().mean().sqrt() < 0.15 * unrounded.std()
+    assert rms(native - expected) < 0.02 * expected.std()
+    error = typical_error(native, unrounded) if mixture else rms(native - unrounded)
+    assert error < 0.15 * unrounded.std()
+
+
+def rms(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.square().mean().sqrt()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -83,10 +116,40 @@ def test_quantized_checkpoints_compute_the_same(
     check_quantized(quantized)
 
 
+@pytest.mark.parametrize(("architecture", "layout"), MIXTURES.values(), ids=MIXTURES)
+def test_quantized_mixtures_of_experts_compute_the_same(
+    checkpoint: Callable[[str], Path], tmp_path: Path, architecture: str, layout: Layout
+) -> None:
+    quantized, _ = quantize_checkpoint(checkpoint(architecture), tmp_path, layout)
+    check_quantized(quantized, mixture=True)
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("architecture", ["llama", "llama_biased_tied", "gemma2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "llama_biased_tied", "gemma2", "qwen3_moe", "mixtral"]
+)
 def test_rounded_checkpoints_compute_the_same(
     checkpoint: Callable[[str], Path], architecture: str, quantization: str
 ) -> None:
     """The LM head and a tied embedding are among what is rounded."""
     check_quantized(checkpoint(architecture), quantization)
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+def test_packed_experts_take_what_their_weights_take(
+    checkpoint: Callable[[str], Path], quantization: str
+) -> None:
+    """All matrices of this checkpoint but its vocabulary's are whole panels, so nothing is padded; and nothing is kept twice."""
+    folder = checkpoint("mixtral")
+    plain = load_model(folder, quantization=quantization)
+    packed = load_model(folder, quantization=quantization, kernels=NativeKernels())
+    for ours, theirs in zip(packed.model.layers, plain.model.layers, strict=True):
+        assert weight_bytes(ours.mlp.experts) == weight_bytes(theirs.mlp.experts)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
+def test_rounded_mixtures_of_experts_compute_the_same(
+    checkpoint: Callable[[str], Path], architecture: str, quantization: str
+) -> None:
+    check_quantized(checkpoint(architecture), quantization, mixture=True)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radixrt.errors import ConfigError
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, pack_halves, unpack_halves
 from radixrt.layers.quantization.rounding import quantize
@@ -36,8 +37,22 @@ LAYOUTS = {
 }
 
 
+MIXTURES = {
+    "qwen3_moe, awq": ("qwen3_moe", Layout(group_size=16)),
+    "qwen3_moe, gptq": ("qwen3_moe", Layout("gptq", group_size=16)),
+    "mixtral, awq with kept routers": ("mixtral", Layout(kept=("gate",))),
+    "mixtral, gptq of 8 bits": ("mixtral", Layout("gptq", bits=8, group_size=-1)),
+}
+"""Architecture and layout."""
+
+
 def logits(folder: Path, **options: Any) -> torch.Tensor:
     return Harness(load_model(folder, **options), page_size=16).logits(PROMPT)
+
+
+def typical_error(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """The rms error of a token's logits, the median over tokens: a rounding sends some to another expert, and those have others."""
+    return (ours - theirs).square().mean(dim=-1).sqrt().median()
 
 
 def matrices(model: torch.nn.Module) -> dict[str, GroupwiseMatrix]:
@@ -176,16 +191,73 @@ def test_a_quantized_checkpoint_is_not_rounded_again(
         check_checkpoint(quantized, quantization="int8")
 
 
-def test_experts_are_refused(checkpoint: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match="mixture of experts"):
-        load_model(checkpoint("qwen3_moe"), quantization="int8")
+@pytest.mark.parametrize(("architecture", "layout"), MIXTURES.values(), ids=MIXTURES)
+def test_a_quantized_mixture_of_experts_means_what_its_twin_means(
+    checkpoint: Callable[[str], Path], tmp_path: Path, architecture: str, layout: Layout
+) -> None:
+    quantized, twin = quantize_checkpoint(checkpoint(architecture), tmp_path, layout)
+    model, plain = load_model(quantized), load_model(twin)
+    assert {path.rpartition(".")[2] for path in matrices(model) if ".experts." in path} == {
+        "up_proj",
+        "down_proj",
+    }
+    assert model.num_parameters == plain.num_parameters
+    computed = Harness(model, page_size=16).logits(PROMPT)
+    expected = Harness(plain, page_size=16).logits(PROMPT)
+    torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_each_rank_holds_its_part_of_quantized_experts(checkpoint: Callable[[str], Path]) -> None:
+    """Rounded to 8 bits, a scale for each row of a rank's part: what both hold is what one rounds, up to that."""
+    folder = checkpoint("qwen3_moe")
+    plain = dict(load_model(folder).named_modules())
+    for rank in range(2):
+        model = load_model(folder, quantization="int8", tp=TensorParallel(rank, 2))
+        for path, matrix in matrices(model).items():
+            if ".experts." not in path:
+                continue
+            weight = plain[f"{path}.matrix"].weight.unflatten(0, (6, -1))
+            if path.endswith("down_proj"):
+                part = weight.chunk(2, dim=2)[rank]
+            else:
+                part = weight.unflatten(1, (2, -1)).chunk(2, dim=2)[rank].flatten(1, 2)
+            step = part.abs().amax(dim=-1, keepdim=True) / 127
+            error = (matrix.dequantized().unflatten(0, (6, -1)) - part).abs()
+            assert (error <= 0.51 * step).all()
+
+
+class PlainExpertsAlone(LayerKernels):
+    multiplies_quantized_experts = False
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"quantization": "fp8"}, "8-bit floats of a mixture of experts"),
+        ({"quantization": "int8", "kernels": PlainExpertsAlone()}, "on CPUs alone"),
+    ],
+)
+def test_experts_in_forms_that_are_not_served_are_refused(
+    checkpoint: Callable[[str], Path], options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load_model(checkpoint("qwen3_moe"), **options)
+
+
+def test_experts_with_activation_order_are_refused(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    layout = Layout("gptq", act_order=True, group_size=16)
+    quantized, _ = quantize_checkpoint(checkpoint("qwen3_moe"), tmp_path, layout)
+    with pytest.raises(ConfigError, match="desc_act"):
+        load_model(quantized)
 
 
 # Rounding
 
 
 @pytest.mark.parametrize(("quantization", "step"), [("int8", 1 / 127), ("int4", 1 / 7)])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mixtral"])
 def test_rounding_moves_no_weight_by_more_than_half_a_step(
     checkpoint: Callable[[str], Path], architecture: str, quantization: str, step: float
 ) -> None:

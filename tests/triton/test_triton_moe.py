@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 from radixrt.layers.kernels import LayerKernels
 from radixrt_kernels.triton import moe
 from radixrt_kernels.triton.moe import Tiling, experts_mlp, route
+from tests.expert_stacks import dense_stack
 from tests.triton.numbers import DEVICE, draw
 
 
@@ -62,9 +63,8 @@ def test_experts(
     weights = torch.rand(tokens, top_k, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     experts = choose(tokens, top_k, num_experts)
     ours = experts_mlp(hidden, weights, experts, gate_up, down, activation)
-    exact = LayerKernels().experts(
-        hidden.float(), weights, experts, gate_up.float(), down.float(), activation
-    )
+    stacks = dense_stack(gate_up.float()), dense_stack(down.float())
+    exact = LayerKernels().experts(hidden.float(), weights, experts, *stacks, activation)
     error = 2e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(ours.float(), exact, rtol=error, atol=error)
 
@@ -77,10 +77,10 @@ def test_every_tiling_computes_the_same(
     monkeypatch.setattr(moe.Tiling, "of", staticmethod(lambda pairs, num_experts: tiling))
     hidden, weights = draw(9, 96, dtype=torch.float32), torch.ones(9, 2, device=DEVICE)
     gate_up, down = (draw(4, *shape, dtype=torch.float32) / 8 for shape in ((80, 96), (96, 40)))
-    arguments = (hidden, weights, choose(9, 2, 4), gate_up, down, "silu")
-    torch.testing.assert_close(
-        experts_mlp(*arguments), LayerKernels().experts(*arguments), rtol=1e-5, atol=1e-5
-    )
+    tokens = (hidden, weights, choose(9, 2, 4))
+    result = experts_mlp(*tokens, gate_up, down, "silu")
+    expected = LayerKernels().experts(*tokens, dense_stack(gate_up), dense_stack(down), "silu")
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_no_tokens() -> None:

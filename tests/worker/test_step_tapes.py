@@ -25,8 +25,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROMPTS = [list(range(3, 30)), list(range(40, 45)), list(range(100, 133))]
-MIXTURES_OF_EXPERTS = {"qwen3_moe", "qwen3_moe_unnormed", "mixtral"}
-"""Which experts a step needs is a value that it computes."""
 
 
 class TapedModel:
@@ -77,19 +75,17 @@ def test_every_architecture_computes_the_same(
     expected, taped = answers(model), answers(TapedModel(model))
     for ours, theirs in zip(taped, expected, strict=True):
         assert torch.equal(ours, theirs)
-    if architecture in MIXTURES_OF_EXPERTS:
-        assert not replays
-    else:
-        # the fourth step of each size is recorded, those after it are replays
-        assert {count: replays.count(count) for count in (1, 2, 3)} == {1: 1, 2: 1, 3: 6}
+    # the fourth step of each size is recorded, those after it are replays
+    assert {count: replays.count(count) for count in (1, 2, 3)} == {1: 1, 2: 1, 3: 6}
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["llama_biased_tied", "qwen3_moe"])
 def test_quantized_models_compute_the_same(
-    checkpoint: Callable[[str], Path], quantization: str, dtype: str
+    checkpoint: Callable[[str], Path], architecture: str, quantization: str, dtype: str
 ) -> None:
-    folder = checkpoint("llama_biased_tied")
+    folder = checkpoint(architecture)
     model = load_model(folder, quantization=quantization, dtype=dtype, kernels=NativeKernels())
     for ours, theirs in zip(answers(TapedModel(model)), answers(model), strict=True):
         assert torch.equal(ours, theirs)

@@ -7,6 +7,7 @@ from functools import partial
 from torch import nn
 
 from radixrt.errors import ConfigError
+from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, LoadableMatrix, MatrixFormat
 from radixrt.layers.moe import Experts
 from radixrt.layers.quantization.awq import AwqMatrix
@@ -72,13 +73,25 @@ def rounded_alike(scheme: QuantizationScheme) -> QuantizationScheme:
     return dataclasses.replace(scheme, method="rounding")
 
 
-def refuse_experts(model: nn.Module) -> None:
+def check_experts(model: nn.Module, scheme: QuantizationScheme, kernels: LayerKernels) -> None:
     """
     Raises:
-        ConfigError: ``model`` is a mixture of experts.
+        ConfigError: ``model`` is a mixture of experts, and ``kernels`` cannot compute it with weights of this form.
     """
-    if any(isinstance(module, Experts) for module in model.modules()):
+    if not any(isinstance(module, Experts) for module in model.modules()):
+        return
+    if not kernels.multiplies_quantized_experts:
         raise ConfigError(
-            "Quantized weights of a mixture of experts are not supported; choose the plain checkpoint, without "
-            "--quantization."
+            "Quantized weights of a mixture of experts are supported on CPUs alone; choose --device cpu, or the plain "
+            "checkpoint without --quantization."
+        )
+    if scheme.method.startswith("fp8"):
+        raise ConfigError(
+            "8-bit floats of a mixture of experts are not supported; choose the plain checkpoint, perhaps with "
+            "--quantization int8 or int4."
+        )
+    if scheme.activation_order:
+        raise ConfigError(
+            "A mixture of experts with GPTQ's desc_act, which orders the columns of each expert in its own way, is not "
+            "supported; choose a checkpoint without desc_act."
         )

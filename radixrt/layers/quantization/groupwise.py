@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixrt.errors import ConfigError
-from radixrt.layers.matrix import EmbeddingMatrix, Placement
+from radixrt.layers.matrix import DecodableMatrix, EmbeddingMatrix, Placement
 from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 
@@ -23,7 +23,7 @@ SCALE_DTYPE = torch.float16
 Convert = Callable[[Tensor], Tensor]
 
 
-class GroupwiseMatrix(EmbeddingMatrix):
+class GroupwiseMatrix(EmbeddingMatrix, DecodableMatrix):
     """``weight[row, column] = (code - zero) * scale``, the last two of the group that holds the column.
 
     ``codes`` is uint8 [rows, ceil(columns * bits / 8)]; of 4 bits, the even column is the low half of a byte.
@@ -65,6 +65,16 @@ class GroupwiseMatrix(EmbeddingMatrix):
     def dequantized(self) -> Tensor:
         """[rows, columns] of the model's dtype, the columns as they stand."""
         return self._decode(self.codes, self.scales, self.zeros)
+
+    def plain(self, rows: slice) -> Tensor:
+        if self.column_order is not None:
+            raise NotImplementedError("the columns stand in another order than the input features")
+        return self._decode(self.codes[rows], self.scales[rows], self.zeros[rows])
+
+    def codes_of(self, rows: slice) -> Tensor:
+        """One byte each: uint8 [n, columns]"""
+        codes = self.codes[rows]
+        return codes if self.bits == 8 else unpack_halves(codes)[:, : self.columns]
 
     def _decode(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         if self.bits == 4:
@@ -128,10 +138,8 @@ class PackedGroupwiseMatrix(EmbeddingMatrix):
             pack: makes what the kernels read of codes [rows, columns], scales, zeros, bits and group size.
         """
         super().__init__(matrix.rows, matrix.columns)
-        codes = matrix.codes if matrix.bits == 8 else unpack_halves(matrix.codes)
-        self.packed = pack(
-            codes[:, : matrix.columns], matrix.scales, matrix.zeros, matrix.bits, matrix.group_size
-        )
+        codes = matrix.codes_of(slice(None))
+        self.packed = pack(codes, matrix.scales, matrix.zeros, matrix.bits, matrix.group_size)
         self.dtype = matrix.dtype
         self.register_buffer("codes", self.packed.codes)
         self.register_buffer("scales", self.packed.scales)

@@ -11,6 +11,7 @@ void bind_linear(nanobind::module_& module);
 void bind_sampler(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_memory(nanobind::module_& module);
+void bind_mixture(nanobind::module_& module);
 void bind_norm(nanobind::module_& module);
 void bind_rotary(nanobind::module_& module);
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "bind/bind.hpp"
+#include "bind/groups.hpp"
 #include "bind/scratch.hpp"
 #include "bind/units.hpp"
 #include "isa.hpp"
@@ -39,7 +40,8 @@ int64_t chunk_of(int64_t group_size, int64_t columns) {
 }
 
 Groupwise matrix_of(
-    const Tensor& codes, const Tensor& scales, const Tensor& zeros, int64_t rows, int64_t columns, int bits, int64_t group_size) {
+    const Tensor& codes, const Tensor& scales, const Tensor& zeros, int64_t rows, int64_t columns, int bits, int64_t group_size,
+    int64_t matrices = 1) {
   require(bits == 4 || bits == 8, "bits must be 4 or 8");
   require(rows > 0 && columns > 0, "rows and columns must be positive");
   require(group_size >= columns || (group_size > 0 && group_size % 8 == 0),
@@ -49,7 +51,7 @@ Groupwise matrix_of(
   matrix.columns = columns;
   matrix.group_size = group_size;
   matrix.chunk = chunk_of(group_size, columns);
-  int64_t outputs = panels_of(rows) * kPanel;
+  int64_t outputs = matrices * panels_of(rows) * kPanel;
   require(codes.dtype == DType::uint8 && codes.dense() && codes.elements() == outputs * matrix.steps() * bits,
           "codes must be the packed form of `rows` times `columns` codes", codes);
   require(scales.dtype == DType::float16 && scales.dense() && scales.elements() == outputs * matrix.groups(),
@@ -94,6 +96,38 @@ void groupwise_linear(
   });
 }
 
+void grouped_groupwise_linear(
+    const Tensor& hidden, const std::optional<Tensor>& tokens, const Tensor& starts, const Tensor& codes, const Tensor& scales,
+    const Tensor& zeros, int64_t rows, int bits, int64_t group_size, const Tensor& output) {
+  require(hidden.dimensions == 2 && hidden.dense_after(0), "hidden must be [num_tokens, columns], rows without gaps", hidden);
+  const int32_t* chosen = chosen_tokens(tokens, hidden.shape[0]);
+  Groups groups = groups_of(starts, tokens ? tokens->shape[0] : hidden.shape[0]);
+  Groupwise stack = matrix_of(codes, scales, zeros, rows, hidden.shape[1], bits, group_size, groups.count);
+  require(output.dimensions == 2 && output.shape[0] == groups.rows && output.shape[1] == rows && output.dense_after(0) &&
+              output.dtype == hidden.dtype,
+          "output must be [rows of tokens, rows] of hidden's dtype, rows without gaps", output);
+  const auto& kernel = kernels_for(hidden.dtype);
+  if (groups.rows == 0) return;
+  int64_t hidden_bytes = hidden.strides[0] * size_of(hidden.dtype);
+  stack.output = output.as<char>();
+  stack.output_bytes = output.strides[0] * size_of(output.dtype);
+  stack.input_bytes = kernels<GroupwiseKernels>().prepared_bytes(stack.columns, stack.chunk);
+  nb::gil_scoped_release release;
+  stack.inputs = prepare_rows(
+      hidden.shape[0], chosen, groups.rows, stack.input_bytes, kRoundedPerThread / stack.columns + 1, [&](int64_t token, char* to) {
+        kernel.prepare(hidden.as<char>() + token * hidden_bytes, stack.columns, stack.chunk, to);
+      });
+  auto multiply = bits == 4 ? kernel.multiply_4 : kernel.multiply_8;
+  int64_t panel_bytes = stack.steps() * bits * kPanel, panels_each = panels_of(rows), scales_each = panels_each * stack.groups() * kPanel;
+  for_each_group_unit(groups, rows, panel_bytes, [&](int64_t matrix, int64_t panel, int panels, int64_t row, int count) {
+    Groupwise own = stack;
+    own.codes += matrix * panels_each * panel_bytes;
+    own.scales += matrix * scales_each * 2;
+    own.zeros += matrix * scales_each;
+    multiply(own, panel, panels, row, count);
+  });
+}
+
 void groupwise_look_up(
     const Tensor& codes, const Tensor& scales, const Tensor& zeros, int64_t rows, int bits, int64_t group_size, const Tensor& wanted,
     const Tensor& output) {
@@ -119,6 +153,10 @@ void bind_groupwise(nb::module_& module) {
   module.def(
       "groupwise_linear", groupwise_linear, nb::arg("hidden"), nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"),
       nb::arg("rows"), nb::arg("bits"), nb::arg("group_size"), nb::arg("bias").none(), nb::arg("output"));
+  module.def(
+      "grouped_groupwise_linear", grouped_groupwise_linear, nb::arg("hidden"), nb::arg("tokens").none(), nb::arg("starts"),
+      nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"), nb::arg("rows"), nb::arg("bits"), nb::arg("group_size"),
+      nb::arg("output"));
   module.def(
       "groupwise_look_up", groupwise_look_up, nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"), nb::arg("rows"),
       nb::arg("bits"), nb::arg("group_size"), nb::arg("wanted"), nb::arg("output"));

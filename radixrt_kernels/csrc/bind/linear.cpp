@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "bind/bind.hpp"
+#include "bind/groups.hpp"
 #include "bind/scratch.hpp"
 #include "bind/units.hpp"
 #include "isa.hpp"
@@ -29,8 +30,8 @@ const LinearKernels::Of& kernels_for(DType dtype) {
   }
 }
 
-void check_packed(const Tensor& weights, int64_t rows, int64_t columns) {
-  int64_t elements = panels_of(rows) * kPanel * (weights.dtype == DType::bfloat16 ? (columns + 1) / 2 * 2 : columns);
+void check_packed(const Tensor& weights, int64_t rows, int64_t columns, int64_t matrices = 1) {
+  int64_t elements = matrices * panels_of(rows) * kPanel * (weights.dtype == DType::bfloat16 ? (columns + 1) / 2 * 2 : columns);
   require(rows > 0 && columns > 0 && weights.dense() && weights.elements() == elements,
           "weights must be the packed form of a matrix of `rows` times hidden's columns", weights);
 }
@@ -73,6 +74,41 @@ void linear(
   });
 }
 
+void grouped_linear(
+    const Tensor& hidden, const std::optional<Tensor>& tokens, const Tensor& starts, const Tensor& weights, int64_t rows,
+    const Tensor& output) {
+  require(hidden.dimensions == 2 && hidden.dense_after(0), "hidden must be [num_tokens, columns], rows without gaps", hidden);
+  require(hidden.dtype == weights.dtype, "hidden must be of the weights' dtype", hidden);
+  int64_t columns = hidden.shape[1];
+  const int32_t* chosen = chosen_tokens(tokens, hidden.shape[0]);
+  Groups groups = groups_of(starts, tokens ? tokens->shape[0] : hidden.shape[0]);
+  check_packed(weights, rows, columns, groups.count);
+  require(output.dimensions == 2 && output.shape[0] == groups.rows && output.shape[1] == rows && output.dense_after(0) &&
+              output.dtype == weights.dtype,
+          "output must be [rows of tokens, rows] of the weights' dtype, rows without gaps", output);
+  const auto& kernel = kernels_for(weights.dtype);
+  int size = size_of(weights.dtype);
+  int64_t hidden_bytes = hidden.strides[0] * size, matrix_bytes = weights.elements() / groups.count * size;
+  Linear product{
+      nullptr, rows, columns, nullptr, hidden.as<char>(), hidden_bytes, output.as<char>(), output.strides[0] * size};
+  if (groups.rows == 0) return;
+  nb::gil_scoped_release release;
+  int64_t bytes = kernel.prepared_bytes(columns);
+  if (chosen || bytes > 0) {
+    product.hidden_bytes = bytes > 0 ? bytes : (columns * size + 63) / 64 * 64;
+    product.hidden = prepare_rows(
+        hidden.shape[0], chosen, groups.rows, product.hidden_bytes, kElementsPerThread / columns + 1, [&](int64_t token, char* to) {
+          const char* from = hidden.as<char>() + token * hidden_bytes;
+          bytes > 0 ? kernel.prepare(from, columns, to) : static_cast<void>(memcpy(to, from, columns * size));
+        });
+  }
+  for_each_group_unit(groups, rows, columns * kPanel * size, [&](int64_t matrix, int64_t panel, int panels, int64_t row, int count) {
+    Linear own = product;
+    own.weights = weights.as<char>() + matrix * matrix_bytes;
+    kernel.multiply(own, panel, panels, row, count);
+  });
+}
+
 void look_up(const Tensor& weights, int64_t rows, const Tensor& wanted, const Tensor& output) {
   require(wanted.dimensions == 1 && wanted.dense() && wanted.dtype == DType::int64, "wanted must be [n] int64", wanted);
   require(output.dimensions == 2 && output.shape[0] == wanted.shape[0] && output.dense_after(0) && output.dtype == weights.dtype,
@@ -96,6 +132,9 @@ void bind_linear(nb::module_& module) {
   module.attr("PANEL") = kPanel;
   module.def(
       "linear", linear, nb::arg("hidden"), nb::arg("weights"), nb::arg("rows"), nb::arg("bias").none(), nb::arg("output"));
+  module.def(
+      "grouped_linear", grouped_linear, nb::arg("hidden"), nb::arg("tokens").none(), nb::arg("starts"), nb::arg("weights"),
+      nb::arg("rows"), nb::arg("output"));
   module.def("look_up", look_up, nb::arg("weights"), nb::arg("rows"), nb::arg("wanted"), nb::arg("output"));
 }
 

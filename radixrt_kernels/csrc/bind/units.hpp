@@ -10,17 +10,21 @@ namespace radixrt {
 
 inline int64_t panels_of(int64_t rows) { return (rows + kPanel - 1) / kPanel; }
 
-// Calls `body(first_panel, panels, first_token, tokens)` for each unit. Few tokens: a unit's weights should take the memory
-// some microseconds, or handing units out costs more; but there should be several units a thread. Many tokens: its weights
-// should stay in the second-level cache.
+// Panels of a unit for `tokens` tokens. Few tokens: a unit's weights should take the memory some microseconds, or handing units
+// out costs more; but there should be several units a thread, of the `all_panels` that are shared out together. Many tokens: its
+// weights should stay in the second-level cache.
+inline int64_t panels_a_unit(int64_t all_panels, int64_t tokens, int64_t panel_bytes) {
+  constexpr int64_t kEnoughBytes = 96 << 10;
+  int64_t enough = tokens <= kFewTokens ? kEnoughBytes / panel_bytes / kUnitPanels * kUnitPanels : 0;
+  int64_t share = all_panels / (4 * num_threads()) / kUnitPanels * kUnitPanels;
+  int64_t size = enough < share ? enough : share;
+  return size < kUnitPanels ? kUnitPanels : size;
+}
+
+// Calls `body(first_panel, panels, first_token, tokens)` for each unit.
 template <class Body>
 void for_each_unit(int64_t rows, int64_t tokens, int64_t panel_bytes, Body&& body) {
-  constexpr int64_t kEnoughBytes = 96 << 10;
-  int64_t panels = panels_of(rows);
-  int64_t enough = tokens <= kFewTokens ? kEnoughBytes / panel_bytes / kUnitPanels * kUnitPanels : 0;
-  int64_t share = panels / (4 * num_threads()) / kUnitPanels * kUnitPanels;
-  int64_t size = enough < share ? enough : share;
-  if (size < kUnitPanels) size = kUnitPanels;
+  int64_t panels = panels_of(rows), size = panels_a_unit(panels, tokens, panel_bytes);
   int64_t panel_units = (panels + size - 1) / size, token_units = (tokens + kUnitTokens - 1) / kUnitTokens;
   parallel_for(panel_units * token_units, [&](int64_t unit, int) {
     int64_t panel = unit / token_units * size, part = unit % token_units;

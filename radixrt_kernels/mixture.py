@@ -1,0 +1,69 @@
+"""What a mixture of experts does beside its products: choose experts for each token, sort by expert, and sum up.
+
+The products in between are ``grouped_linear`` of :mod:`radixrt_kernels.linear` and :mod:`radixrt_kernels.groupwise`. Which experts
+are needed is read by the kernels when they run, so a tape of these calls can be replayed for other tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from radixrt_kernels import native, tape
+
+if native is not None:
+    _choose_experts, _group_by_expert = native.choose_experts, native.group_by_expert
+    _weighted_sum = native.weighted_sum
+
+
+def choose_experts(
+    logits: torch.Tensor, top_k: int, normalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of the largest logits, largest first, of equal ones the first.
+
+    Args:
+        logits: [num_tokens, num_experts] float32, bfloat16 or float16
+        normalize: weights are the softmax over the chosen experts; else over all.
+
+    Returns:
+        weights float32 and experts int64, both [num_tokens, top_k]
+    """
+    shape = (logits.shape[0], top_k)
+    weights = logits.new_empty(shape, dtype=torch.float32)
+    experts = logits.new_empty(shape, dtype=torch.int64)
+    tape.call(_choose_experts, logits, normalize, weights, experts)
+    return weights, experts
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The (token, choice) pairs of a batch, sorted by expert."""
+
+    starts: (
+        torch.Tensor
+    )  # int32 [num_experts + 1]; those of expert i are starts[i] to starts[i + 1]
+    tokens: torch.Tensor  # int32 [pairs]
+    places: torch.Tensor  # int32 [num_tokens, top_k]: where each pair is
+
+
+def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
+    """Sort the elements of ``experts`` int64 [num_tokens, top_k]; those of one expert keep their order."""
+    starts = experts.new_empty(num_experts + 1, dtype=torch.int32)
+    tokens = experts.new_empty(experts.numel(), dtype=torch.int32)
+    places = experts.new_empty(experts.shape, dtype=torch.int32)
+    tape.call(_group_by_expert, experts, starts, tokens, places)
+    return Groups(starts, tokens, places)
+
+
+def weighted_sum(values: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Each token's ``weights[token] @ values[places[token]]``, summed in float32 and rounded once.
+
+    Args:
+        values: [rows, size]
+        places, weights: int32 and float32, both [num_tokens, top_k]
+
+    Returns:
+        [num_tokens, size] of the dtype of ``values``
+    """
+    output = values.new_empty((places.shape[0], values.shape[1]))
+    tape.call(_weighted_sum, values, places, weights, output)
+    return output

@@ -1,0 +1,93 @@
+"""Do the programs and requests that the pages show run, with the answers that the pages show?
+
+The snippets of docs/lang.md are run by ``tests/lang/test_docs.py``.
+"""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from radixrt.bench.local_server import local_server
+from tests.docs.pages import ROOT, blocks
+
+SAID = "http://127.0.0.1:30000"
+DOCUMENT = "The port of Vidur is Noval. " * 20
+QUESTION = "What is the port of Vidur?"
+
+PROGRAMS = [
+    ROOT / name for name in
+    ("README.md", "docs/api.md", "docs/python.md", "docs/structured_output.md", "docs/cache_hints.md")
+]  # fmt: skip
+REQUESTS = [ROOT / name for name in ("README.md", "docs/api.md", "docs/cache_hints.md", "docs/structured_output.md")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Of the built-in model, in a cache of a modest size."""
+    with local_server("demo", "--log-level", "warning", "--max-total-tokens", "65536") as url:
+        yield url
+
+
+@pytest.fixture
+def of_the_reader(url: str) -> dict[str, Any]:
+    """What docs/cache_hints.md leaves to its reader: a client, a document, and what to ask."""
+    return {
+        "__name__": "snippet",
+        "client": OpenAI(base_url=f"{url}/v1", api_key="none"),
+        "messages": [{"role": "user", "content": f"{DOCUMENT} {QUESTION}"}],
+        "document": DOCUMENT, "manual": DOCUMENT, "question": QUESTION, "questions": [QUESTION],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
+def test_programs_run_and_print_what_the_page_says(
+    page: Path, url: str, of_the_reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another. What a program prints stands behind its ``print``, or in the block below it."""
+    monkeypatch.setenv("RADIXRT_URL", url)
+    programs = re.findall(
+        r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(), flags=re.DOTALL
+    )
+    assert programs
+    for program, below in programs:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(program.replace(SAID, url), page.name, "exec"), of_the_reader)
+        beside = re.findall(r"print\(.*\)(?:  |\n\n)# (.*)$", program, re.MULTILINE)
+        assert set(beside) <= set(printed.getvalue().splitlines()), program
+        assert not below or printed.getvalue() == below, program
+
+
+def requests_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Each curl command, and the comment below it that shows the answer."""
+    for block in blocks(page, "bash"):
+        for request in re.split(r"^(?=curl )", block, flags=re.MULTILINE)[1:]:
+            command, *comment = re.split(r"^(?=#)", request, maxsplit=1, flags=re.MULTILINE)
+            yield command.rstrip(), "".join(comment)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("page", REQUESTS, ids=lambda page: page.name)
+def test_requests_are_answered_as_the_page_says(page: Path, url: str) -> None:
+    """With every field that the page shows. An id that a page shows cut short stands for that of the answer before."""
+    shown = list(requests_of(page))
+    assert len(shown) == page.read_text().count("\ncurl ")
+    id_before = ""
+    for command, answer in shown:
+        command = re.sub(r"\b(chatcmpl|conv)-\w+…", id_before, command.replace(SAID, url))
+        done = subprocess.run(["bash", "-c", f"{command} -sS"], capture_output=True, text=True, timeout=60)  # fmt: skip
+        assert done.returncode == 0 and '"error"' not in done.stdout, f"{command}\n{done.stdout}"
+        fields = set(re.findall(r'"(\w+)":', answer))
+        assert not fields - set(re.findall(r'"(\w+)":', done.stdout)), done.stdout
+        if '"stream": true' not in command:
+            reply = json.loads(done.stdout)
+            id_before = reply.get("id", "") if isinstance(reply, dict) else ""
