@@ -12,8 +12,6 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "radixrt"
-TO_BE_OPENED = PACKAGE / "constrained" / "json_schema" / "normal"
-"""Its files import each other in a circle where types are checked, and only there."""
 PROCESSES = {"api", "tokenizer", "scheduler", "worker"}
 NO_TORCH = [
     "radixrt",
@@ -134,25 +132,12 @@ def module_name(file: Path) -> str:
 def imported_modules(file: Path) -> list[str]:
     """The modules that a file imports anywhere, for types too, and the names imported from them, which may be modules."""
     names = []
-    tree = ast.parse(file.read_text())
-    left_out = for_types_alone(tree) if TO_BE_OPENED in file.parents else set()
-    for node in ast.walk(tree):
-        if node in left_out:
-            continue
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return names
-
-
-def for_types_alone(tree: ast.Module) -> set[ast.stmt]:
-    return {
-        statement
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for statement in node.body
-    }
 
 
 MODULES = {module_name(file): file for file in PACKAGE.rglob("*.py")}

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.structured.probes import ALL_TEXTS, NUMBERS, OBJECTS, SAMPLES, Probe, texts_of
-from radixrt.constrained.json_schema.auditing.patterns import pattern_features, portable
+from radixrt.constrained.json_schema.auditing.patterns import pattern_features
+from radixrt.constrained.json_schema.dialects import portable
 from radixrt.constrained.json_schema.formats import format_pattern
 
 
@@ -106,19 +107,19 @@ def _references() -> Iterator[Probe]:
         "[[],[[],[],[]]]", "[[1],2]", '[[["a"]]]', "[[[1]]]",
     )  # fmt: skip
     for name in definitions:
-        feature = "any/$ref" if name == "number" else "any/$ref:recursive"
         schema = {"$ref": f"#/$defs/{name}", "$defs": definitions}
-        yield Probe(feature, schema, (*ALL_TEXTS, *nested))
+        yield Probe("any/$ref", schema, (*ALL_TEXTS, *nested))
         for beside in (
             {"minimum": 2},
             {"maxItems": 1},
             {"required": ["next"]},
             {"type": ["array", "integer"]},
         ):
-            yield Probe(f"{feature}+siblings", {**beside, **schema}, (*ALL_TEXTS, *nested))
+            yield Probe("any/$ref+siblings", {**beside, **schema}, (*ALL_TEXTS, *nested))
     inside = {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/number"}},
+        "additionalProperties": False,  # an open object has a verdict of its own
         "$defs": definitions,
     }
     yield Probe("any/$ref", inside, (*OBJECTS, '{"a":6}'))

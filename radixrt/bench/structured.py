@@ -21,8 +21,8 @@ from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
 from radixrt.bench.structured_record import Record
 from radixrt.bench.structured_report import print_tables, report
 from radixrt.config import DEMO_MODEL
+from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import GrammarExhausted
-from radixrt.constrained.matcher import bitmask_words
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.errors import ConfigError
 from radixrt.models.checkpoint import resolve_model_path
@@ -77,11 +77,12 @@ def read_schemas(path: Path) -> Iterator[dict[str, Any]]:
 def measure(name: str, engine: Engine, row: dict[str, Any], facts: TokenizerFacts) -> Record:
     """Compile one schema and feed it its instances."""
     record = Record(name, row["id"])
-    schema = json.dumps(row["schema"], ensure_ascii=False)
-    draft = "draft7" if "draft7" in row.get("source", "") else None
+    schema = row["schema"]
+    if "draft7" in row.get("source", "") and isinstance(schema, dict):
+        schema = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
     begin = time.perf_counter()
     try:
-        held = engine(schema, draft, facts)
+        held = engine(json.dumps(schema, ensure_ascii=False), facts)
     except Refused as refused:
         record.refusal, record.keyword = str(refused)[:300], refused.keyword
         return record

@@ -59,17 +59,17 @@ def values_at(value: Any, path: tuple[str | None, ...]) -> list[Any]:
     return found
 
 
-Engine = Callable[[str, str | None, TokenizerFacts], Held]
+Engine = Callable[[str, TokenizerFacts], Held]
 
 
-def router(schema: str, draft: str | None, facts: TokenizerFacts) -> Held:
+def router(schema: str, facts: TokenizerFacts) -> Held:
     """As the server does it.
 
     Raises:
         Refused: it would answer with a 400.
     """
     try:
-        plan = plan_json_schema(schema, draft=draft)
+        plan = plan_json_schema(schema)
         grammar = _grammar(plan.backend, json.dumps(plan.schema, ensure_ascii=False), facts)
     except CannotEnforce as error:
         raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
@@ -81,7 +81,7 @@ def router(schema: str, draft: str | None, facts: TokenizerFacts) -> Held:
 def alone(backend: str) -> Engine:
     """One library, given the schema as it is."""
 
-    def compile_alone(schema: str, draft: str | None, facts: TokenizerFacts) -> Held:
+    def compile_alone(schema: str, facts: TokenizerFacts) -> Held:
         try:
             grammar = _grammar(backend, schema, facts)
             return Held(backend, load_grammar(grammar, facts))
@@ -94,11 +94,9 @@ def alone(backend: str) -> Engine:
 def _grammar(backend: str, schema: str, facts: TokenizerFacts) -> Grammar:
     if backend == "llguidance":
         return llguidance.compile_json_schema(schema, facts, "flexible")
-    import xgrammar
+    from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
 
-    from radixrt.constrained.backends.xgrammar import compile_ebnf
-
-    return compile_ebnf(str(xgrammar.Grammar.from_json_schema(schema, strict_mode=False)), facts)
+    return xgrammar.compile_json_schema(schema, facts, "flexible")
 
 
 ENGINES: dict[str, Engine] = {

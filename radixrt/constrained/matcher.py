@@ -1,53 +1,103 @@
-"""How the worker holds a sequence to its grammar: one interface, whichever library does the work."""
+"""How does the worker hold a sequence to its grammar? One interface, whichever library does the work."""
 
+import abc
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-BitmaskRow = NDArray[np.int32]
-"""[ceil(vocab_size / 32)]; bit ``t % 32`` of word ``t // 32`` tells whether token t may come next."""
-
-
-def bitmask_words(vocab_size: int) -> int:
-    """Length of a row of the bitmask."""
-    return -(-vocab_size // 32)
+from radixrt.constrained.bitmask import BitmaskRow
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 
-class Matcher(Protocol):
+class Matcher(abc.ABC):
     """Where a sequence stands in its grammar. Not thread-safe; different matchers may be used in parallel.
 
     End tokens are those of the tokenizer facts: they are allowed exactly where the grammar may end, and
-    taking one ends it.
+    taking one ends it. They are kept here: no library hears of them.
     """
+
+    __slots__ = ("_ended", "_taken", "facts")
+
+    def __init__(self, facts: TokenizerFacts) -> None:
+        self.facts = facts
+        self._taken: list[int] = []
+        """Without the end token."""
+        self._ended = False
 
     def advance(self, token_ids: Sequence[int]) -> int:
         """Take tokens; returns how many were taken: all, or those before the first that is not allowed."""
+        if self._ended:
+            return 0
+        ends = self.facts.eos_token_ids
+        text = list(token_ids)
+        for index, token_id in enumerate(token_ids):
+            if token_id in ends or not 0 <= token_id < self.facts.vocab_size:
+                del text[index:]
+                break
+        num_taken = self._take(text) if text else 0
+        self._taken += text[:num_taken]
+        if num_taken == len(text) < len(token_ids) and token_ids[num_taken] in ends:
+            self._ended = self._may_end()
+        return num_taken + self._ended
 
     def rollback(self, num_tokens: int) -> None:
         """Give back the last tokens taken."""
+        if num_tokens > len(self._taken) + self._ended:
+            raise ValueError(f"can't give back {num_tokens} tokens of {len(self._taken)}")
+        if num_tokens and self._ended:
+            self._ended = False
+            num_tokens -= 1
+        if num_tokens:
+            del self._taken[-num_tokens:]
+            self._give_back(num_tokens)
 
     def fill_mask(self, row: BitmaskRow) -> None:
         """Write the tokens that may come next over ``row``, a C-contiguous row of the bitmask."""
+        if self._ended:
+            row[:] = self.facts.eos_mask
+        else:
+            self._fill(row)
 
     def forced_tokens(self) -> list[int]:
         """The tokens that must come next, as many as are certain; without end tokens, often none.
 
         They are those that decoding step by step with :meth:`fill_mask` would be left with.
         """
+        return [] if self._ended else self._forced()
 
     def is_terminated(self) -> bool:
         """Nothing but an end token may come."""
+        if self._ended or not self._may_end():
+            return self._ended
+        row = np.empty_like(self.facts.eos_mask)
+        self._fill(row)
+        return bool((row == self.facts.eos_mask).all())
 
-    def fork(self) -> "Matcher":
+    def fork(self) -> Self:
         """An independent matcher in the same state."""
+        copy = self._copy()
+        copy._taken, copy._ended = self._taken.copy(), self._ended
+        return copy
 
+    # ------------------------------------------------------------ what a library does, before the end
 
-def single_token(row: BitmaskRow) -> int | None:
-    """The token that a row allows, if it is only one."""
-    words = np.flatnonzero(row)
-    if len(words) != 1:
-        return None
-    word = int(row[words[0]]) & 0xFFFFFFFF
-    return int(words[0]) * 32 + word.bit_length() - 1 if word.bit_count() == 1 else None
+    @abc.abstractmethod
+    def _take(self, token_ids: list[int]) -> int:
+        """Take tokens of the vocabulary, none of which is an end token; returns how many."""
+
+    @abc.abstractmethod
+    def _give_back(self, num_tokens: int) -> None: ...
+
+    @abc.abstractmethod
+    def _fill(self, row: BitmaskRow) -> None: ...
+
+    @abc.abstractmethod
+    def _forced(self) -> list[int]: ...
+
+    @abc.abstractmethod
+    def _may_end(self) -> bool: ...
+
+    @abc.abstractmethod
+    def _copy(self) -> Self:
+        """One in the same state but for the tokens taken."""

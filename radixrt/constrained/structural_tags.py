@@ -82,10 +82,9 @@ def _format(value: Any, where: str) -> Spec:
         return _tags_with_separator(given, where)
     if kind == "tag":
         tag = _tag(given, where)
-        only = StructuralTag(
+        return StructuralTag(
             tags=(tag,), triggers=(tag.begin,), free_text=False, min_tags=1, max_tags=1
         )
-        return only
     content = _content(given, where, ("triggered_tags", "tags_with_separator", "tag"))
     if isinstance(content, AnyText):
         raise _wrong(where, "lets any text through; leave it out")
@@ -157,47 +156,28 @@ def _tag(value: Any, where: str) -> Tag:
 def _content(given: _Object, where: str, also: tuple[str, ...] = ()) -> Content:
     """``also``: what else may stand here, for the error."""
     kind = given.get("type")
-    reader = _CONTENTS.get(kind) if isinstance(kind, str) else None
-    if reader is None:
+    if not isinstance(kind, str) or kind not in _CONTENTS:
         known = ", ".join([*also, *_CONTENTS])
         raise _wrong(f"{where}.type", f"must be one of {known} here, not {kind!r:.50}")
-    return reader(given, where)
-
-
-def _const_string(given: _Object, where: str) -> Content:
-    _refuse_other_keys(given, {"type", "value"}, where)
-    return Choice(options=(_text(given, "value", where),))
+    keys, read = _CONTENTS[kind]
+    _refuse_other_keys(given, {"type", *keys}, where)
+    return read(given, where)
 
 
 def _json_schema(given: _Object, where: str) -> Content:
-    _refuse_other_keys(given, {"type", "json_schema", "style"}, where)
     if given.get("style", "json") != "json":
         raise _wrong(f"{where}.style", 'must be "json"; other ways of writing are not supported')
     return requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
 
 
-def _regex(given: _Object, where: str) -> Content:
-    _refuse_other_keys(given, {"type", "pattern"}, where)
-    return requests.regex(given.get("pattern"), f"{where}.pattern")
-
-
-def _grammar(given: _Object, where: str) -> Content:
-    _refuse_other_keys(given, {"type", "grammar"}, where)
-    return requests.grammar(given.get("grammar"), f"{where}.grammar")
-
-
-def _any_text(given: _Object, where: str) -> Content:
-    _refuse_other_keys(given, {"type"}, where)
-    return AnyText()
-
-
-_CONTENTS: dict[str, Callable[[_Object, str], Content]] = {
-    "json_schema": _json_schema,
-    "regex": _regex,
-    "grammar": _grammar,
-    "const_string": _const_string,
-    "any_text": _any_text,
-}
+_CONTENTS: dict[str, tuple[tuple[str, ...], Callable[[_Object, str], Content]]] = {
+    "json_schema": (("json_schema", "style"), _json_schema),
+    "regex": (("pattern",), lambda g, where: requests.regex(g.get("pattern"), f"{where}.pattern")),
+    "grammar": (("grammar",), lambda g, where: requests.grammar(g.get("grammar"), f"{where}.grammar")),
+    "const_string": (("value",), lambda g, where: Choice(options=(_text(g, "value", where),))),
+    "any_text": ((), lambda _, where: AnyText()),
+}  # fmt: skip
+"""By type: its other keys, and what makes a constraint of it."""
 
 
 def _object(value: Any, where: str) -> _Object:

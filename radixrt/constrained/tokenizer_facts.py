@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from radixrt.constrained.matcher import BitmaskRow, bitmask_words
+from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 from radixrt.errors import ConfigError
 from radixrt.token_bytes import TokenBytes
 

@@ -13,7 +13,8 @@ from radixrt.config import ServerConfig
 from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
-from radixrt.constrained.compiler.pool import CompilePool, PoolConfig
+from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import BackendChoice, CompileOptions
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.spec import Spec

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from radixrt.constrained.matcher import BitmaskRow, Matcher
+from radixrt.constrained.bitmask import BitmaskRow
+from radixrt.constrained.matcher import Matcher
 
 LONGEST_SEARCH = 64
 """Tokens before the end of a path among which another way is looked for; each costs one mask."""

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.loader import fill_masks, load_grammar
-from radixrt.constrained.matcher import Matcher, bitmask_words
+from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.errors import RadixrtError
 from radixrt.messages.ids import TokenIds, unpack_ids

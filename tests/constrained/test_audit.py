@@ -11,11 +11,13 @@ from jsonschema import Draft202012Validator
 from bench.structured.libraries import compile_llguidance, compile_xgrammar
 from radixrt.bench.structured_engines import values_at
 from radixrt.constrained.errors import CannotEnforce
+from radixrt.constrained.json_schema.auditing import audit
 from radixrt.constrained.json_schema.auditing.audit import (
     JsonPlan,
     plan_json_schema,
     plan_normalised,
 )
+from radixrt.constrained.json_schema.auditing.capabilities import Capabilities, capabilities
 from radixrt.constrained.json_schema.validation import SchemaValidator
 
 LINKED = {
@@ -90,6 +92,46 @@ def test_a_keyword_below_a_relaxed_one_of_is_not_lost() -> None:
     oracle = Draft202012Validator(schema)
     for value in ([], [1], [1, 1], [1, 2], ["a", "a"], [1] * 9, list(range(9))):
         assert is_allowed(made, json.dumps(value)) <= oracle.is_valid(value), value
+
+
+def test_a_reference_that_a_backend_does_not_follow_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No library of the table is like that; so one is made to look so."""
+    verdicts = {**capabilities()._verdicts, "any/$ref": {"llguidance": "drops"}}
+    monkeypatch.setattr(audit, "capabilities", lambda: Capabilities({}, verdicts))
+    links = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+    made = plan(links, backend="llguidance")
+    assert is_allowed(made, '{"next": {"next": {}}}')
+    assert not is_allowed(made, '{"next": {"next": 1}}') and not is_allowed(made, "1")
+
+
+def test_what_can_not_be_left_out_below_a_relaxed_one_of_is_refused_by_its_pointer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As no library of the table refuses ``false``, one is made to look so."""
+    dropped = {"any/oneOf": {"llguidance": "drops"}, "any/false": {"llguidance": "drops"}}
+    verdicts = {**capabilities()._verdicts, **dropped}
+    monkeypatch.setattr(audit, "capabilities", lambda: Capabilities({}, verdicts))
+    branches = [
+        {"type": "object", "properties": {"a": False, "b": {"type": "string"}}},
+        {"type": "object", "properties": {"c": {"type": "integer"}}, "minProperties": 1},
+    ]
+    with pytest.raises(CannotEnforce) as caught:
+        plan({"oneOf": branches}, backend="llguidance")
+    assert "any/false" in caught.value.reason
+
+
+def test_values_that_a_backend_can_not_write_are_left_out_and_need_no_check() -> None:
+    """llguidance writes no control characters, xgrammar no search for a pattern."""
+    properties = {"a": {"enum": ["\x01", ",", ";"]}, "b": {"type": "string", "pattern": "a.*b"}}
+    schema = {"type": "object", "properties": properties, "required": ["a"]}
+    made = plan(schema, allow_checks=False)
+    assert (made.backend, made.checks) == ("llguidance", ())
+    assert is_allowed(made, '{"a": ","}')
+    assert not is_allowed(made, '{"a": 1}') and not is_allowed(made, '{"a": "\\u0002"}')
+    alone = plan({"enum": ["\x01"]}, allow_checks=False)
+    assert alone.backend == "xgrammar" and is_allowed(alone, '"\\u0001"')
 
 
 def test_without_checks_the_error_names_keyword_and_pointer() -> None:

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from radixrt.constrained.json_schema.auditing.patterns import portable
+from radixrt.constrained.json_schema.dialects import portable, python_pattern
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax, parse
-from radixrt.constrained.json_schema.python_regex import python_pattern
 
 # (pattern, strings that match by ECMA-262, strings that do not)
 MEANINGS = [
@@ -14,6 +13,14 @@ MEANINGS = [
     ("^\\D$", ["a", "é"], ["3"]),
     ("^\\w+$", ["aZ_9"], ["é", "a b", "-"]),
     ("^[^\\w]$", ["-", " "], ["a", "_"]),
+    ("^[^\\W_]$", ["a", "9"], ["_", "-"]),
+    ("^[^\\W_]+$", ["a", "a9"], ["aé", "a_", "é"]),
+    ("^[^\\D7]{2}$", ["12"], ["1", "1a", "17", "1é"]),
+    ("^[\\Wa]$", ["a", "-", "é"], ["b"]),
+    ("^[\\Wa]+$", ["a", "a-é"], ["ab"]),
+    ("^\\s$", [" ", "\u00a0", "\ufeff", "\u2028"], ["a", ""]),
+    ("^\\S$", ["a", "-"], ["\u00a0", "\ufeff"]),
+    ("^[\\s\\S]$", ["a", "\n", "\u180e"], [""]),
     ("^.$", ["a", "😀"], ["\n", "\r", "\u2028", ""]),
     ("^a$", ["a"], ["a\n", "\na"]),
     ("a|b$", ["ax", "xb"], ["bx"]),
@@ -23,6 +30,7 @@ MEANINGS = [
     ("^(ab|c){2}$", ["abc", "cc"], ["ab", "abcab"]),
     ("^[]a]", [], ["]a", "a"]),
     ("^[^]$", ["a", "\n"], [""]),
+    ("^[]*$", [""], ["a"]),
     ("^\\/\\.\\$$", ["/.$"], ["/a$"]),
     ("^\\{a}$", ["{a}"], ["a"]),
     ("^(?<year>\\d{2})$", ["12"], ["1"]),

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from radixrt.constrained.compiler.cache import ByteLru
-from radixrt.constrained.compiler.pool import CompilePool, PoolConfig
+from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import CompileOptions, compile_spec
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Regex, Spec
@@ -353,7 +354,8 @@ def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
     code = textwrap.dedent(
         """
         import asyncio, sys, msgspec
-        from radixrt.constrained.compiler.pool import CompilePool, PoolConfig
+        from radixrt.constrained.compiler.jobs import PoolConfig
+        from radixrt.constrained.compiler.pool import CompilePool
         async def main():
             pool = CompilePool(msgspec.json.decode(sys.argv[1], type=PoolConfig))
             pool.start()
@@ -395,10 +397,29 @@ def test_compiles_of_clients_that_have_gone_hold_up_nobody(with_pool: Callable[.
     with_pool(body)
 
 
-def _slow_schema(number: int) -> str:
-    """A ring of requirements, which takes seconds to be rewritten."""
-    names = [f"p{number}_{i}" for i in range(300)]
-    ring = {name: [names[(i + 1) % 300]] for i, name in enumerate(names)}
+def test_a_job_that_nobody_waits_for_costs_no_helper_while_there_is_patience(
+    with_pool: Callable[..., Any],
+) -> None:
+    async def body(pool: CompilePool) -> None:
+        await pool.compile(AnyJson())
+        gone = [
+            asyncio.create_task(pool.compile(JsonSchema(schema=_slow_schema(i, size=60))))
+            for i in range(2)
+        ]
+        await asyncio.sleep(0.1)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        await pool.compile(JsonSchema(schema='{"type": "integer"}'))
+        assert pool.killed == 0
+
+    with_pool(body, patience_s=60.0, time_limit_s=60.0)
+
+
+def _slow_schema(number: int, size: int = 300) -> str:
+    """A ring of requirements: of 60 it takes a second or more to be rewritten, of 300 more than anybody waits."""
+    names = [f"p{number}_{i}" for i in range(size)]
+    ring = {name: [names[(i + 1) % size]] for i, name in enumerate(names)}
     return json.dumps({"type": "object", "dependentRequired": ring})
 
 
@@ -413,7 +434,9 @@ def test_a_helper_that_was_killed_is_not_the_users_fault(with_pool: Callable[...
     with_pool(body)
 
 
-@pytest.mark.parametrize("spec", [Choice(options=("x" * 4_000_000,)), Regex(pattern="a{1000000}")])
+@pytest.mark.parametrize(
+    "spec", [Choice(options=("x" * 4_000_000,)), Regex(pattern="(abcd){1000000}")]
+)
 def test_what_would_hold_up_the_worker_is_refused(with_pool: Callable[..., Any], spec: Any) -> None:
     async def body(pool: CompilePool) -> None:
         with pytest.raises(RequestError) as error:

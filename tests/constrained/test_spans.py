@@ -1,5 +1,6 @@
 """Checked values are found where a slow reader of the whole text finds them, however the text is cut."""
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -203,30 +204,17 @@ def test_a_tracker_that_went_back_is_as_good_as_new(
 
 
 @settings(deadline=None)
-@given(st.text('{}[]",:\\u0 1-.eEtrualsn\n', max_size=12))
-def test_text_that_is_no_json_is_refused(text: str) -> None:
-    def by_tracker() -> bool:
-        tracker = tracker_of((), ("a", None))
-        try:
-            for character in text:
-                tracker.push(character)
-            tracker.finish()
-        except ValueError:
-            return False
-        return True
-
-    try:
-        json.loads(text)
-        is_json = True
-    except ValueError:
-        is_json = False
-    assert by_tracker() == is_json
+@given(st.text('{}[]",:\\u0 1-.eEtrualsn\n@é', max_size=12))
+def test_a_text_that_is_no_json_comes_to_an_end_too(text: str) -> None:
+    tracker = tracker_of((), ("a", None))
+    with contextlib.suppress(ValueError):
+        tracker.push(text)
+        assert tracker.offset == len(text)
+        tracker.finish()
 
 
-@pytest.mark.parametrize(
-    "text", ["]", "{1", '{"a",', "[1}", '"\\x', '"\n', "1 2", "[01,", "nul,", '{"a":1,}']
-)
-def test_the_error_comes_as_soon_as_the_text_is_wrong(text: str) -> None:
+@pytest.mark.parametrize("text", ["]", ",", '"a",', "1 2", "{}}", '[] "'])
+def test_what_follows_the_whole_value_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
         tracker_of(()).push(text)
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.fsm import NOT_FORCED, Table
 from radixrt.constrained.backends.llguidance import LlguidanceMatcher
+from radixrt.constrained.bitmask import single_token
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.matcher import single_token
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 MAX_STATES = 256

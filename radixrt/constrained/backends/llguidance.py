@@ -7,19 +7,20 @@ import functools
 import json
 import os
 import time
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
-import llguidance
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
+from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.matcher import BitmaskRow, bitmask_words
+from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
+Answer = TypeVar("Answer")
 Whitespace = Literal["flexible", "compact"]
 
 _WHITESPACE: dict[Whitespace, str] = {"flexible": r"( |\n( {0,32}|\t{0,8}))?", "compact": ""}
@@ -61,7 +62,6 @@ def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespa
     """Raises:
     CannotCompile: llguidance refuses the schema.
     """
-    parse_schema(schema)
     options: Any = json_schema_options(whitespace)
     try:
         source = LLMatcher.grammar_from_json_schema(schema, overrides=options)
@@ -107,7 +107,7 @@ def _checked(source: str, facts: TokenizerFacts) -> Grammar:
     native = LLMatcher(_tokenizer(facts), source, log_level=0, limits=_LIMITS)
     if native.is_error():
         raise CannotCompile(_sentence(native.get_error()))
-    row = np.zeros(bitmask_words(facts.vocab_size), dtype=np.int32)
+    row = np.zeros_like(facts.eos_mask)
     begin = time.thread_time()
     native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
     native.compute_ff_tokens()
@@ -122,34 +122,6 @@ def _checked(source: str, facts: TokenizerFacts) -> Grammar:
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
     return Grammar("llguidance", source.encode())
-
-
-def parse_schema(schema: str) -> Any:
-    """A user's schema, without ``x-guidance``, which would switch checks off.
-
-    Raises:
-        CannotCompile: it is no JSON, or has that key.
-    """
-    try:
-        value = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise CannotCompile(f"It is no JSON that can be read: {error}.") from error
-    if "x-guidance" in _keys_of(value):
-        raise CannotCompile("It has the key x-guidance, which is reserved; take it out.")
-    return value
-
-
-def _keys_of(value: Any) -> set[str]:
-    keys: set[str] = set()
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            keys.update(value)
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-    return keys
 
 
 def _sentence(error: str) -> str:
@@ -210,101 +182,55 @@ def _native(grammar: Grammar, facts: TokenizerFacts) -> LLMatcher:
     return native
 
 
-class LlguidanceMatcher:
-    """A :class:`~radixrt.constrained.matcher.Matcher` over llguidance's.
+class LlguidanceMatcher(Matcher):
+    """Over llguidance's own.
 
     In a state where the next bytes are certain, its mask holds only the token that the tokenizer would write
     there; any other way to write the same bytes is still taken by :meth:`advance`.
 
     Copies of a native matcher share a lexer, and one that runs into a limit leaves all of them dead. So
-    each keeps its tokens, and one that finds itself dead starts anew, alone; only if that fails too, its methods
+    one that finds itself dead starts anew, alone, with the tokens it has taken; only if that fails too, its methods
     raise GrammarExhausted.
     """
 
-    __slots__ = ("_ended", "_grammar", "_native", "_taken", "facts")
+    __slots__ = ("_grammar", "_native")
 
-    def __init__(
-        self,
-        grammar: Grammar,
-        facts: TokenizerFacts,
-        native: LLMatcher,
-        taken: Sequence[int] = (),
-        ended: bool = False,
-    ) -> None:
-        self.facts = facts
+    def __init__(self, grammar: Grammar, facts: TokenizerFacts, native: LLMatcher) -> None:
+        super().__init__(facts)
         self._grammar = grammar
         self._native = native
-        self._taken = list(taken)
-        """Without the end token."""
-        self._ended = ended
-        """An end token was taken. llguidance takes none after it has stopped, so this is kept here."""
-
-    def advance(self, token_ids: Sequence[int]) -> int:
-        if self._ended:
-            return 0
-        text, end = _up_to_end(token_ids, self.facts)
-        taken = self._alive().try_consume_tokens(text)
-        if self._native.is_error():
-            self._revive()
-            taken = self._native.try_consume_tokens(text)
-            self._raise_if_dead()
-        self._taken += text[:taken]
-        if end and taken == len(text) and self._native.is_accepting():
-            self._ended = True
-            return taken + 1
-        return taken
-
-    def rollback(self, num_tokens: int) -> None:
-        if num_tokens > len(self._taken) + self._ended:
-            raise ValueError(f"can't give back {num_tokens} tokens of {len(self._taken)}")
-        if num_tokens and self._ended:
-            self._ended = False
-            num_tokens -= 1
-        if num_tokens:
-            self._alive()
-            del self._taken[-num_tokens:]
-            if not self._native.rollback(num_tokens) or self._native.is_error():
-                self._revive()
-
-    def fill_mask(self, row: BitmaskRow) -> None:
-        if self._ended:
-            row[:] = self.facts.eos_mask
-            return
-        self._alive().unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._native.is_error():
-            self._revive()
-            self._native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            self._raise_if_dead()
-
-    def forced_tokens(self) -> list[int]:
-        if self._ended:
-            return []
-        forced = self._alive().compute_ff_tokens()
-        if self._native.is_error():
-            self._revive()
-            forced = self._native.compute_ff_tokens()
-            self._raise_if_dead()
-        return forced
 
     def forced_bytes(self) -> bytes:
         """What any continuation begins with."""
         return b"" if self._ended else self._alive().compute_ff_bytes()
 
-    def is_terminated(self) -> bool:
-        if self._ended:
-            return True
-        native = self._alive()
-        if not native.is_accepting():
-            return False
-        if native.is_stopped():
-            return True
-        row = np.empty_like(self.facts.eos_mask)
-        self.fill_mask(row)
-        return bool((row == self.facts.eos_mask).all())
+    def _take(self, token_ids: list[int]) -> int:
+        return self._asked(lambda native: native.try_consume_tokens(token_ids))
 
-    def fork(self) -> "LlguidanceMatcher":
-        copy = self._alive().deep_copy()
-        return LlguidanceMatcher(self._grammar, self.facts, copy, self._taken, self._ended)
+    def _give_back(self, num_tokens: int) -> None:
+        if self._native.is_error() or not self._native.rollback(num_tokens):
+            self._revive()
+
+    def _fill(self, row: BitmaskRow) -> None:
+        self._asked(lambda native: native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
+
+    def _forced(self) -> list[int]:
+        return self._asked(lambda native: native.compute_ff_tokens())
+
+    def _may_end(self) -> bool:
+        return self._alive().is_accepting()
+
+    def _copy(self) -> "LlguidanceMatcher":
+        return LlguidanceMatcher(self._grammar, self.facts, self._alive().deep_copy())
+
+    def _asked(self, question: Callable[[LLMatcher], Answer]) -> Answer:
+        """What the native matcher answers; a second one is asked if it dies of the question."""
+        answer = question(self._alive())
+        if self._native.is_error():
+            self._revive()
+            answer = question(self._native)
+            self._raise_if_dead()
+        return answer
 
     def _alive(self) -> LLMatcher:
         """The native matcher, made anew if a copy's error has reached it."""
@@ -343,19 +269,3 @@ def fill_masks(rows: Sequence[tuple[LlguidanceMatcher, int]], bitmask: NDArray[n
     for matcher, index in rows:
         if matcher._ended or matcher._native.is_error():
             matcher.fill_mask(bitmask[index])
-
-
-def _up_to_end(token_ids: Sequence[int], facts: TokenizerFacts) -> tuple[list[int], bool]:
-    """The tokens before the first end token or id outside the vocabulary (which would leave a native matcher
-    dead), and whether it is an end token."""
-    for index, token_id in enumerate(token_ids):
-        if token_id in facts.eos_token_ids:
-            return list(token_ids[:index]), True
-        if not 0 <= token_id < facts.vocab_size:
-            return list(token_ids[:index]), False
-    return list(token_ids), False
-
-
-def version() -> str:
-    """Of the installed library."""
-    return str(llguidance.get_version())

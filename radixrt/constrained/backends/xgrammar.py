@@ -6,16 +6,17 @@ seconds (xgrammar imports torch and transformers), so import it only when such a
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import xgrammar
 
 from radixrt.constrained.backends.llguidance import Whitespace
+from radixrt.constrained.bitmask import BitmaskRow, single_token
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.matcher import BitmaskRow, single_token
+from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _MOST_WHITESPACE = 33
@@ -86,82 +87,47 @@ def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":
     return XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled))
 
 
-class XgrammarMatcher:
-    """A :class:`~radixrt.constrained.matcher.Matcher` over xgrammar's."""
+class XgrammarMatcher(Matcher):
+    """Over xgrammar's own."""
 
-    __slots__ = ("_ended", "_native", "_num_taken", "facts")
+    __slots__ = ("_native",)
 
-    def __init__(
-        self,
-        facts: TokenizerFacts,
-        native: xgrammar.GrammarMatcher,
-        num_taken: int = 0,
-        ended: bool = False,
-    ) -> None:
-        self.facts = facts
+    def __init__(self, facts: TokenizerFacts, native: xgrammar.GrammarMatcher) -> None:
+        super().__init__(facts)
         self._native = native
-        self._num_taken = num_taken
-        """Without the end token."""
-        self._ended = ended
 
-    def advance(self, token_ids: Sequence[int]) -> int:
+    def _take(self, token_ids: list[int]) -> int:
         for index, token_id in enumerate(token_ids):
-            if not self._take(token_id):
+            if token_id in self.facts.special_ids or not self._native.accept_token(token_id):
                 return index
         return len(token_ids)
 
-    def _take(self, token_id: int) -> bool:
-        if self._ended or not 0 <= token_id < self.facts.vocab_size:
-            return False
-        if token_id in self.facts.eos_token_ids:
-            self._ended = self._native.is_completed()
-            return self._ended
-        if token_id in self.facts.special_ids or not self._native.accept_token(token_id):
-            return False
-        self._num_taken += 1
-        return True
+    def _give_back(self, num_tokens: int) -> None:
+        self._native.rollback(num_tokens)
 
-    def rollback(self, num_tokens: int) -> None:
-        if num_tokens > self._num_taken + self._ended:
-            raise ValueError(f"can't give back {num_tokens} tokens of {self._num_taken}")
-        if num_tokens and self._ended:
-            self._ended = False
-            num_tokens -= 1
-        if num_tokens:
-            self._native.rollback(num_tokens)
-            self._num_taken -= num_tokens
-
-    def fill_mask(self, row: BitmaskRow) -> None:
-        if self._ended:
-            row[:] = self.facts.eos_mask
-        elif not self._native.fill_next_token_bitmask(row[np.newaxis]):
+    def _fill(self, row: BitmaskRow) -> None:
+        if not self._native.fill_next_token_bitmask(row[np.newaxis]):
             row[:] = -1  # xgrammar leaves a row alone in which everything is allowed
 
-    def forced_tokens(self) -> list[int]:
+    def _forced(self) -> list[int]:
         forced: list[int] = []
         row = np.empty_like(self.facts.eos_mask)
         matcher = self
         while True:
-            matcher.fill_mask(row)
+            matcher._fill(row)
             token_id = single_token(row)
             if token_id is None or token_id in self.facts.eos_token_ids:
                 return forced
             if not forced:
-                matcher = self.fork()
+                matcher = self._copy()
             forced.append(token_id)
-            matcher.advance([token_id])
+            matcher._take([token_id])
 
-    def is_terminated(self) -> bool:
-        if self._ended:
-            return True
-        if not self._native.is_completed():
-            return False
-        row = np.empty_like(self.facts.eos_mask)
-        self.fill_mask(row)
-        return bool((row == self.facts.eos_mask).all())
+    def _may_end(self) -> bool:
+        return self._native.is_completed()
 
-    def fork(self) -> "XgrammarMatcher":
-        return XgrammarMatcher(self.facts, self._native.fork(), self._num_taken, self._ended)
+    def _copy(self) -> "XgrammarMatcher":
+        return XgrammarMatcher(self.facts, self._native.fork())
 
 
 def _sentence(error: str) -> str:

@@ -58,7 +58,7 @@ class _Container(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """The text of a key, number or literal so far, last piece first."""
+    """The text of a name so far, last piece first."""
 
     before: "_Pieces | None"
     piece: str
@@ -69,32 +69,29 @@ class Mark(NamedTuple):
 
     state: str
     offset: int
+    """Characters taken."""
     container: _Container | None
     place: _Place | None
+    """Of the value that comes next, or of the open scalar."""
     start: int
+    """Of the open scalar."""
     pieces: _Pieces | None
-    escape: str
+    is_escaped: bool
+    """The character before, in a string, is a backslash that stands for itself."""
 
 
-# What comes next. In VALUE, MAYBE_VALUE, KEY, MAYBE_KEY, COLON, AFTER white space may come first.
-_VALUE, _MAYBE_VALUE = "a value", "a value or ]"
-_KEY, _MAYBE_KEY, _COLON = "a property name", "a property name or }", "a colon"
-_AFTER, _DONE = "a comma or a closing bracket", "nothing"
-_IN_STRING, _IN_KEY, _IN_WORD = "more of a string", "more of a property name", "more of a scalar"
+# What comes next, but for white space, commas, colons and closing brackets.
+_VALUE, _NAME, _DONE = "a value", "a property name", "nothing"
+_IN_STRING, _IN_NAME, _IN_WORD = "more of a string", "more of a property name", "more of a scalar"
 
-_WHITE_SPACE = re.compile(r"[ \t\n\r]*")
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_SKIPPED = re.compile(r"[ \t\n\r:]*")
+_PLAIN = re.compile(r'[^"\\]*')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
-_WHOLE_WORD = re.compile(
-    r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null", re.ASCII
-)
-_WORD_BEGINS = frozenset("-0123456789tfn")
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_ESCAPE_PREFIX = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 
 
 class SpanTracker:
-    """Follows one JSON text, given in pieces that may be cut anywhere."""
+    """Follows one JSON text, given in pieces that may be cut anywhere. That it is JSON, the grammar has seen to: other
+    texts end in an error or in spans that mean nothing."""
 
     def __init__(self, checks: tuple[SpanCheck, ...]) -> None:
         root = _Place()
@@ -103,14 +100,8 @@ class SpanTracker:
             for step in check.path:
                 place = place.step(step)
             place.checks.append(check)
-        self._state = _VALUE
-        self._offset = 0  # characters taken
-        self._container: _Container | None = None
-        self._place: _Place | None = root  # of the value that comes next, or of the open scalar
-        self._start = 0  # of the open scalar
-        self._pieces: _Pieces | None = None
-        self._escape = ""  # an escape sequence that is incomplete
         self._completed: list[CompletedSpan] = []
+        self.reset(Mark(_VALUE, 0, None, root, 0, None, False))
 
     @property
     def offset(self) -> int:
@@ -134,7 +125,7 @@ class SpanTracker:
             self._place,
             self._start,
             self._pieces,
-            self._escape,
+            self._is_escaped,
         )
 
     def reset(self, mark: Mark) -> None:
@@ -146,7 +137,7 @@ class SpanTracker:
             self._place,
             self._start,
             self._pieces,
-            self._escape,
+            self._is_escaped,
         ) = mark
 
     def push(self, text: str) -> list[CompletedSpan]:
@@ -155,24 +146,23 @@ class SpanTracker:
         A number ends only at what follows it, or at :meth:`finish`.
 
         Raises:
-            ValueError: the text so far can't begin any JSON text. (A number or literal is looked at when it ends.)
+            ValueError: something is closed or goes on that is not open.
         """
         self._completed = []
-        at, base, end = 0, self._offset, len(text)
-        while at < end:
-            state = self._state
-            if state is _IN_STRING or state is _IN_KEY:
+        at, base = 0, self._offset
+        while at < len(text):
+            if self._state is _IN_STRING or self._state is _IN_NAME:
                 at = self._in_string(text, at, base)
-            elif state is _IN_WORD:
-                at = self._in_word(text, at, base)
+            elif self._state is _IN_WORD:
+                end = _end_of(_WORD, text, at)
+                if end < len(text):
+                    self._end_value(self._place, self._start, base + end)
+                at = end
             else:
-                white_space = _WHITE_SPACE.match(text, at)
-                assert white_space is not None
-                at = white_space.end()
-                if at < end:
+                at = _end_of(_SKIPPED, text, at)
+                if at < len(text):
                     self._structure(text[at], base + at)
-                    # A word is read from its first character on.
-                    at += self._state is not _IN_WORD
+                    at += 1
             self._offset = base + at
         return self._completed
 
@@ -184,121 +174,65 @@ class SpanTracker:
         """
         self._completed = []
         if self._state is _IN_WORD and self._container is None:
-            self._end_word(self._offset)
+            self._end_value(self._place, self._start, self._offset)
         if self._state is not _DONE:
             raise ValueError(f"the JSON text ends where {self._state} is due")
         return self._completed
-
-    # ------------------------------------------------------------ one state each
 
     def _in_string(self, text: str, at: int, base: int) -> int:
         """Read on in a string or name that is open; returns where it stops: at its end or that of the piece."""
         begin = at
         while at < len(text):
-            if self._escape:
-                at = self._in_escape(text, at, base)
-                continue
-            plain = _PLAIN.match(text, at)
-            assert plain is not None
-            at = plain.end()
-            if at == len(text):
-                break
-            if text[at] == "\\":
-                self._escape = "\\"
+            if self._is_escaped:
+                self._is_escaped = False
                 at += 1
-            elif text[at] == '"':
+                continue
+            at = _end_of(_PLAIN, text, at)
+            if text[at : at + 1] == '"':
                 self._keep(text[begin:at])
                 self._end_string(base + at + 1)
                 return at + 1
-            else:
-                raise self._unexpected(text[at], base + at)
+            self._is_escaped = text[at : at + 1] == "\\"
+            at += self._is_escaped
         self._keep(text[begin:at])
         return at
 
-    def _in_escape(self, text: str, at: int, base: int) -> int:
-        self._escape += text[at]
-        if _ESCAPE.fullmatch(self._escape):
-            self._escape = ""
-        elif not _ESCAPE_PREFIX.fullmatch(self._escape):
-            raise self._unexpected(text[at], base + at)
-        return at + 1
-
-    def _in_word(self, text: str, at: int, base: int) -> int:
-        word = _WORD.match(text, at)
-        assert word is not None
-        self._pieces = _Pieces(self._pieces, word.group())
-        if word.end() < len(text):
-            self._end_word(base + word.end())
-        return word.end()
-
     def _structure(self, character: str, offset: int) -> None:
         """Take a character that is outside of scalars and no white space."""
-        state = self._state
-        if state is _AFTER:
-            self._after_value(character, offset)
-        elif state is _VALUE or state is _MAYBE_VALUE:
-            if character == "]" and state is _MAYBE_VALUE:
-                self._close(offset)
-            else:
-                self._begin_value(character, offset)
-        elif state is _COLON and character == ":":
-            self._state = _VALUE
-        elif character == '"' and (state is _KEY or state is _MAYBE_KEY):
-            self._state, self._pieces = _IN_KEY, None
-        elif character == "}" and state is _MAYBE_KEY:
-            self._close(offset)
-        else:
-            raise self._unexpected(character, offset)
-
-    def _after_value(self, character: str, offset: int) -> None:
         container = self._container
-        assert container is not None
-        if character == ",":
+        if self._state is _DONE or (container is None and character in "}],"):
+            raise ValueError(f"{character!r} at {offset} where {self._state} is due")
+        if character in "{[":
+            self._open(character == "{", offset)
+        elif container and character in "}]":
+            self._container = container.parent
+            self._end_value(container.place, container.start, offset + 1)
+        elif container and character == ",":
             if container.is_object:
-                self._state = _KEY
+                self._state = _NAME
             else:
                 self._state, self._place = _VALUE, container.place and container.place.other
-        elif character == ("}" if container.is_object else "]"):
-            self._close(offset)
+        elif character != '"':
+            self._state, self._start = _IN_WORD, offset
+        elif self._state is _NAME:
+            self._state, self._pieces = _IN_NAME, None
         else:
-            raise self._unexpected(character, offset)
-
-    # ------------------------------------------------------------ values begin and end
-
-    def _begin_value(self, character: str, offset: int) -> None:
-        place = self._place
-        if character == "{" or character == "[":
-            is_object, since = character == "{", self.open_since
-            if since is None and place is not None and place.checks:
-                since = offset
-            self._container = _Container(self._container, is_object, place, offset, since)
-            self._state = _MAYBE_KEY if is_object else _MAYBE_VALUE
-            self._place = None if is_object else place and place.other
-        elif character == '"':
             self._state, self._start = _IN_STRING, offset
-        elif character in _WORD_BEGINS:
-            self._state, self._start, self._pieces = _IN_WORD, offset, None
-        else:
-            raise self._unexpected(character, offset)
 
-    def _close(self, offset: int) -> None:
-        container = self._container
-        assert container is not None
-        self._container = container.parent
-        self._end_value(container.place, container.start, offset + 1)
-
-    def _end_word(self, end: int) -> None:
-        word = _joined(self._pieces)
-        if not _WHOLE_WORD.fullmatch(word):
-            raise ValueError(f"{word[:40]!r} at {self._start} is no JSON value")
-        self._end_value(self._place, self._start, end)
+    def _open(self, is_object: bool, offset: int) -> None:
+        place, since = self._place, self.open_since
+        if since is None and place is not None and place.checks:
+            since = offset
+        self._container = _Container(self._container, is_object, place, offset, since)
+        self._state = _NAME if is_object else _VALUE
+        self._place = None if is_object else place and place.other
 
     def _end_string(self, end: int) -> None:
         if self._state is _IN_STRING:
             self._end_value(self._place, self._start, end)
             return
         place = self._container and self._container.place
-        self._state, self._place = _COLON, None
+        self._state, self._place = _VALUE, None
         if place is not None:
             raw = _joined(self._pieces)
             name = json.loads(f'"{raw}"') if "\\" in raw else raw
@@ -307,19 +241,23 @@ class SpanTracker:
     def _end_value(self, place: _Place | None, start: int, end: int) -> None:
         if place is not None:
             self._completed += [CompletedSpan(check, start, end) for check in place.checks]
-        self._state = _DONE if self._container is None else _AFTER
+        self._state = _DONE if self._container is None else _VALUE
 
     def _keep(self, piece: str) -> None:
         """Remember a piece of a name, if names matter here."""
-        if self._state is _IN_KEY and self._container and self._container.place:
+        if self._state is _IN_NAME and self._container and self._container.place:
             self._pieces = _Pieces(self._pieces, piece)
 
-    def _unexpected(self, character: str, offset: int) -> ValueError:
-        return ValueError(f"{character!r} at {offset} where {self._state} is due")
+
+def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Where the longest match at a place ends; the patterns match everywhere, if only the empty text."""
+    match = pattern.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 def _joined(pieces: _Pieces | None) -> str:
-    """The whole text of a key, number or literal."""
+    """The whole text of a name."""
     texts = []
     while pieces is not None:
         texts.append(pieces.piece)

@@ -13,7 +13,8 @@ import jsonschema
 import jsonschema.exceptions
 
 from radixrt.constrained.checks.span_error import Path, SpanError
-from radixrt.constrained.json_schema.validation import SchemaValidator, first_repeated, parse_exact
+from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
+from radixrt.constrained.json_schema.values import first_repeated
 
 _MAX_BLAMED_PARTS = 32
 """Containers with more parts are not searched for culprits: each part costs a validation."""

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.spec import Ebnf
@@ -33,21 +32,14 @@ class HelperCannotStart(Exception):
 
 
 class Helper:
-    """One process. It does one job at a time.
-
-    Attributes:
-        busy_since: on the monotonic clock, when it began its job; None while it has none.
-        is_slow: its job has outlived the pool's patience.
-    """
+    """One process. It does one job at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self.busy_since: float | None = None
-        self.is_slow = False
         self._has_xgrammar = False
 
     @staticmethod
-    async def start(config: jobs.HelperConfig) -> "Helper":
+    async def start(config: jobs.PoolConfig) -> "Helper":
         """Returns when it has loaded the tokenizer.
 
         Raises:
@@ -101,9 +93,7 @@ class Helper:
         """Raises:
         HelperDied: it ended before it answered.
         """
-        self.busy_since = time.monotonic()
         reply = await self._ask(jobs.encode(job))
-        self.busy_since, self.is_slow = None, False
         self._has_xgrammar |= self.preparation_s(job) > 0
         return reply
 

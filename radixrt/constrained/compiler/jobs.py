@@ -16,14 +16,27 @@ from radixrt.constrained.spec import Spec
 LENGTH = struct.Struct("<Q")
 
 
-class HelperConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The first frame that a helper gets."""
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the tokenizer, and of what compiling may cost. The first frame that a helper gets."""
 
     tokenizer_json: str
+    """Path of the model's tokenizer.json."""
     vocab_size: int
+    """The model's: the length of a row of logits."""
     eos_token_ids: tuple[int, ...]
-    options: CompileOptions
-    memory_limit_bytes: int
+    options: CompileOptions = CompileOptions()
+    num_helpers: int = 2
+    """Processes, at least 2. All but one may be busy with slow jobs at a time."""
+    time_limit_s: float = 10.0
+    """For one job, after which it is an error."""
+    patience_s: float = 1.0
+    """A job that takes longer is slow."""
+    memory_limit_bytes: int = 1 << 30
+    """For one helper, beyond what it needs when it is idle."""
+    cache_bytes: int = 256 << 20
+    """Of compiled grammars."""
+    max_waiting: int = 1024
+    """Jobs; more are refused with 503."""
 
 
 class CompileJob(msgspec.Struct, frozen=True, tag=True):
@@ -81,7 +94,7 @@ Reply = Ready | CompileDone | ValidateDone | Refused | OutOfMemory | Failed
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
-decode_config = msgspec.msgpack.Decoder(HelperConfig).decode
+decode_config = msgspec.msgpack.Decoder(PoolConfig).decode
 
 
 def frame(body: bytes) -> bytes:

@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 import time
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,6 @@ from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied
-from radixrt.constrained.compiler.route import CompileOptions
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.spec import Spec
 from radixrt.errors import RequestError
@@ -31,45 +30,11 @@ _LOOK_AGAIN_S = 0.05
 _TRIES_BEFORE_REFUSING = 3
 
 
-class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the tokenizer, and of what compiling may cost."""
-
-    tokenizer_json: str
-    """Path of the model's tokenizer.json."""
-    vocab_size: int
-    """The model's: the length of a row of logits."""
-    eos_token_ids: tuple[int, ...]
-    options: CompileOptions = CompileOptions()
-    num_helpers: int = 2
-    """Processes, at least 2. All but one may be busy with slow jobs at a time."""
-    time_limit_s: float = 10.0
-    """For one job, after which it is an error."""
-    patience_s: float = 1.0
-    """A job that takes longer is slow."""
-    memory_limit_bytes: int = 1 << 30
-    """For one helper, beyond what it needs when it is idle."""
-    cache_bytes: int = 256 << 20
-    """Of compiled grammars."""
-    max_waiting: int = 1024
-    """Jobs; more are refused with 503."""
-
-    def helper_config(self) -> jobs.HelperConfig:
-        return jobs.HelperConfig(
-            tokenizer_json=self.tokenizer_json,
-            vocab_size=self.vocab_size,
-            eos_token_ids=self.eos_token_ids,
-            options=self.options,
-            memory_limit_bytes=self.memory_limit_bytes,
-        )
-
-
 class _Waiting:
     """A job in the queue, and who waits for it."""
 
     def __init__(self, job: jobs.Job) -> None:
         self.job = job
-        self.is_slow = False
-        """It was stopped once, so that quick jobs could go on."""
         self.reply: asyncio.Future[jobs.Reply] = asyncio.get_running_loop().create_future()
 
 
@@ -81,7 +46,7 @@ class CompilePool:
         killed: how many helpers went over a limit or crashed.
     """
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: jobs.PoolConfig) -> None:
         if config.num_helpers < 2:
             raise ValueError("a pool needs 2 helpers, so that a slow job does not hold up the rest")
         self.config = config
@@ -91,14 +56,17 @@ class CompilePool:
         self._num_waiting_for: dict[asyncio.Task[Compiled], int] = {}
         self._quick: collections.deque[_Waiting] = collections.deque()
         self._slow: collections.deque[_Waiting] = collections.deque()
+        """Jobs that were stopped once, so that quick ones could go on."""
         self._work = asyncio.Condition()
-        self._num_slow = 0
         self._keepers: list[asyncio.Task[None]] = []
         self._cannot_start: str | None = None
 
     def start(self) -> None:
         """Start the helpers; the first job waits until one has loaded the tokenizer."""
-        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.config.num_helpers)]
+        self._keepers = [
+            asyncio.create_task(self._keep(for_quick_ones=index == 0))
+            for index in range(self.config.num_helpers)
+        ]
 
     async def close(self) -> None:
         """Kill the helpers; jobs that wait fail."""
@@ -204,19 +172,17 @@ class CompilePool:
             code="grammar",
         )
 
-    async def _next(self) -> _Waiting:
-        """The next job that may run: a quick one first, a slow one while one helper is left for the others."""
+    async def _next(self, for_quick_ones: bool) -> _Waiting:
+        """The next job: a slow one first, where they are taken, since quick ones have a helper of their own."""
         async with self._work:
             while True:
                 await self._work.wait_for(
-                    lambda: self._quick or (self._slow and self._may_be_slow())
+                    lambda: self._quick or (self._slow and not for_quick_ones)
                 )
-                waiting = self._quick.popleft() if self._quick else self._slow.popleft()
-                if waiting.reply.done():
-                    continue  # nobody waits for it any more
-                if waiting.is_slow:
-                    self._num_slow += 1
-                return waiting
+                take_slow = self._slow and not for_quick_ones
+                waiting = (self._slow if take_slow else self._quick).popleft()
+                if not waiting.reply.done():  # else nobody waits for it any more
+                    return waiting
 
     def _drop_abandoned(self) -> None:
         """Forget the jobs in the queue for which nobody waits any more."""
@@ -225,13 +191,10 @@ class CompilePool:
             queue.clear()
             queue.extend(wanted)
 
-    def _may_be_slow(self) -> bool:
-        return self._num_slow < self.config.num_helpers - 1
-
     # ------------------------------------------------------------ helpers
 
-    async def _keep(self) -> None:
-        """Keep one helper alive and give it jobs."""
+    async def _keep(self, for_quick_ones: bool) -> None:
+        """Keep one helper alive and give it jobs; ``for_quick_ones`` stops slow jobs when others wait."""
         helper: Helper | None = None
         waiting: _Waiting | None = None
         try:
@@ -240,9 +203,9 @@ class CompilePool:
                     helper = await self._start_helper()
                     if helper is None:
                         return
-                waiting = waiting or await self._next()
+                waiting = waiting or await self._next(for_quick_ones)
                 if helper.is_alive:  # it may have died while it had nothing to do
-                    await self._run(helper, waiting)
+                    await self._run(helper, waiting, for_quick_ones)
                     waiting = None
         finally:
             if helper is not None:
@@ -254,7 +217,7 @@ class CompilePool:
         """A new helper, after as many tries as it takes; None if there is no use in trying."""
         for tries in itertools.count(1):
             try:
-                helper = await Helper.start(self.config.helper_config())
+                helper = await Helper.start(self.config)
             except HelperCannotStart as error:
                 self._refuse_all(str(error))
                 return None
@@ -281,25 +244,27 @@ class CompilePool:
     def _unavailable(self) -> RequestError:
         return RequestError(f"Structured output is not available: {self._cannot_start}", status=503)
 
-    async def _run(self, helper: Helper, waiting: _Waiting) -> None:
+    async def _run(self, helper: Helper, waiting: _Waiting, for_quick_ones: bool) -> None:
         """Run one job to its end, its limit, or until it has to make room for quick ones."""
         ends = time.monotonic() + self.config.time_limit_s + helper.preparation_s(waiting.job)
         running = asyncio.create_task(helper.do(waiting.job))
-        counted = waiting.is_slow
         try:
-            if not counted and not await _finished(running, self.config.patience_s):
-                verdict = await self._judge(running, ends)
-                counted = verdict == "slow"
-                if verdict == "make room":
-                    waiting.is_slow = True
+            # Also if nobody waits any more: a new helper costs more than the rest of a quick job.
+            if not await _one_is_done({running}, self.config.patience_s):
+                job = {running, waiting.reply}
+                if for_quick_ones and await self._has_to_make_room(job, ends):
                     await helper.kill()
                     async with self._work:
                         self._slow.append(waiting)
+                        self._work.notify_all()
                     return
-            if await _finished(running, ends - time.monotonic(), waiting.reply):
-                _settle(waiting, running)
-            else:
-                _fail(waiting, TimeoutError())
+                await _one_is_done(job, ends - time.monotonic())
+            if not waiting.reply.done():
+                error = running.exception() if running.done() else TimeoutError()
+                if error is None:
+                    waiting.reply.set_result(running.result())
+                else:
+                    waiting.reply.set_exception(error)
             if not running.done() or _needs_new_helper(running):
                 self.killed += 1
                 await helper.kill()
@@ -307,47 +272,20 @@ class CompilePool:
             running.cancel()
             with contextlib.suppress(BaseException):
                 await running
-            if counted:
-                async with self._work:
-                    self._num_slow -= 1
-                    self._work.notify_all()
 
-    async def _judge(
-        self, running: asyncio.Task[jobs.Reply], ends: float
-    ) -> Literal["slow", "ended", "make room"]:
-        """Count a job as slow, if it may be; else let it go on as long as nobody waits for its helper."""
-        while not running.done() and time.monotonic() < ends:
-            if self._may_be_slow():
-                self._num_slow += 1
-                return "slow"
-            if self._quick:
-                return "make room"
-            await _finished(running, _LOOK_AGAIN_S)
-        return "ended"
+    async def _has_to_make_room(self, job: set[asyncio.Future[jobs.Reply]], ends: float) -> bool:
+        """Whether others come to wait for the helper of a slow job."""
+        is_done = any(future.done() for future in job)
+        while not is_done and not self._quick and time.monotonic() < ends:
+            is_done = await _one_is_done(job, _LOOK_AGAIN_S)
+        return not is_done and bool(self._quick)
 
 
-async def _finished(
-    task: asyncio.Task[jobs.Reply],
-    within_s: float,
-    reply: "asyncio.Future[jobs.Reply] | None" = None,
-) -> bool:
-    """Wait for the end of a job; also given up once nobody waits for its ``reply``."""
-    awaited: set[asyncio.Future[jobs.Reply]] = {task} if reply is None else {task, reply}
-    await asyncio.wait(awaited, timeout=max(within_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
-    return task.done()
-
-
-def _settle(waiting: _Waiting, done: asyncio.Task[jobs.Reply]) -> None:
-    error = done.exception()
-    if error is not None:
-        _fail(waiting, error)
-    elif not waiting.reply.done():
-        waiting.reply.set_result(done.result())
-
-
-def _fail(waiting: _Waiting, error: BaseException) -> None:
-    if not waiting.reply.done():
-        waiting.reply.set_exception(error)
+async def _one_is_done(job: set[asyncio.Future[jobs.Reply]], within_s: float) -> bool:
+    """Wait for the end of a job: it runs no longer, or nobody waits for its reply."""
+    timeout = max(within_s, 0.0)
+    done, _ = await asyncio.wait(job, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
 
 
 def _needs_new_helper(done: asyncio.Task[jobs.Reply]) -> bool:

@@ -54,19 +54,19 @@ def _answer(
     body: bytes,
     replies: BinaryIO,
     facts: TokenizerFacts,
-    config: jobs.HelperConfig,
+    config: jobs.PoolConfig,
     memory: "_MemoryLimit",
 ) -> None:
     job = jobs.decode_job(body)
     if isinstance(job, jobs.CompileJob) and isinstance(job.spec, Ebnf):
         memory.import_xgrammar()
     try:
-        reply = jobs.encode(_do(job, facts, config))
+        reply = jobs.frame(jobs.encode(_do(job, facts, config)))
     except MemoryError:
-        reply = jobs.encode(jobs.OutOfMemory())
+        reply = jobs.frame(jobs.encode(jobs.OutOfMemory()))
     except Exception as error:
-        reply = jobs.encode(_failure(job, error))
-    replies.write(jobs.frame(reply))
+        reply = jobs.frame(jobs.encode(_failure(job, error)))
+    replies.write(reply)
     replies.flush()
 
 
@@ -77,7 +77,7 @@ def _failure(job: jobs.Job, error: Exception) -> jobs.Reply:
     return jobs.Failed(f"{type(error).__name__}: {str(error)[:500]}")
 
 
-def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.HelperConfig) -> jobs.Reply:
+def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.Reply:
     if isinstance(job, jobs.ValidateJob):
         from radixrt.constrained.checks.validation import (
             validate_text,  # here: jsonschema takes a moment
@@ -93,7 +93,7 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.HelperConfig) -> jobs
     return jobs.Refused(error.message, error.status, error.param, error.code)
 
 
-def _warm_up(facts: TokenizerFacts, config: jobs.HelperConfig) -> None:
+def _warm_up(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
     """What the first jobs would else wait for: the libraries' trees of all tokens."""
     compile_spec(AnyJson(), facts, config.options)
     compile_spec(Regex(pattern="a"), facts, config.options)

@@ -1,14 +1,32 @@
-"""What does a ``pattern`` say? A parser of ECMA-262 regular expressions, as JSON schema uses them.
+"""What does a ``pattern`` say? ECMA-262 regular expressions, as JSON schema uses them, as a list of tokens.
 
 Escapes that engines read differently (``\\Z``, ``\\h``) and syntax that ECMA-262 does not have raise
 :class:`UnknownSyntax`: such a pattern is never handed to a grammar.
 """
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 
 SYNTAX_CHARACTERS = frozenset("^$\\.*+?()[]{}|/")
-_CONTROL_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
-_HEX_LENGTHS = {"x": 2, "u": 4}
+MOST_DEPTH = 100
+"""Groups within groups."""
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
+
+_ESCAPE = (
+    r"\\(?:(?P<set>[dDwWsS]|[pP]\{[^}]*\})"
+    r"|u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|u\{(?P<long>[0-9a-fA-F]+)\}|u(?P<short>[0-9a-fA-F]{4})|x(?P<byte>[0-9a-fA-F]{2})"
+    r"|c(?P<letter>[A-Za-z])|(?P<control>[tnrfv]|0(?![0-9]))|(?P<itself>[^0-9A-Za-z]))"
+)
+_TOKEN = re.compile(
+    rf"(?P<open>\((?:\?[:=!]|\?<[=!]|\?<(?P<name>[^>]*)>|(?!\?)))|(?P<close>\))|(?P<or>\|)|(?P<dot>\.)"
+    r"|(?P<assertion>[\^$]|\\[bB])|\\(?P<backreference>[1-9][0-9]*|k<[^>]*>)"
+    r"|(?P<repeat>[*+?]|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]*))?\})(?P<lazy>\??)"
+    r"|\[(?P<negated>\^?)(?P<class>(?:\\.|[^\]\\])*)\]"
+    rf"|{_ESCAPE}|(?P<literal>[^\\()\[\]{{*+?.^$|])",
+    re.DOTALL,
+)
+_MEMBER = re.compile(rf"\\(?P<backspace>b)|{_ESCAPE}|(?P<literal>[^\\])", re.DOTALL)
 
 
 class UnknownSyntax(ValueError):
@@ -16,36 +34,26 @@ class UnknownSyntax(ValueError):
 
 
 @dataclass(frozen=True)
-class Escape:
-    """A character class escape: ``d D w W s S``, or a Unicode property such as ``p{L}``."""
+class CharacterSet:
+    """One character of a set; a lone character is a set of its own."""
 
-    name: str
-
-
-@dataclass(frozen=True)
-class CharacterClass:
-    """One character of a set."""
-
-    negated: bool
-    items: tuple[Escape | tuple[int, int], ...]
-    """Escapes, and ranges of code points with both ends included."""
+    items: tuple[str | tuple[int, int], ...]
+    """Escapes (``d D w W s S``, or a Unicode property such as ``p{L}``), and ranges of code points with both ends included."""
+    negated: bool = False
+    is_class: bool = False
+    """It is written between brackets."""
 
 
 @dataclass(frozen=True)
-class Literal:
-    character: str
-
-
-@dataclass(frozen=True)
-class AnyCharacter:
-    """The dot."""
+class Dot:
+    """Any character but a line end."""
 
 
 @dataclass(frozen=True)
 class Assertion:
-    """``^``, ``$``, ``b`` or ``B``."""
+    """``^``, ``$``, ``\\b`` or ``\\B``."""
 
-    kind: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -54,229 +62,140 @@ class Backreference:
 
 
 @dataclass(frozen=True)
-class Group:
-    """A group; ``opening`` is what stands after the parenthesis: empty, ``?:``, ``?=``, ``?!``, ``?<=``, ``?<!``."""
+class Open:
+    """A group begins; ``kind`` is what stands after the parenthesis: empty, ``?:``, ``?=``, ``?!``, ``?<=``, ``?<!``."""
 
-    opening: str
-    body: "Alternatives"
+    kind: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """The group that ``kind`` began ends."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Or:
+    """Another alternative."""
 
 
 @dataclass(frozen=True)
 class Repeat:
-    item: "Node"
+    """Of the character or group before it."""
+
     least: int
     most: int | None
     lazy: bool
 
 
-Node = Literal | AnyCharacter | CharacterClass | Assertion | Backreference | Group | Repeat
+Token = CharacterSet | Dot | Assertion | Backreference | Open | Close | Or | Repeat
 
 
-@dataclass(frozen=True)
-class Alternatives:
-    """One or more sequences."""
-
-    sequences: tuple[tuple[Node, ...], ...]
-
-
-def parse(pattern: str) -> Alternatives:
+def parse(pattern: str) -> list[Token]:
     """Read a pattern.
 
     Raises:
         UnknownSyntax: it is not ECMA-262, or engines differ about it.
     """
-    parser = _Parser(pattern)
-    result = parser.alternatives()
-    if parser.rest():
-        raise UnknownSyntax("a parenthesis closes that was never opened")
-    return result
+    tokens: list[Token] = []
+    groups: list[str] = []
+    at = 0
+    while at < len(pattern):
+        match = _TOKEN.match(pattern, at)
+        if match is None:
+            raise UnknownSyntax(
+                f"{pattern[at : at + 10]!r} is not in ECMA-262, or needs a backslash"
+            )
+        token = _token_of(match, groups)
+        if isinstance(token, Repeat) and not _is_repeatable(tokens):
+            raise UnknownSyntax("what is repeated is no character and no group")
+        tokens.append(token)
+        at = match.end()
+    if groups:
+        raise UnknownSyntax("a parenthesis is never closed")
+    return tokens
 
 
-@dataclass
-class _Parser:
-    text: str
-    at: int = 0
-    depth: int = field(default=0)
+def _token_of(match: re.Match[str], groups: list[str]) -> Token:
+    """``groups``: the kinds of those that are open."""
+    if match["open"] is not None:
+        if match["name"] is not None and not match["name"].isidentifier():
+            raise UnknownSyntax("a group's name is not an identifier")
+        groups.append("" if match["name"] else match["open"][1:])
+        if len(groups) > MOST_DEPTH:
+            raise UnknownSyntax(f"groups are nested more than {MOST_DEPTH} deep")
+        return Open(groups[-1])
+    if match["close"]:
+        if not groups:
+            raise UnknownSyntax("a parenthesis closes that was never opened")
+        return Close(groups.pop())
+    if match["or"]:
+        return Or()
+    if match["dot"]:
+        return Dot()
+    if match["assertion"]:
+        return Assertion(match["assertion"])
+    if match["backreference"]:
+        return Backreference(match["backreference"].removeprefix("k<").removesuffix(">"))
+    if match["repeat"]:
+        return _repeat(match)
+    if match["class"] is not None:
+        return CharacterSet(_members(match["class"]), bool(match["negated"]), is_class=True)
+    return CharacterSet((_item(match),))
 
-    def rest(self) -> bool:
-        return self.at < len(self.text)
 
-    def peek(self, length: int = 1) -> str:
-        return self.text[self.at : self.at + length]
+def _is_repeatable(before: list[Token]) -> bool:
+    last = before[-1] if before else None
+    if isinstance(last, Close):
+        return last.kind in ("", "?:")
+    return isinstance(last, CharacterSet | Dot | Backreference)
 
-    def take(self, length: int = 1) -> str:
-        taken = self.peek(length)
-        if len(taken) < length:
-            raise UnknownSyntax("the pattern ends too early")
-        self.at += length
-        return taken
 
-    def take_if(self, wanted: str) -> bool:
-        if self.text.startswith(wanted, self.at):
-            self.at += len(wanted)
-            return True
-        return False
-
-    def take_until(self, end: str) -> str:
-        stop = self.text.find(end, self.at)
-        if stop < 0:
-            raise UnknownSyntax(f"{end!r} is missing")
-        taken, self.at = self.text[self.at : stop], stop + len(end)
-        return taken
-
-    def alternatives(self) -> Alternatives:
-        self.depth += 1
-        if self.depth > 100:
-            raise UnknownSyntax("groups are nested more than 100 deep")
-        sequences: list[tuple[Node, ...]] = []
-        while True:
-            sequence: list[Node] = []
-            while self.rest() and self.peek() not in "|)":
-                sequence.append(self.quantified(self.atom()))
-            sequences.append(tuple(sequence))
-            if not self.take_if("|"):
-                break
-        self.depth -= 1
-        return Alternatives(tuple(sequences))
-
-    def atom(self) -> Node:
-        character = self.take()
-        match character:
-            case "(":
-                return self.group()
-            case "[":
-                return self.character_class()
-            case ".":
-                return AnyCharacter()
-            case "^" | "$":
-                return Assertion(character)
-            case "\\":
-                return self.escape()
-            case "*" | "+" | "?" | "{" | "]":
-                raise UnknownSyntax(f"{character!r} needs a backslash here")
-        return Literal(character)
-
-    def group(self) -> Group:
-        opening = ""
-        if self.take_if("?"):
-            opening = next((k for k in ("?:", "?=", "?!", "?<=", "?<!") if self.take_if(k[1:])), "")
-            if not opening:
-                if not self.take_if("<"):
-                    raise UnknownSyntax(f"'(?{self.peek()}' is not in ECMA-262")
-                if not self.take_until(">").isidentifier():
-                    raise UnknownSyntax("a group's name is not an identifier")
-        body = self.alternatives()
-        if not self.take_if(")"):
-            raise UnknownSyntax("a parenthesis is never closed")
-        return Group(opening, body)
-
-    def quantified(self, item: Node) -> Node:
-        bounds = self.bounds()
-        if bounds is None:
-            return item
-        if isinstance(item, Assertion) or (
-            isinstance(item, Group) and item.opening not in ("", "?:")
-        ):
-            raise UnknownSyntax("an assertion is repeated")
-        lazy = self.take_if("?")
-        if self.peek() in ("*", "+", "?"):
-            raise UnknownSyntax("a repetition is repeated")
-        return Repeat(item, *bounds, lazy)
-
-    def bounds(self) -> tuple[int, int | None] | None:
-        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self.take_if(sign):
-                return bounds
-        if not self.take_if("{"):
-            return None
-        least, comma, most = self.take_until("}").partition(",")
-        if not least.isdecimal() or not (most == "" or most.isdecimal()) or not least.isascii():
-            raise UnknownSyntax("a repetition is not {n}, {n,} or {n,m}")
-        if not comma:
-            return int(least), int(least)
-        if most and int(most) < int(least):
+def _repeat(match: re.Match[str]) -> Repeat:
+    bounds: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+    if match["least"]:
+        least = int(match["least"])
+        most = least if match["comma"] is None else int(match["most"]) if match["most"] else None
+        if most is not None and most < least:
             raise UnknownSyntax("a repetition's bounds are the wrong way round")
-        return int(least), int(most) if most else None
-
-    def escape(self) -> Node:
-        character = self.peek()
-        if character in ("b", "B"):
-            return Assertion(self.take())
-        if character in "123456789" and character:
-            digits = self.take()
-            while self.peek().isdecimal():
-                digits += self.take()
-            return Backreference(digits)
-        if self.take_if("k<"):
-            return Backreference(self.take_until(">"))
-        member = self.class_escape()
-        if isinstance(member, Escape):
-            return CharacterClass(False, (member,))
-        return Literal(chr(member))
-
-    def class_escape(self) -> Escape | int:
-        """What stands after a backslash, inside a class or outside: an escape or a code point."""
-        character = self.take()
-        if character in "dDwWsS":
-            return Escape(character)
-        if character in "pP":
-            if not self.take_if("{"):
-                raise UnknownSyntax("\\p needs braces")
-            return Escape(character + "{" + self.take_until("}") + "}")
-        if character in _CONTROL_ESCAPES:
-            return ord(_CONTROL_ESCAPES[character])
-        if character == "0" and not self.peek().isdecimal():
-            return 0
-        if character == "c" and self.peek().isascii() and self.peek().isalpha():
-            return ord(self.take()) % 32
-        if character in _HEX_LENGTHS:
-            return self.code_point(character)
-        if character.isascii() and character.isalnum():
-            raise UnknownSyntax(f"\\{character} is not in ECMA-262")
-        return ord(character)
-
-    def code_point(self, kind: str) -> int:
-        if kind == "u" and self.take_if("{"):
-            return _hexadecimal(self.take_until("}"))
-        high = _hexadecimal(self.take(_HEX_LENGTHS[kind]))
-        if 0xD800 <= high < 0xDC00 and self.take_if("\\u"):
-            low = _hexadecimal(self.take(4))
-            if 0xDC00 <= low < 0xE000:
-                return 0x10000 + (high - 0xD800) * 0x400 + low - 0xDC00
-        if 0xD800 <= high < 0xE000:
-            raise UnknownSyntax("half of a surrogate pair stands alone")
-        return high
-
-    def character_class(self) -> CharacterClass:
-        negated = self.take_if("^")
-        items: list[Escape | tuple[int, int]] = []
-        while not self.take_if("]"):
-            first = self.class_member()
-            if self.peek() == "-" and self.peek(2) not in ("-]", "-"):
-                self.take()
-                last = self.class_member()
-                if isinstance(first, Escape) or isinstance(last, Escape) or last < first:
-                    raise UnknownSyntax("a range of characters has no such ends")
-                items.append((first, last))
-            elif isinstance(first, Escape):
-                items.append(first)
-            else:
-                items.append((first, first))
-        return CharacterClass(negated, tuple(items))
-
-    def class_member(self) -> Escape | int:
-        if self.take_if("\\"):
-            if self.take_if("b"):
-                return 8
-            return self.class_escape()
-        return ord(self.take())
+        bounds[match["repeat"]] = least, most
+    return Repeat(*bounds[match["repeat"]], lazy=bool(match["lazy"]))
 
 
-def _hexadecimal(digits: str) -> int:
-    try:
-        value = int(digits, 16)
-    except ValueError:
-        raise UnknownSyntax(f"{digits!r} is not hexadecimal") from None
-    if value > 0x10FFFF or not digits.isalnum():
-        raise UnknownSyntax(f"{digits!r} is not a code point")
-    return value
+def _members(text: str) -> tuple[str | tuple[int, int], ...]:
+    """What stands between brackets."""
+    matches = list(_MEMBER.finditer(text))
+    if sum(len(match[0]) for match in matches) < len(text):
+        raise UnknownSyntax(f"[{text}] has an escape that is not in ECMA-262")
+    members: list[str | tuple[int, int]] = []
+    while matches:
+        first = _item(matches.pop(0))
+        if len(matches) > 1 and matches[0][0] == "-":
+            last = _item(matches[1])
+            del matches[:2]
+            if isinstance(first, str) or isinstance(last, str) or last < first:
+                raise UnknownSyntax("a range of characters has no such ends")
+            first = (first[0], last[1])
+        members.append(first)
+    return tuple(members)
+
+
+def _item(match: re.Match[str]) -> str | tuple[int, int]:
+    """An escape that stands for a set, or one code point as a range."""
+    found = {name: text for name, text in match.groupdict().items() if text}
+    if "set" in found:
+        return found["set"]
+    if "high" in found:
+        code = 0x10000 + (int(found["high"], 16) - 0xD800) * 0x400 + int(found["low"], 16) - 0xDC00
+    elif digits := found.get("long") or found.get("short") or found.get("byte"):
+        code = int(digits, 16)
+    elif "letter" in found:
+        code = ord(found["letter"]) % 32
+    elif "control" in found:
+        code = ord(_CONTROLS[found["control"]])
+    else:
+        code = 8 if "backspace" in found else ord(found.get("itself") or found["literal"])
+    if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+        raise UnknownSyntax(f"{match[0]!r} is no character")
+    return code, code

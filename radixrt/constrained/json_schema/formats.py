@@ -5,31 +5,6 @@ how), never wider: what they match is of the format under every reading. Names t
 define are annotations, as the specification has it, and hold nobody to anything.
 """
 
-DEFINED = frozenset(
-    [
-        "date-time",
-        "date",
-        "time",
-        "duration",
-        "email",
-        "idn-email",
-        "hostname",
-        "idn-hostname",
-        "ipv4",
-        "ipv6",
-        "uri",
-        "uri-reference",
-        "iri",
-        "iri-reference",
-        "uuid",
-        "uri-template",
-        "json-pointer",
-        "relative-json-pointer",
-        "regex",
-    ]
-)
-"""JSON schema 2020-12, validation, section 7.3."""
-
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _DAY_OF_YEAR = (
@@ -112,6 +87,8 @@ _EXACT = {
 _EXACT["idn-email"] = _EXACT["email"]  # narrower: ASCII only
 _EXACT["idn-hostname"] = _EXACT["hostname"]  # narrower: ASCII only
 
+DEFINED = frozenset([*_EXACT, "uri-template", "regex"])
+"""JSON schema 2020-12, validation, section 7.3."""
 LENGTHS = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
 """Most characters, where a format limits them."""
 

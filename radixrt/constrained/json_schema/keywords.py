@@ -13,40 +13,20 @@ TYPES = ("null", "boolean", "object", "array", "number", "string")
 """Every JSON value has exactly one of these; an integer is a number."""
 
 OF_TYPE: dict[str, tuple[str, ...]] = {
-    "number": (
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-        NOT_INTEGER,
-    ),
     "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": (
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", NOT_INTEGER,
+    ),
     "array": (
-        "prefixItems",
-        "items",
-        "contains",
-        "minContains",
-        "maxContains",
-        "minItems",
-        "maxItems",
-        "uniqueItems",
+        "prefixItems", "items", "minItems", "maxItems", "contains", "minContains", "maxContains", "uniqueItems",
         "unevaluatedItems",
     ),
     "object": (
-        "properties",
-        "patternProperties",
-        "additionalProperties",
-        "propertyNames",
-        "required",
-        "minProperties",
-        "maxProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "unevaluatedProperties",
+        "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
+        "propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedProperties",
     ),
-}
-"""Keywords that say something about values of one type and nothing about others."""
+}  # fmt: skip
+"""Keywords that say something about values of one type and nothing about others; features are named in this order."""
 
 TYPE_OF = {keyword: kind for kind, words in OF_TYPE.items() for keyword in words}
 IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref")
@@ -54,17 +34,9 @@ IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref")
 ANY_TYPE = ("type", "enum", "const", NOT_IN)
 
 SCHEMA_WORDS = (
-    "items",
-    "contains",
-    "additionalProperties",
-    "propertyNames",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "not",
-    "if",
-    "then",
-    "else",
-)
+    "items", "contains", "additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+    "not", "if", "then", "else",
+)  # fmt: skip
 """Keywords whose value is a schema, ..."""
 LIST_WORDS = ("allOf", "anyOf", "oneOf", "prefixItems")
 """... a list of schemas, ..."""

@@ -4,7 +4,6 @@
 """
 
 import json
-import re
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -12,9 +11,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, TypeChecker, ValidationError
 from jsonschema.validators import extend
-from jsonschema_specifications import REGISTRY as SPECIFICATIONS
+from referencing import Registry
 
-from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
+from radixrt.constrained.json_schema.values import first_repeated
 
 _MOST_DIGITS = 4000
 """Numbers of more digits stay decimals: as integers they would take much memory, and from 4,300 digits on Python does
@@ -85,26 +84,6 @@ def _is_multiple(value: Decimal, divisor: Fraction) -> bool:
     return numerator % (divisor.numerator * 10**-exponent) == 0
 
 
-def first_repeated(items: list[Any]) -> int | None:
-    """Index of the first item that equals one before it, as JSON schema has it: ``[1]`` and ``[true]`` differ."""
-    seen = set()
-    for index, item in enumerate(items):
-        key = _key(item)
-        if key in seen:
-            return index
-        seen.add(key)
-    return None
-
-
-def _key(value: Any) -> Any:
-    """Equal for equal values."""
-    if isinstance(value, list):
-        return ("array", *map(_key, value))
-    if isinstance(value, dict):
-        return ("object", frozenset((name, _key(item)) for name, item in value.items()))
-    return isinstance(value, bool), value
-
-
 def _unique_items(
     _validator: Any, unique: Any, value: Any, _schema: Any
 ) -> Iterator[ValidationError]:
@@ -120,28 +99,6 @@ _Validator = extend(
     ),
 )
 
-FORMATS = type(Draft202012Validator.FORMAT_CHECKER)(formats=())
-"""Checkers of the formats that JSON schema defines: jsonschema's own where it has one, else the project's patterns."""
-
-
-def _add_format(name: str) -> bool:
-    known = Draft202012Validator.FORMAT_CHECKER.checkers.get(name)
-    pattern = format_pattern(name)
-    if known is not None:
-        FORMATS.checkers[name] = known
-    elif pattern is not None:
-        matcher, most = re.compile(pattern), LENGTHS.get(name, 1 << 62)
-        FORMATS.checks(name)(
-            lambda text: (
-                not isinstance(text, str) or (bool(matcher.search(text)) and len(text) <= most)
-            )
-        )
-    return name in FORMATS.checkers
-
-
-CHECKABLE_FORMATS = frozenset(name for name in sorted(DEFINED) if _add_format(name))
-"""Formats that a check can look at; of the others, nothing knows what they allow."""
-
 
 class SchemaValidator:
     """One schema, to hold many texts against."""
@@ -149,7 +106,9 @@ class SchemaValidator:
     def __init__(self, schema: Any) -> None:
         """``schema`` is valid 2020-12 and self-contained; remote references are never fetched."""
         self.validator = _Validator(
-            parse_exact(json.dumps(schema)), format_checker=FORMATS, registry=SPECIFICATIONS
+            parse_exact(json.dumps(schema)),
+            format_checker=Draft202012Validator.FORMAT_CHECKER,
+            registry=Registry(),
         )
 
     def first_error(self, text: str) -> ValidationError | None:

@@ -5,32 +5,30 @@ normalised schema ──▶ prepared for a backend ──▶ faults ──▶ su
 """
 
 import dataclasses
+import json
 from typing import Any, Literal
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
-from radixrt.constrained.json_schema.auditing.blame import Budget, blamed, empty_definitions
-from radixrt.constrained.json_schema.auditing.capabilities import (
-    Capabilities,
-    JsonBackend,
-    capabilities,
-)
+from radixrt.constrained.json_schema.auditing.blame import Search
+from radixrt.constrained.json_schema.auditing.capabilities import JsonBackend, capabilities
 from radixrt.constrained.json_schema.auditing.checks import Faults, place_checks, self_contained
 from radixrt.constrained.json_schema.auditing.compiling import compile_error
-from radixrt.constrained.json_schema.auditing.features import UNREAD, node_features
-from radixrt.constrained.json_schema.auditing.normal_form import normal_form
+from radixrt.constrained.json_schema.auditing.features import Feature, constraints, node_features
 from radixrt.constrained.json_schema.auditing.prepare import prepared
 from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop, without
-from radixrt.constrained.json_schema.auditing.walk import (
+from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.normal.normalize import normalize
+from radixrt.constrained.json_schema.walk import (
+    PLACE,
     Place,
     at,
-    children,
+    mapped,
+    met_with,
     pointer_of,
-    reachable,
-    recursive_targets,
     reference_target,
+    without_origins,
 )
-from radixrt.constrained.json_schema.keywords import ORIGIN
 
 BACKENDS: tuple[JsonBackend, ...] = ("llguidance", "xgrammar")
 _MOST_ROUNDS = 30
@@ -57,7 +55,6 @@ def plan_json_schema(
     strict: bool = True,
     backend: Literal["auto", "llguidance", "xgrammar"] = "auto",
     allow_checks: bool = True,
-    draft: str | None = None,
 ) -> JsonPlan:
     """Find a backend that enforces the schema exactly, or one whose grammar and checks do so together.
 
@@ -66,120 +63,87 @@ def plan_json_schema(
     Raises:
         CannotEnforce: the schema is wrong, no value satisfies it, or a keyword can be neither enforced nor checked.
     """
-    schema = normal_form(schema_text, draft)
-    return plan_normalised(schema, strict=strict, backend=backend, allow_checks=allow_checks)
+    try:
+        schema = json.loads(schema_text)
+        json.dumps(schema, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        reason = "it holds half of a surrogate pair, which no text can."
+        raise CannotEnforce("schema", "", reason) from error
+    except (ValueError, RecursionError) as error:
+        raise CannotEnforce("schema", "", f"it is no JSON that can be read: {error}.") from error
+    return plan_normalised(
+        normalize(schema), strict=strict, backend=backend, allow_checks=allow_checks
+    )
 
 
 def plan_normalised(
     schema: Any, *, strict: bool = True, backend: str = "auto", allow_checks: bool = True
 ) -> JsonPlan:
     """As :func:`plan_json_schema`, of a schema that is normalised already."""
-    table = capabilities()
     candidates = BACKENDS if backend == "auto" else tuple(b for b in BACKENDS if b == backend)
+    attempts: list[_Attempt] = []
+    refusals: dict[str, CannotEnforce] = {}
     for name in candidates:
         try:
-            attempt = _Attempt(schema, name, table)
-        except CannotEnforce:
+            attempt = _Attempt(schema, name)
+        except CannotEnforce as error:
+            refusals[name] = error
             continue
-        if not attempt.faults and attempt.error is None:
-            return JsonPlan(name, attempt.result(), (), (), validator_schema(schema))
-    refusals = []
-    for name in candidates:
+        if attempt.is_exact():
+            return attempt.plan()
+        attempts.append(attempt)
+    for attempt in attempts:
         try:
-            attempt = _Attempt(schema, name, table)
             attempt.relax()
             return _with_checks(attempt, strict=strict, allow_checks=allow_checks)
         except CannotEnforce as error:
-            refusals.append(error)
-    raise refusals[0]
+            refusals[attempt.backend] = error
+    raise refusals[candidates[0]]
 
 
 def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> JsonPlan:
     """The plan of a relaxed schema."""
-    validator = validator_schema(attempt.normalised)
-    if not attempt.faults:
-        return JsonPlan(attempt.backend, attempt.result(), (), (), validator)
     try:
-        if not allow_checks:
+        if attempt.faults and not allow_checks:
             raise attempt.refusal(
                 "only a validator could hold an answer to it, and inside of tools and tags nothing is validated; change the "
                 "schema, or set strict to false"
             )
-        checks = place_checks(attempt.original, attempt.normalised, attempt.faults)
+        return attempt.plan(place_checks(attempt.original, attempt.normalised, attempt.faults))
     except CannotEnforce:
         if strict:
             raise
-        return JsonPlan(attempt.backend, attempt.result(), (), attempt.unenforced(), validator)
-    return JsonPlan(attempt.backend, attempt.result(), checks, (), validator)
-
-
-def validator_schema(schema: Any) -> Any:
-    """The whole as a validator reads it; true, which says nothing, where there are parts that none can read."""
-    try:
-        return self_contained(schema, schema)
-    except CannotEnforce:
-        return True
-
-
-def without_origins(schema: Any) -> Any:
-    """A copy whose subschemas have no ``$origin``. A property of that name stays: it stands under ``properties``."""
-    if not isinstance(schema, dict):
-        return schema
-    result = {k: v for k, v in schema.items() if k not in (ORIGIN, _PLACE)}
-    for _, path, child in children(schema):
-        if len(path) == 1:
-            result[path[0]] = without_origins(child)
-        else:
-            if result[path[0]] is schema[path[0]]:
-                result[path[0]] = schema[path[0]].copy()
-            result[path[0]][path[1]] = without_origins(child)
-    if "$defs" in schema:
-        result["$defs"] = {name: without_origins(each) for name, each in schema["$defs"].items()}
-    return result
-
-
-_PLACE = "$place"
-
-
-def _with_places(node: Any, place: Place) -> Any:
-    """A copy whose nodes know their places."""
-    if not isinstance(node, dict):
-        return node
-    result = {**node, _PLACE: place}
-    for keyword, path, child in children(node):
-        if len(path) == 1:
-            result[keyword] = _with_places(child, place + path)
-            continue
-        if result[keyword] is node[keyword]:
-            result[keyword] = node[keyword].copy()
-        result[keyword][path[1]] = _with_places(child, place + path)
-    if "$defs" in node:
-        definitions = node["$defs"].items()
-        result["$defs"] = {
-            name: _with_places(each, (*place, "$defs", name)) for name, each in definitions
-        }
-    return result
+        return attempt.plan(unenforced=attempt.unenforced())
 
 
 class _Attempt:
     """One backend's way with a schema."""
 
-    def __init__(self, schema: Any, backend: JsonBackend, table: Capabilities) -> None:
+    def __init__(self, schema: Any, backend: JsonBackend) -> None:
         self.normalised = schema
         self.backend: JsonBackend = backend
-        self.table = table
-        self.original = prepared(schema, backend, table)
+        self.original = prepared(schema, backend)
         """With all faults in it; checks are cut from here."""
         self.schema = _with_places(self.original, ())
         """Made smaller step by step; each node knows its place in the original, as ``oneOf`` may become ``anyOf``."""
         self.faults: Faults = {}
         self.reasons: dict[Place, str] = {}
-        self._recursive = recursive_targets(self.original)
         self._find_faults()
-        self.error = None if self.faults else compile_error(backend, self.result())
 
-    def result(self) -> Any:
-        """What to compile."""
+    def is_exact(self) -> bool:
+        """The backend enforces all of it."""
+        return not self.faults and compile_error(self.backend, self._result()) is None
+
+    def plan(
+        self, checks: tuple[SpanCheck, ...] = (), unenforced: tuple[Unenforced, ...] = ()
+    ) -> JsonPlan:
+        try:
+            validator = self_contained(self.normalised)
+        except CannotEnforce:
+            validator = True  # which says nothing, where there are parts that no validator can read
+        return JsonPlan(self.backend, self._result(), checks, unenforced, validator)
+
+    def _result(self) -> Any:
         return without_origins(self.schema)
 
     def relax(self) -> None:
@@ -188,15 +152,15 @@ class _Attempt:
         Raises:
             CannotEnforce: it never does.
         """
-        budget = Budget()
+        search = Search(self.schema, self.backend)
         for _ in range(_MOST_ROUNDS):
-            error = compile_error(self.backend, self.result())
+            error = compile_error(self.backend, self._result())
             if error is None:
                 return
             if "nsatisfiable" in error:
-                self._deny_empty_definitions(error)
+                self._deny_empty_definitions(search.empty_definitions(), error)
                 continue
-            found = blamed(self.schema, self.backend, error, budget)
+            found = search.blamed(error)
             for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
             self._find_faults()
@@ -206,16 +170,13 @@ class _Attempt:
             "schema", "", f"{self.backend} can't compile it: {error}. Make it smaller or simpler."
         )
 
-    def _deny_empty_definitions(self, error: str) -> None:
+    def _deny_empty_definitions(self, empty: set[Place], error: str) -> None:
         """Write false for references to definitions that no value satisfies: llguidance refuses a schema that has any.
 
         Raises:
             CannotEnforce: there is none; no value satisfies the whole.
         """
-        empty = empty_definitions(self.schema, self.backend)
-        denied = [
-            place for place, node in reachable(self.schema) if reference_target(node) in empty
-        ]
+        denied = [place for place, node in met_with(self.schema) if reference_target(node) in empty]
         if not denied or () in denied:
             reason = error.splitlines()[0].removeprefix("Unsatisfiable schema: ")
             raise CannotEnforce("schema", "", f"no value satisfies it: {reason}.")
@@ -224,66 +185,38 @@ class _Attempt:
 
     def _find_faults(self) -> None:
         """Take out what the table doesn't call enforced, from the root down."""
-        waiting: list[Place] = [()]
-        seen = set()
-        while waiting:
-            place = waiting.pop()
-            if place in seen:
+        for place, node in met_with(self.schema):
+            faults = self._not_enforced(node)
+            if not faults:
                 continue
-            seen.add(place)
-            self._relax_node(place)
-            node = at(self.schema, place)
-            waiting += [place + path for _, path, _ in children(node)]
-            if (target := reference_target(node)) is not None:
-                waiting.append(target)
+            name = faults[0].name
+            suspects = [keyword for feature in faults for keyword in feature.keywords]
+            # What is left when they are gone may be a fault in its turn.
+            dropped = self._fewest(node, suspects) or self._fewest(node, constraints(node))
+            if dropped is None:
+                raise CannotEnforce(
+                    name.split("/")[0],
+                    _origin_of(node, place),
+                    f"{self.backend} was not measured to enforce {name}.",
+                )
+            self._drop(place, dropped, f"{self.backend} does not enforce {name}")
 
-    def _relax_node(self, place: Place) -> None:
-        node = at(self.schema, place)
-        bad = self._not_enforced(node)
-        if not bad:
-            return
-        suspects = [keyword for _, keywords in bad for keyword in keywords]
-        name = bad[0][0]
-        dropped = (
-            fewest_to_drop(node, suspects, lambda each: not self._not_enforced(each))
-            if isinstance(node, dict)
-            else None
-        )
-        if dropped is None:
-            keyword = name.split("/")[0]
-            raise CannotEnforce(
-                keyword,
-                _origin_of(node, place),
-                f"{self.backend} was not measured to enforce {name}.",
-            )
-        self._drop(place, dropped, f"{self.backend} does not enforce {name}")
+    def _fewest(self, node: Any, suspects: list[str]) -> tuple[str, ...] | None:
+        return fewest_to_drop(node, suspects, lambda each: not self._not_enforced(each))
 
-    def _not_enforced(self, node: Any) -> list[tuple[str, tuple[str, ...]]]:
-        recursive = reference_target(node) in self._recursive
-        return [
-            (feature.name, feature.keywords)
-            for feature in node_features(node, recursive=recursive)
-            if not self.table.verdict(self.backend, feature.name).enforced
-        ]
+    def _not_enforced(self, node: Any) -> list[Feature]:
+        verdict = capabilities().verdict
+        return [f for f in node_features(node) if not verdict(self.backend, f.name).enforced]
 
     def _drop(self, place: Place, keywords: tuple[str, ...], reason: str) -> None:
         """Take keywords out of the node that is at a place of the schema as it is now."""
         node = at(self.schema, place)
-        before = node[_PLACE]
-        if any(keyword in UNREAD for keyword in keywords):
-            raise CannotEnforce(
-                keywords[0], self._origin(before), "dynamic references are not supported; use $ref."
-            )
+        before = node[PLACE]
         relaxed = without(node, keywords)
-        if place:
-            at(self.schema, place[:-1])[place[-1]] = relaxed
-        else:
-            self.schema = relaxed
+        node.clear()
+        node.update(relaxed)
         self.faults[before] = (*self.faults.get(before, ()), *keywords)
         self.reasons.setdefault(before, reason)
-
-    def _origin(self, place: Place) -> str:
-        return _origin_of(at(self.original, place), place)
 
     def refusal(self, reason: str) -> CannotEnforce:
         """An error about the first fault."""
@@ -295,7 +228,7 @@ class _Attempt:
         return tuple(
             Unenforced(
                 keyword=keyword,
-                pointer=f"{self._origin(place)}/{keyword}",
+                pointer=f"{_origin_of(at(self.original, place), place)}/{keyword}",
                 reason=self.reasons[place],
             )
             for place, keywords in self.faults.items()
@@ -308,11 +241,8 @@ def _origin_of(node: Any, place: Place) -> str:
     return node.get(ORIGIN, pointer_of(place)) if isinstance(node, dict) else pointer_of(place)
 
 
-def schema_features(schema: Any) -> set[str]:
-    """Names of all features of a normalised schema, for reports."""
-    recursive = recursive_targets(schema)
-    return {
-        feature.name
-        for _, node in reachable(schema)
-        for feature in node_features(node, recursive=reference_target(node) in recursive)
-    }
+def _with_places(node: Any, place: Place) -> Any:
+    """A copy whose nodes know their places."""
+    if not isinstance(node, dict):
+        return node
+    return {**mapped(node, lambda path, child: _with_places(child, place + path)), PLACE: place}

@@ -9,31 +9,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck
-from radixrt.constrained.json_schema.auditing.walk import (
-    Node,
+from radixrt.constrained.json_schema.checkable import checkable
+from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.walk import (
     Place,
     at,
     children,
-    escape,
+    met_with,
     reference_target,
 )
-from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
-from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
-from radixrt.constrained.json_schema.keywords import ORIGIN
-from radixrt.constrained.json_schema.python_regex import python_pattern
 
 Faults = dict[Place, tuple[str, ...]]
 """Keywords that no grammar enforces, by the place of their node."""
 
 MOST_CHECKS = 100
 """A schema with more (definitions used in many places multiply) is checked as a whole."""
-
-_READ_ALIKE = (
-    r"\A(?:[^\\(]|\\[bBdDwWsStnrfv0-9^$\\.*+?()\[\]{}|/\-]|\((?!\?)|\(\?(?:[:=!]|<[=!]))*\Z"
-)
-"""Regular expressions without what Python reads and ECMA-262 does not; whether they are well-formed, jsonschema says."""
 
 
 def place_checks(schema: Any, normalised: Any, faults: Faults) -> tuple[SpanCheck, ...]:
@@ -64,7 +55,12 @@ class _Placing:
             return
         node = at(self.schema, place)
         target = reference_target(node)
-        if target is not None and len(_acting(node)) == 1 and target not in behind:
+        if (
+            target is not None
+            and target not in behind
+            and place not in self.faults
+            and not node.keys() - {"$ref", "$defs", ORIGIN}
+        ):
             yield from self.below(target, path, behind | {target})
             return
         steps = list(_unconditional(node))
@@ -83,7 +79,7 @@ class _Placing:
         target = reference_target(node)
         if target is not None and self.faults_under(target):
             return True
-        for _, under, child in children(node):
+        for under, child in children(node):
             back = reference_target(child) in behind
             if (under not in below or back) and self.faults_under(place + under):
                 return True
@@ -92,38 +88,19 @@ class _Placing:
     def faults_under(self, place: Place) -> set[Place]:
         """Places of the faults that a value there can meet."""
         if place not in self._under:
-            self._under[place] = self._search(place)
+            met = {under for under, _ in met_with(self.schema, place)}
+            self._under[place] = met & self.faults.keys()
         return self._under[place]
-
-    def _search(self, place: Place) -> set[Place]:
-        found: set[Place] = set()
-        waiting, seen = [place], set()
-        while waiting:
-            here = waiting.pop()
-            if here in seen:
-                continue
-            seen.add(here)
-            if here in self.faults:
-                found.add(here)
-            node = at(self.schema, here)
-            waiting += [here + path for _, path, _ in children(node)]
-            if (target := reference_target(node)) is not None:
-                waiting.append(target)
-        return found
 
     def check(self, place: Place, path: tuple[str | None, ...]) -> SpanCheck:
         node = at(self.normalised, place)
         found = self.faults_under(place)
         return SpanCheck(
             path=path,
-            schema=self_contained(self.normalised, node),
+            schema=self_contained(self.normalised, place),
             pointer=node.get(ORIGIN, "") if isinstance(node, dict) else "",
             keywords=tuple(sorted({keyword for p in found for keyword in self.faults[p]})),
         )
-
-
-def _acting(node: Node) -> list[str]:
-    return [keyword for keyword in node if keyword not in (ORIGIN, "$defs")]
 
 
 def _unconditional(node: Any) -> Iterator[tuple[Place, str | None]]:
@@ -134,107 +111,23 @@ def _unconditional(node: Any) -> Iterator[tuple[Place, str | None]]:
         yield ("properties", name), name
     if "items" in node and not node.get("prefixItems"):
         yield ("items",), None
-    others = "additionalProperties" in node
-    if (
-        others
-        and not node.get("properties")
-        and not node.get("patternProperties")
-        and "items" not in node
+    if "additionalProperties" in node and not (
+        node.get("properties") or node.get("patternProperties") or "items" in node
     ):
         yield ("additionalProperties",), None
 
 
-# ---------------------------------------------------------------- what a validator is given
-
-
-def self_contained(schema: Any, node: Any) -> Any:
-    """The node as a schema of its own, in the words of a validator in Python; needed definitions come along.
+def self_contained(schema: Any, place: Place = ()) -> Any:
+    """The node at a place as a schema of its own, in the words of a validator in Python; needed definitions come along.
 
     Raises:
         CannotEnforce: it holds a keyword that can't be checked.
     """
-    result = checkable(node)
-    if not isinstance(result, dict):
-        return result
-    names = _definitions_under(schema, node)
-    result.pop("$defs", None)
+    node = at(schema, place)
+    if not isinstance(node, dict):
+        return node
+    result = checkable({keyword: value for keyword, value in node.items() if keyword != "$defs"})
+    names = {target[1] for _, node in met_with(schema, place) if (target := reference_target(node))}
     if names:
         result["$defs"] = {name: checkable(schema["$defs"][name]) for name in sorted(names)}
     return result
-
-
-def _definitions_under(schema: Any, node: Any) -> set[str]:
-    names: set[str] = set()
-    waiting = [node]
-    while waiting:
-        here = waiting.pop()
-        waiting += [child for _, _, child in children(here)]
-        target = reference_target(here)
-        if target is None:
-            continue
-        if len(target) != 2 or target[0] != "$defs":
-            raise CannotEnforce(
-                "$ref", here.get(ORIGIN, ""), "it leads to no definition under $defs."
-            )
-        if target[1] not in names:
-            names.add(str(target[1]))
-            waiting.append(schema["$defs"][target[1]])
-    return names
-
-
-def checkable(node: Any) -> Any:
-    """A copy without origins in which patterns are Python's, and formats are asserted by patterns.
-
-    Raises:
-        CannotEnforce: a pattern is not one, or nothing knows what a format allows.
-    """
-    if not isinstance(node, dict):
-        return node
-    result = {keyword: value for keyword, value in node.items() if keyword != ORIGIN}
-    origin = node.get(ORIGIN, "")
-    for keyword, path, child in children(node):
-        if len(path) == 1:
-            result[keyword] = checkable(child)
-        else:
-            result[keyword] = (
-                result[keyword].copy() if result[keyword] is node[keyword] else result[keyword]
-            )
-            result[keyword][path[1]] = checkable(child)
-    if "pattern" in node:
-        result["pattern"] = _pattern(node["pattern"], f"{origin}/pattern")
-    if "patternProperties" in node:
-        result["patternProperties"] = {
-            _pattern(p, f"{origin}/patternProperties/{escape(p)}"): s
-            for p, s in result["patternProperties"].items()
-        }
-    if "format" in node:
-        _assert_format(result, origin)
-    return result
-
-
-def _pattern(pattern: str, pointer: str) -> str:
-    try:
-        return python_pattern(pattern)
-    except UnknownSyntax as error:
-        raise CannotEnforce(
-            "pattern", pointer, f"{error}. Write it in plainer ECMA-262 syntax."
-        ) from error
-
-
-def _assert_format(node: Node, origin: str) -> None:
-    name = node["format"]
-    if name not in DEFINED:
-        del node["format"]
-        return
-    pattern = format_pattern(name)
-    if pattern is not None:
-        asserted: Node = {"pattern": python_pattern(pattern)}
-        if name in LENGTHS:
-            asserted["maxLength"] = LENGTHS[name]
-        node["allOf"] = [*node.get("allOf", ()), asserted]
-    elif name == "regex":
-        node["allOf"] = [*node.get("allOf", ()), {"pattern": _READ_ALIKE}]
-    else:
-        raise CannotEnforce(
-            "format", f"{origin}/format", f"nothing here knows what {name!r} allows; leave it out."
-        )

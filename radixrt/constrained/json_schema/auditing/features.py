@@ -12,37 +12,12 @@ from typing import Any
 
 from radixrt.constrained.json_schema.auditing.patterns import pattern_features
 from radixrt.constrained.json_schema.formats import DEFINED
+from radixrt.constrained.json_schema.keywords import OF_TYPE, TYPE_OF, TYPES
 
-STRING = ("minLength", "maxLength", "pattern", "format")
-NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-ARRAY = (
-    "prefixItems", "items", "minItems", "maxItems",
-    "contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems",
-)  # fmt: skip
-OBJECT = (
-    "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
-    "propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedProperties",
-)  # fmt: skip
 LOGIC = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
 
-KEYWORDS_OF = {
-    "string": STRING,
-    "integer": NUMBER,
-    "number": NUMBER,
-    "array": ARRAY,
-    "object": OBJECT,
-    "boolean": (),
-    "null": (),
-}
-ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
-ENFORCEABLE = frozenset(
-    ("type", *LOGIC, *(k for keywords in KEYWORDS_OF.values() for k in keywords))
-)
+ENFORCEABLE = frozenset(("type", *LOGIC, *TYPE_OF))
 """Every keyword that allows or forbids something; all others are annotations or hold definitions."""
-UNREAD = frozenset(
-    {"$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "extends"}
-)
-"""Keywords that act, and that a normalised schema must not have any more."""
 
 EXACT_INTEGERS = 2**53
 """Numbers from here on are a variant of their own: engines that compute in float64 round them."""
@@ -57,31 +32,22 @@ class Feature:
     """Of the node: those without which it need not be enforced."""
 
 
-def constraints(node: dict[str, Any]) -> list[str]:
-    """The keywords of a node that allow or forbid something, in their order."""
-    return [keyword for keyword in node if keyword in ENFORCEABLE or keyword in UNREAD]
+def constraints(node: Any) -> list[str]:
+    """The keywords of a node that allow or forbid something, in their order; a boolean has none."""
+    return [] if isinstance(node, bool) else [keyword for keyword in node if keyword in ENFORCEABLE]
 
 
 def types_of(node: dict[str, Any]) -> tuple[str, ...]:
     """The types that the node names, or all."""
-    named = node.get("type", ALL_TYPES)
+    named = node.get("type", TYPES)
     return (named,) if isinstance(named, str) else tuple(named)
 
 
-def node_features(node: Any, *, recursive: bool = False) -> list[Feature]:
-    """Features of a node itself; its subschemas have their own.
-
-    ``recursive`` tells that its ``$ref`` leads back to itself.
-    """
+def node_features(node: Any) -> list[Feature]:
+    """Features of a node itself; its subschemas have their own."""
     if isinstance(node, bool):
         return [Feature("any/true" if node else "any/false", ())]
-    return [*_unread(node), *_of_types(node), *_of_logic(node, recursive)]
-
-
-def _unread(node: dict[str, Any]) -> Iterator[Feature]:
-    for keyword in node:
-        if keyword in UNREAD:
-            yield Feature(f"unread/{keyword}", (keyword,))
+    return [*_of_types(node), *_of_logic(node)]
 
 
 # ---------------------------------------------------------------- keywords of one type
@@ -91,7 +57,8 @@ def _of_types(node: dict[str, Any]) -> Iterator[Feature]:
     types = types_of(node)
     any_keyword = False
     for type_name in types:
-        present = [k for k in KEYWORDS_OF.get(type_name, ()) if _acts(k, node)]
+        keywords = OF_TYPE.get("number" if type_name == "integer" else type_name, ())
+        present = [keyword for keyword in keywords if _acts(keyword, node)]
         any_keyword = any_keyword or bool(present)
         yield from _together(type_name, present, node)
     if "type" not in node:
@@ -160,7 +127,7 @@ def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feat
         yield from (Feature(f"patternProperties/{name}", (keyword,)) for name in sorted(names))
         if len(value) > 1:
             yield Feature("patternProperties/several", (keyword,))
-    elif keyword in NUMBER:
+    elif TYPE_OF[keyword] == "number":
         variant = number_variant(value)
         if variant:
             yield Feature(f"{type_name}/{keyword}:{variant}", (keyword,))
@@ -191,7 +158,7 @@ def _plain(text: str) -> bool:
 # ---------------------------------------------------------------- keywords of all types
 
 
-def _of_logic(node: dict[str, Any], recursive: bool) -> Iterator[Feature]:
+def _of_logic(node: dict[str, Any]) -> Iterator[Feature]:
     present = [keyword for keyword in LOGIC if keyword in node]
     others = [
         k for k in node if k in ENFORCEABLE and k not in LOGIC and (k == "type" or _acts(k, node))
@@ -199,15 +166,12 @@ def _of_logic(node: dict[str, Any], recursive: bool) -> Iterator[Feature]:
     for keyword in present:
         if keyword in ("then", "else"):
             continue
-        alone = len(present) == 1 and not others
-        if keyword in ("enum", "const"):
+        of_values = keyword in ("enum", "const")
+        if of_values:
             yield from _of_values(keyword, node)
-            alone = len(present) == 1 and others in ([], ["type"])
-            beside = "+type" if others else ""
-        else:
-            beside = ""
-        name = "$ref:recursive" if keyword == "$ref" and recursive else keyword
-        yield Feature(f"any/{name}{beside if alone else '+siblings'}", (keyword,))
+        alone = len(present) == 1 and others in ([], ["type"] if of_values else [])
+        beside = "+type" if others else ""
+        yield Feature(f"any/{keyword}{beside if alone else '+siblings'}", (keyword,))
 
 
 def _of_values(keyword: str, node: dict[str, Any]) -> Iterator[Feature]:

@@ -6,57 +6,40 @@ portably, and formats that a backend does not enforce exactly become patterns th
 
 from typing import Any
 
-from radixrt.constrained.json_schema.auditing.capabilities import Capabilities, Verdict
-from radixrt.constrained.json_schema.auditing.features import (
-    ENFORCEABLE,
-    UNREAD,
-    is_writable,
-    types_of,
-)
-from radixrt.constrained.json_schema.auditing.patterns import portable
+from radixrt.constrained.json_schema.auditing.capabilities import Verdict, capabilities
+from radixrt.constrained.json_schema.auditing.features import ENFORCEABLE, is_writable, types_of
+from radixrt.constrained.json_schema.dialects import portable
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.walk import Node, mapped
 
-_KEPT = ENFORCEABLE | UNREAD | {"$defs", ORIGIN}
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs")
-_SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
-_VALUES = ("enum", "const", "required", "dependentRequired", "type", "$ref", ORIGIN)
+_KEPT = ENFORCEABLE | {"$defs", ORIGIN}
 
 
-def prepared(schema: Any, backend: str, table: Capabilities) -> Any:
+def prepared(schema: Any, backend: str) -> Any:
     """A copy for one backend; every subschema stays at its place."""
     if isinstance(schema, bool):
         return {} if schema else False
-    node: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        if keyword not in _KEPT:
-            continue
-        if keyword in _SCHEMAS_BY_NAME:
-            node[keyword] = {name: prepared(each, backend, table) for name, each in value.items()}
-        elif keyword in _SCHEMA_LISTS:
-            node[keyword] = [prepared(each, backend, table) for each in value]
-        elif keyword not in _VALUES and isinstance(value, dict | bool) and keyword != "uniqueItems":
-            node[keyword] = prepared(value, backend, table)
-        else:
-            node[keyword] = value
-    if not _keep_writable_values(node, backend, table):
+    kept = {keyword: value for keyword, value in schema.items() if keyword in _KEPT}
+    node = mapped(kept, lambda _, child: prepared(child, backend))
+    if not _keep_writable_values(node, backend):
         return False
     _write_patterns(node)
-    _write_format(node, backend, table)
+    _write_format(node, backend)
     return node
 
 
-def _keep_writable_values(node: dict[str, Any], backend: str, table: Capabilities) -> bool:
+def _keep_writable_values(node: Node, backend: str) -> bool:
     """Take out values that the backend can't write anywhere, and gets wrong; False if none is left."""
-    if table.verdict(backend, "value/string:control").enforced:
+    if capabilities().verdict(backend, "value/string:control").enforced:
         return True
     if "enum" in node:
         node["enum"] = [value for value in node["enum"] if is_writable(value)]
     return bool(node.get("enum", True)) and is_writable(node.get("const"))
 
 
-def _write_patterns(node: dict[str, Any]) -> None:
+def _write_patterns(node: Node) -> None:
     if "pattern" in node:
         node["pattern"] = _portable_or_same(node["pattern"])
     if "patternProperties" in node:
@@ -73,7 +56,7 @@ def _portable_or_same(pattern: str) -> str:
         return pattern
 
 
-def _write_format(node: dict[str, Any], backend: str, table: Capabilities) -> None:
+def _write_format(node: Node, backend: str) -> None:
     name = node.get("format")
     if name is None:
         return
@@ -82,10 +65,10 @@ def _write_format(node: dict[str, Any], backend: str, table: Capabilities) -> No
         return
     pattern = format_pattern(name)
     alone = not any(keyword in node for keyword in ("pattern", "minLength", "maxLength"))
-    exact = table.verdict(backend, f"format/{name}") is Verdict.EXACT
+    exact = capabilities().verdict(backend, f"format/{name}") is Verdict.EXACT
     if pattern is None or (exact and alone):
         return
-    if not table.verdict(backend, f"format-pattern/{name}").enforced:
+    if not capabilities().verdict(backend, f"format-pattern/{name}").enforced:
         return
     del node["format"]
     if name in LENGTHS:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from radixrt.constrained.json_schema.auditing.walk import Node
+from radixrt.constrained.json_schema.walk import Node
 
 _TAKEN_ALONG = {
     "prefixItems": ("items", "unevaluatedItems"),

@@ -1,21 +1,16 @@
 """Which arrays satisfy all of these schemas?"""
 
 import itertools
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
-from radixrt.constrained.json_schema.keywords import NOT_IN, ORIGIN, Schema
+from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
 from radixrt.constrained.json_schema.normal.flatten import Raw
-from radixrt.constrained.json_schema.normal.node import Node
+from radixrt.constrained.json_schema.normal.node import Node, NodeOf
 from radixrt.constrained.json_schema.normal.scalars import denied_values
-from radixrt.constrained.json_schema.normal.values import value_key
-
-if TYPE_CHECKING:
-    from radixrt.constrained.json_schema.normal.normalize import Normalizer
 
 MAX_SEQUENCES = 130
 """Arrays of distinct items that are written out one by one."""
-MAX_PREFIX = 200
-"""Positions with a schema of their own that are still told apart."""
 
 
 def item_conjuncts(simple: list[Raw], index: int | None) -> list[Schema]:
@@ -30,11 +25,16 @@ def item_conjuncts(simple: list[Raw], index: int | None) -> list[Schema]:
     return found
 
 
+def longest_prefix(simple: list[Raw]) -> int:
+    """Positions that may have a schema of their own."""
+    return max((len(raw.get("prefixItems", ())) for raw in simple), default=0)
+
+
 class ArrayForm:
     """The words of a conjunction about arrays, put together."""
 
-    def __init__(self, normalizer: "Normalizer", simple: list[Raw]) -> None:
-        self._normalizer = normalizer
+    def __init__(self, node_of: NodeOf, simple: list[Raw]) -> None:
+        self._node_of = node_of
         self._simple = simple
         self._origin = simple[0].get(ORIGIN, "") if simple else ""
         self.least = max((int(raw.get("minItems", 0)) for raw in simple), default=0)
@@ -44,150 +44,83 @@ class ArrayForm:
 
     def nodes(self) -> list[Node]:
         """Alternatives; none where no array is left."""
+        contained = self._contained()
         self._place_items()
-        if self.most is not None and self.least > self.most:
+        if contained is None or (self.most is not None and self.least > self.most):
             return []
         form: dict[str, Any] = {"type": "array"}
         if self.prefix:
             form["prefixItems"] = self.prefix
-        if self.most is not None and self.most <= len(self.prefix):
-            if self.prefix:
-                form["items"] = Node(self._origin, False)
-            else:
-                form["maxItems"] = 0
+        if self.prefix and self.most is not None and self.most <= len(self.prefix):
+            form["items"] = Node(self._origin, False)
         else:
-            if self.tail is not None and not self.tail.is_any:
+            if self.tail is not None and not isinstance(self.tail.schema, bool):
                 form["items"] = self.tail
             if self.most is not None:
                 form["maxItems"] = self.most
         if self.least:
             form["minItems"] = self.least
-        more: list[Node] = []
-        for contained in self._contains():
-            if contained is None:
-                return []
-            more.append(contained)
+        denied = denied_values(self._simple, "array")
         if any(raw.get("uniqueItems") for raw in self._simple) and self.most not in (0, 1):
             sequences = self._distinct_sequences()
-            if sequences is not None and not more and not denied_values(self._simple, "array"):
+            if sequences is not None and not contained and not denied:
                 return sequences
-            if not self._are_apart():
-                form["uniqueItems"] = True
-        denied = denied_values(self._simple, "array")
+            form["uniqueItems"] = True
         if denied:
             form["not"] = {"enum": denied}
-        if more:
-            form.update(self._absorb(form, more))
+        if contained:
+            form |= contained[0]
+        if contained[1:]:
+            form["allOf"] = [{"type": "array", **words} for words in contained[1:]]
         return [Node(self._origin, form)]
 
+    def _contained(self) -> list[Raw] | None:
+        """The words of each ``contains`` that says something; None if one can't be satisfied. One that any item
+        satisfies is a bound on their number."""
+        found: list[Raw] = []
+        for raw in self._simple:
+            if "contains" not in raw:
+                continue
+            least, most = int(raw.get("minContains", 1)), raw.get("maxContains")
+            node = self._node_of([raw["contains"]])
+            if (node.is_never and least > 0) or (most is not None and most < least):
+                return None
+            if node.is_any:
+                self.least = max(self.least, least)
+                self.most = min((int(m) for m in (self.most, most) if m is not None), default=None)
+            elif not node.is_never and (least > 0 or most is not None):
+                words: Raw = {"contains": node}
+                if least != 1:
+                    words["minContains"] = least
+                if most is not None:
+                    words["maxContains"] = int(most)
+                found.append(words)
+        return found
+
     def _place_items(self) -> None:
-        length = max((len(raw.get("prefixItems", ())) for raw in self._simple), default=0)
-        for index in range(length):
+        for index in range(longest_prefix(self._simple)):
             if self.most is not None and index >= self.most:
                 break
-            node = self._normalizer.node(item_conjuncts(self._simple, index))
+            node = self._node_of(item_conjuncts(self._simple, index))
             if node.is_never:
                 self.most = index
                 break
             self.prefix.append(node)
         if self.most is None or self.most > len(self.prefix):
-            self.tail = self._normalizer.node(item_conjuncts(self._simple, None))
+            self.tail = self._node_of(item_conjuncts(self._simple, None))
             if self.tail.is_never:
                 self.most = len(self.prefix)
 
-    def _contains(self) -> list[Node | None]:
-        """Nodes with a ``contains`` each, where it says something; None where it can't be satisfied."""
-        found: list[Node | None] = []
-        for raw in self._simple:
-            if "contains" not in raw:
-                continue
-            least, most = int(raw.get("minContains", 1)), raw.get("maxContains")
-            node = self._normalizer.node([raw["contains"]])
-            if (node.is_never and least > 0) or (most is not None and most < least):
-                return [None]
-            if node.is_never or (least == 0 and most is None):
-                continue
-            if node.is_any:
-                if most is None and least <= self.least:
-                    continue
-                found.append(self._sized(raw, least, most))
-                continue
-            words: dict[str, Any] = {"type": "array", "contains": node}
-            if least != 1:
-                words["minContains"] = least
-            if most is not None:
-                words["maxContains"] = int(most)
-            found.append(Node(raw.get(ORIGIN, ""), words))
-        return found
-
-    def _sized(self, raw: Raw, least: int, most: Any) -> Node:
-        words: dict[str, Any] = {"type": "array", "minItems": least}
-        if most is not None:
-            words["maxItems"] = int(most)
-        return Node(raw.get(ORIGIN, ""), words)
-
-    def _absorb(self, form: dict[str, Any], more: list[Node]) -> dict[str, Any]:
-        """The first ``contains`` stands in the form itself, the others in ``allOf``."""
-        first = more[0].schema
-        assert isinstance(first, dict)
-        if "contains" in first:
-            rest = more[1:]
-            words = {word: value for word, value in first.items() if word != "type"}
-            return {**words, "allOf": rest} if rest else words
-        return {"allOf": more}
-
-    def _are_apart(self) -> bool:
-        """Are all items different because their positions' schemas have no value in common?"""
-        if self.most is None or self.most > len(self.prefix) or len(self.prefix) > 10:
-            return False
-        schemas = [item_conjuncts(self._simple, index) for index in range(len(self.prefix))]
-        return all(
-            self._normalizer.is_empty([*one, *other])
-            for one, other in itertools.combinations(schemas, 2)
-        )
-
     def _distinct_sequences(self) -> list[Node] | None:
         """Every array of distinct items, where these are few."""
-        if self.prefix or self.tail is None:
-            return None
-        values = finite_values(self.tail)
+        values = None if self.prefix or self.tail is None else self.tail.finite_values()
         if values is None:
             return None
         most = len(values) if self.most is None else min(self.most, len(values))
-        if self.least > most:
-            return []
-        if _arrangements(len(values), self.least, most) > MAX_SEQUENCES:
+        lengths = range(self.least, most + 1)
+        if sum(math.perm(len(values), length) for length in lengths) > MAX_SEQUENCES:
             return None
         sequences = [
-            list(sequence)
-            for count in range(self.least, most + 1)
-            for sequence in itertools.permutations(values, count)
+            list(items) for length in lengths for items in itertools.permutations(values, length)
         ]
-        return [Node(self._origin, {"enum": sequences})]
-
-
-def _arrangements(count: int, least: int, most: int) -> int:
-    total, ways = 0, 1
-    for length in range(most + 1):
-        total += ways if length >= least else 0
-        ways *= count - length
-        if total > MAX_SEQUENCES:
-            break
-    return total
-
-
-def finite_values(node: Node) -> list[Any] | None:
-    """All values of a node, if it is written as a list of them."""
-    if not isinstance(node.schema, dict):
-        return None
-    if node.schema.keys() == {"anyOf"}:
-        parts = [finite_values(part) for part in node.schema["anyOf"]]
-        if any(part is None for part in parts):
-            return None
-        values = [value for part in parts if part is not None for value in part]
-        return list({value_key(value): value for value in values}.values())
-    if node.schema.keys() <= {"enum", "const", NOT_IN}:
-        return node.schema.get("enum", [node.schema.get("const")])
-    if node.schema == {"type": "boolean"}:
-        return [False, True]
-    return [None] if node.schema == {"type": "null"} else None
+        return [Node(self._origin, {"enum": sequences})] if sequences else []

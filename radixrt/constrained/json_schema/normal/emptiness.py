@@ -1,10 +1,11 @@
 """Is it certain, at little cost, that no value satisfies a conjunction of schemas?"""
 
 from radixrt.constrained.json_schema.keywords import Schema
-from radixrt.constrained.json_schema.normal.arrays import item_conjuncts
-from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw, values_of
-from radixrt.constrained.json_schema.normal.objects import required_names, shapes_of
+from radixrt.constrained.json_schema.normal.arrays import item_conjuncts, longest_prefix
+from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw
+from radixrt.constrained.json_schema.normal.objects import required_names
 from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
+from radixrt.constrained.json_schema.normal.shapes import shapes_of
 from radixrt.constrained.json_schema.normal.validity import Judge
 
 MAX_LEVELS = 5
@@ -34,13 +35,12 @@ class Emptiness:
         flat = self._flattener.flatten(conjuncts)
         if flat.never:
             return True
-        types = flat.types()
-        values = values_of(flat.simple)
+        values = flat.values()
         if values is not None:
             if len(values) > MAX_VALUES:
                 return False
             return not self._judge.sort(values, flat.conjuncts())[0]
-        if all(self._has_none(kind, flat, levels) for kind in types):
+        if all(self._has_none(kind, flat, levels) for kind in flat.types()):
             return True
         return any(
             all(self._is_empty([*flat.simple, branch], levels - 1) for branch in branches)
@@ -64,10 +64,9 @@ class Emptiness:
         most = min((raw["maxItems"] for raw in simple if "maxItems" in raw), default=least)
         if least > most:
             return True
-        length = max((len(raw.get("prefixItems", ())) for raw in simple), default=0)
         return any(
             self._is_empty(item_conjuncts(simple, index), levels - 1)
-            for index in range(min(least, length + 1))
+            for index in range(min(least, longest_prefix(simple) + 1))
         )
 
     def _no_object(self, simple: list[Raw], levels: int) -> bool:
@@ -76,8 +75,7 @@ class Emptiness:
         least = max((raw.get("minProperties", 0) for raw in simple), default=0)
         if most is not None and max(least, len(required)) > most:
             return True
-        shapes = shapes_of(simple)
-        for shape in shapes:
+        for shape in shapes_of(simple):
             if shape.closed and least > len(shape.properties):
                 return True
             for name in required:

@@ -1,6 +1,5 @@
 """Which combinations of branches of ``anyOf`` and ``oneOf`` can a value satisfy?"""
 
-import itertools
 from collections.abc import Callable
 
 from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
@@ -32,49 +31,49 @@ class Alternatives:
                 continue
             opaque.append(raw)
         flat.opaque = opaque
-        exclusives = []
-        for branches in flat.exclusives:
+        exclusives, flat.exclusives = flat.exclusives, []
+        for branches in exclusives:
             live = [b for b in branches if not self._is_empty([*flat.simple, b])]
-            if not live:
-                flat.never = True
-                return
             groups = self._overlapping(flat, live)
-            choice = [branch for group in groups for branch in self._of_group(group)]
-            if len(groups) == 1 and choice == [_one_of(live)] and len(live) > 1:
-                exclusives.append(live)
+            ways = [self._of_group(group) for group in groups]
+            if len(groups) == 1 and ways[0] == [{"oneOf": groups[0]}]:
+                flat.exclusives += groups
             else:
-                flat.choices.append(choice)
-        flat.exclusives = exclusives
+                flat.choices.append([way for each in ways for way in each])
 
     def _overlapping(self, flat: Flat, live: list[Schema]) -> list[list[Schema]]:
         """The branches in groups: those of different groups have no value in common."""
-        groups: list[list[int]] = [[index] for index in range(len(live))]
         if len(live) * (len(live) - 1) // 2 > MAX_PAIRS:
             return [live]
-        for one, other in itertools.combinations(range(len(live)), 2):
-            mine = next(group for group in groups if one in group)
-            theirs = next(group for group in groups if other in group)
-            if mine is theirs or self._is_empty([*flat.simple, live[one], live[other]]):
-                continue
-            mine += theirs
-            groups.remove(theirs)
-        return [[live[index] for index in sorted(group)] for group in groups]
+        groups: list[list[Schema]] = []
+        for branch in live:
+            apart: list[list[Schema]] = []
+            merged: list[Schema] = []
+            for group in groups:
+                is_apart = all(self._is_empty([*flat.simple, other, branch]) for other in group)
+                if is_apart:
+                    apart.append(group)
+                else:
+                    merged += group
+            groups = [*apart, [*merged, branch]]
+        return groups
 
     def _of_group(self, group: list[Schema]) -> list[Schema]:
         """Alternatives for "exactly one of these"."""
         if len(group) == 1:
             return group
-        if len(group) <= MAX_OVERLAPPING:
-            denials = [self._flattener.negate(branch) for branch in group]
-            if all(denial is not None for denial in denials):
-                return [self._alone(group, denials, index) for index in range(len(group))]
-        return [_one_of(group)]
-
-    def _alone(self, group: list[Schema], denials: list[Schema | None], index: int) -> Schema:
-        branch = group[index]
-        others = [d for other, d in enumerate(denials) if other != index and d is not None]
-        origin = branch.get(ORIGIN, "") if isinstance(branch, dict) else ""
-        return {ORIGIN: origin, "allOf": [branch, *others]}
+        denials = (
+            [self._flattener.negate(b) for b in group] if len(group) <= MAX_OVERLAPPING else [None]
+        )
+        if None in denials:
+            return [{"oneOf": group}]
+        return [
+            {
+                ORIGIN: branch.get(ORIGIN, "") if isinstance(branch, dict) else "",
+                "allOf": [branch, *denials[:index], *denials[index + 1 :]],
+            }
+            for index, branch in enumerate(group)
+        ]
 
     def combine(self, flat: Flat) -> list[list[Schema]]:
         """All consistent ways to take one branch of each choice; choices that are too many become opaque."""
@@ -94,7 +93,3 @@ class Alternatives:
             else:
                 ways = following
         return ways
-
-
-def _one_of(branches: list[Schema]) -> Schema:
-    return {"oneOf": branches}

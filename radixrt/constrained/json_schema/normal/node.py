@@ -1,7 +1,11 @@
 """What is a normalised schema made of while it is being made?"""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
+
+from radixrt.constrained.json_schema.keywords import Schema
+from radixrt.constrained.json_schema.values import distinct
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -31,6 +35,28 @@ class Node:
             nodes: list[Node] = self.schema["anyOf"]
             return nodes
         return [self]
+
+    def finite_values(self) -> list[Any] | None:
+        """All its values, if it is written as a list of them."""
+        found: list[Any] = []
+        for part in self.alternatives():
+            if not isinstance(part.schema, dict):
+                return None
+            if part.schema.keys() == {"enum"}:
+                found += part.schema["enum"]
+            elif part.schema.keys() == {"const"}:
+                found.append(part.schema["const"])
+            elif part.schema == {"type": "boolean"}:
+                found += [False, True]
+            elif part.schema == {"type": "null"}:
+                found.append(None)
+            else:
+                return None
+        return distinct(found)
+
+
+NodeOf = Callable[[list[Schema]], Node]
+"""The node of the values that satisfy all of some schemas."""
 
 
 class Written(dict[str, Any]):

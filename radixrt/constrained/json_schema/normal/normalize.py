@@ -18,51 +18,51 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from radixrt.constrained.json_schema.errors import SchemaError
+from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.keywords import ANY_TYPE, OF_TYPE, ORIGIN, TYPES, Schema
 from radixrt.constrained.json_schema.normal.arrays import ArrayForm
 from radixrt.constrained.json_schema.normal.document import Document
 from radixrt.constrained.json_schema.normal.emptiness import Emptiness
 from radixrt.constrained.json_schema.normal.exclusive import Alternatives
-from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw, values_of
+from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw
 from radixrt.constrained.json_schema.normal.node import Node, Written
 from radixrt.constrained.json_schema.normal.objects import ObjectForm
 from radixrt.constrained.json_schema.normal.progress import check_progress
 from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
 from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
-from radixrt.constrained.json_schema.normal.values import type_of, value_key
-from radixrt.constrained.json_schema.normal.write import strip_origins, write
-
-__all__ = ["normalize", "strip_origins"]
+from radixrt.constrained.json_schema.normal.write import write
+from radixrt.constrained.json_schema.values import type_of, value_key
+from radixrt.constrained.json_schema.walk import without_origins
 
 MAX_NODES = 50_000
 """Different schemas that one normalised schema may be made of."""
 _RECURSION_LIMIT = 20_000
 
 
-def normalize(schema: Any, *, draft: str | None = None) -> Any:
+def normalize(schema: Any) -> Any:
     """An equivalent, self-contained schema of 2020-12 in the forms above.
 
-    Every object of it carries ORIGIN. ``draft`` counts where the schema has no ``$schema``; without both, it
-    is read as 2020-12 in which words of older drafts still mean something.
+    Every object of it carries ORIGIN. Without ``$schema`` it is read as 2020-12 in which words of older drafts still
+    mean something.
 
     Raises:
-        SchemaError: it is not a valid schema, refers to what is not in it, no value satisfies it, or it is
+        CannotEnforce: it is not a valid schema, refers to what is not in it, no value satisfies it, or it is
             too large.
     """
-    document = Document(schema, draft)
-    translator = Translator(document)
-    check_progress(translator)
+    translator = Translator(Document(schema))
     with _deep_recursion():
         try:
+            check_progress(translator)
             normalizer = Normalizer(translator)
             root = normalizer.node([translator.at("")])
             if root.is_never:
-                raise SchemaError("schema", "", "No value satisfies it. Remove the contradiction.")
+                raise CannotEnforce(
+                    "schema", "", "No value satisfies it. Remove the contradiction."
+                )
             return write(root, normalizer.raw_writer.defs)
         except RecursionError:
-            raise SchemaError("schema", "", "Its definitions are nested too deeply.") from None
+            raise CannotEnforce("schema", "", "Its definitions are nested too deeply.") from None
 
 
 @contextlib.contextmanager
@@ -81,22 +81,18 @@ class Normalizer:
     def __init__(self, translator: Translator) -> None:
         self._translator = translator
         self._flattener = Flattener(translator)
-        self.judge = Judge(translator)
-        self._emptiness = Emptiness(self._flattener, self.judge)
-        self._alternatives = Alternatives(self._flattener, self.is_empty)
-        self.raw_writer = RawWriter(translator, "as_sent_", keep_origins=True)
+        self._judge = Judge(translator)
+        self._emptiness = Emptiness(self._flattener, self._judge)
+        self._alternatives = Alternatives(self._flattener, self._emptiness.is_certain)
+        self.raw_writer = RawWriter(translator, "as_sent_")
         self._nodes: dict[tuple[str, ...], Node] = {}
         self._keys: dict[int, tuple[Schema, str]] = {}
-
-    def is_empty(self, conjuncts: list[Schema]) -> bool:
-        """Is it certain that no value satisfies all of these?"""
-        return self._emptiness.is_certain(conjuncts)
 
     def node(self, conjuncts: list[Schema]) -> Node:
         """The node of the values that satisfy all of these.
 
         Raises:
-            SchemaError: too many different conjunctions were asked for.
+            CannotEnforce: too many different conjunctions were asked for.
         """
         conjuncts = [raw for raw in conjuncts if raw is not True and raw != {}]
         if any(raw is False for raw in conjuncts):
@@ -114,7 +110,7 @@ class Normalizer:
             return Node("", True)
         if key not in self._nodes:
             if len(self._nodes) >= MAX_NODES:
-                raise SchemaError(
+                raise CannotEnforce(
                     "schema", "", f"Normalised, it has more than {MAX_NODES} different parts. Make it simpler."
                 )  # fmt: skip
             first = next(iter(unique.values()))
@@ -124,14 +120,14 @@ class Normalizer:
 
     def _key(self, raw: Schema) -> str:
         if id(raw) not in self._keys:
-            self._keys[id(raw)] = (raw, json.dumps(strip_origins(raw)))
+            self._keys[id(raw)] = (raw, json.dumps(without_origins(raw)))
         return self._keys[id(raw)][1]
 
     def _build(self, origin: str, conjuncts: list[Schema]) -> dict[str, Any] | bool:
         flat = self._flattener.flatten(conjuncts)
         if flat.never or not flat.types():
             return False
-        if values_of(flat.simple) is not None:
+        if flat.values() is not None:
             return self._of_values(origin, flat)
         self._alternatives.simplify(flat)
         if flat.never:
@@ -162,28 +158,19 @@ class Normalizer:
         return self._with_opaque(origin, result, opaque)
 
     def _of_values(self, origin: str, flat: Flat) -> dict[str, Any] | bool:
-        values = values_of(flat.simple)
+        values = flat.values()
         assert values is not None
-        rest = [_without_values(raw, values) for raw in flat.simple]
         types = flat.types()
-        values = [value for value in values if _has_type(value, types)]
-        formats = {raw["format"]: raw for raw in rest if "format" in raw and len(raw) > 1}
-        others = Flat(rest, flat.choices, flat.exclusives, flat.opaque).conjuncts()
+        rest = [_without_values(raw, values) for raw in flat.simple]
         others = [
-            raw for raw in others if not isinstance(raw, dict) or raw.keys() - {"type", ORIGIN}
+            raw
+            for raw in Flat(rest, flat.choices, flat.exclusives, flat.opaque).conjuncts()
+            if not isinstance(raw, dict) or raw.keys() - {"type", ORIGIN}
         ]
-        kept, certain = self.judge.sort(values, others)
+        kept, certain = self._judge.sort([v for v in values if _has_type(v, types)], others)
         if not kept:
             return False
-        result: dict[str, Any] = {"enum": kept}
-        if not certain:
-            result["allOf"] = [self.node(others)]
-        elif formats and any(isinstance(value, str) for value in kept):
-            names = list(formats)
-            result["format"] = names[0]
-            if names[1:]:
-                result["allOf"] = [Node(origin, {"format": name}) for name in names[1:]]
-        return result
+        return {"enum": kept} if certain else {"enum": kept, "allOf": [self.node(others)]}
 
     def _by_type(self, origin: str, flat: Flat) -> list[Node]:
         """One alternative a type, those of which nothing is asked together."""
@@ -210,9 +197,9 @@ class Normalizer:
         words = {ORIGIN, *ANY_TYPE, *OF_TYPE.get("number" if kind == "integer" else kind, ())}
         about = [{word: raw[word] for word in raw if word in words} for raw in simple]
         if kind == "object":
-            return ObjectForm(self, about).nodes()
+            return ObjectForm(self.node, self._judge, about).nodes()
         if kind == "array":
-            return ArrayForm(self, about).nodes()
+            return ArrayForm(self.node, about).nodes()
         if kind == "string":
             forms = string_forms(about)
         elif kind in ("number", "integer"):
@@ -280,13 +267,7 @@ def _has_type(value: Any, types: set[str]) -> bool:
 
 def _without_values(raw: Raw, values: list[Any]) -> Raw:
     """The schema without the list of values that are looked at one by one anyway."""
-    rest = dict(raw)
-    if "enum" in raw and _same_values(raw["enum"], values):
-        del rest["enum"]
-    if "const" in raw and _same_values([raw["const"]], values):
-        del rest["const"]
-    return rest
-
-
-def _same_values(some: list[Any], values: list[Any]) -> bool:
-    return {value_key(value) for value in some} == {value_key(value) for value in values}
+    keys = {value_key(value) for value in values}
+    listed = {"enum": raw.get("enum", ()), "const": [raw.get("const")]}
+    looked_at = {word for word, some in listed.items() if {*map(value_key, some)} == keys}
+    return {word: value for word, value in raw.items() if word not in looked_at}

@@ -1,18 +1,13 @@
 """Which numbers and which strings satisfy all of these schemas?"""
 
+import dataclasses
 import math
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER
 from radixrt.constrained.json_schema.normal.flatten import Raw
-from radixrt.constrained.json_schema.normal.values import (
-    anything_but,
-    distinct,
-    is_integral,
-    matches,
-    type_of,
-    value_key,
-)
+from radixrt.constrained.json_schema.normal.matching import ANYTHING, anything_but, matches
+from radixrt.constrained.json_schema.values import distinct, is_integral, type_of, value_key
 
 MAX_DENIED = 200
 """Denied values of one string or number that are still turned into a pattern or into ranges."""
@@ -38,17 +33,13 @@ def number_forms(simple: list[Raw], integer: bool) -> list[Form]:
     for raw in simple:
         bounds.add(raw)
     form: Form = {"type": "integer" if integer else "number"}
-    more: list[Form] = []
-    if whole and math.lcm(*map(int, whole)) > 1:
-        form["multipleOf"] = math.lcm(*map(int, whole))
-    for factor in sorted(factors - set(whole)):
-        # Decimal fractions are left as they are: their arithmetic is the validator's.
-        if "multipleOf" in form:
-            more.append({"type": "number", "multipleOf": factor})
-        else:
-            form["multipleOf"] = factor
-    if more:
-        form["allOf"] = more
+    multiples: list[float] = [math.lcm(*map(int, whole))] if whole else []
+    # Decimal fractions are left as they are: their arithmetic is the validator's.
+    multiples = [one for one in multiples if one > 1] + sorted(factors - set(whole))
+    if multiples:
+        form["multipleOf"] = multiples[0]
+    if multiples[1:]:
+        form["allOf"] = [{"type": "number", "multipleOf": each} for each in multiples[1:]]
     if any(raw.get(NOT_INTEGER) for raw in simple):
         form["not"] = {"type": "integer"}
     denied = sorted(denied_values(simple, "number"))
@@ -68,13 +59,14 @@ def _single(form: Form, words: Form) -> Form:
     return {**form, **words}
 
 
+@dataclasses.dataclass
 class _Bounds:
     """A range of numbers. ``low`` and ``high`` are None where it is open-ended."""
 
-    def __init__(self) -> None:
-        self.low: float | None = None
-        self.high: float | None = None
-        self.low_open = self.high_open = False
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False
+    high_open: bool = False
 
     def add(self, raw: Raw) -> None:
         for word, is_open in (("minimum", False), ("exclusiveMinimum", True)):
@@ -107,12 +99,8 @@ class _Bounds:
         """The parts of the range between denied numbers, in ascending order."""
         parts, rest = [], self
         for value in denied:
-            below, above = _Bounds(), _Bounds()
-            below.low, below.low_open = rest.low, rest.low_open
-            above.high, above.high_open = rest.high, rest.high_open
-            below.high, below.high_open = rest.high, rest.high_open
+            below, above = dataclasses.replace(rest), dataclasses.replace(rest)
             below.add({"exclusiveMaximum": value})
-            above.low, above.low_open = rest.low, rest.low_open
             above.add({"exclusiveMinimum": value})
             if integer:
                 below.round()
@@ -136,7 +124,7 @@ def string_forms(simple: list[Raw]) -> list[Form]:
     longest = min((int(raw["maxLength"]) for raw in simple if "maxLength" in raw), default=None)
     patterns = list(dict.fromkeys(raw["pattern"] for raw in simple if "pattern" in raw))
     formats = list(dict.fromkeys(raw["format"] for raw in simple if "format" in raw))
-    patterns = [pattern for pattern in patterns if pattern not in ("", ".*", "^.*", "^")]
+    patterns = [pattern for pattern in patterns if pattern not in ANYTHING]
     denied = [
         text
         for text in denied_values(simple, "string")

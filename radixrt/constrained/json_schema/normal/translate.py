@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.keywords import (
     LIST_WORDS,
     MAP_WORDS,
@@ -10,19 +11,26 @@ from radixrt.constrained.json_schema.keywords import (
     TYPE_OF,
     Schema,
 )
-from radixrt.constrained.json_schema.normal.document import LENIENT, Document, join
+from radixrt.constrained.json_schema.normal.document import Document, Resolver
+from radixrt.constrained.json_schema.walk import pointer_of
 
 _KEPT = {*TYPE_OF, "type", "enum", "const"}
-_SINCE_DRAFT6 = {"const", "contains", "propertyNames"}
-_SINCE_DRAFT7 = {"if", "then", "else"}
-_SINCE_2019 = {
-    "dependentRequired",
-    "dependentSchemas",
-    "minContains",
-    "maxContains",
-    "unevaluatedItems",
-    "unevaluatedProperties",
+ENGINE_OPTIONS = ("x-guidance",)
+"""Words that mean nothing in JSON schema, but switch something in a backend."""
+
+_BEFORE_2019 = (
+    "dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
+    "prefixItems", "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_BEFORE_DRAFT7 = (*_BEFORE_2019, "if", "then", "else")
+_UNKNOWN_TO: dict[str, tuple[str, ...]] = {
+    "draft4": (*_BEFORE_DRAFT7, "const", "contains", "propertyNames"),
+    "draft6": _BEFORE_DRAFT7,
+    "draft7": _BEFORE_2019,
+    "draft2019-09": ("prefixItems", "$dynamicRef", "dependencies"),
+    "draft2020-12": ("dependencies", "additionalItems", "$recursiveRef"),
 }
+"""Words that a draft gives no meaning, though a later or earlier one does."""
 
 
 class Translator:
@@ -35,93 +43,95 @@ class Translator:
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        self._unknown = _words_unknown_to(document.draft)
+        self._unknown = _UNKNOWN_TO.get(document.draft, ())
+        self._targets: dict[str, tuple[Any, Resolver]] = {"": (document.root, document.resolver)}
         self._done: dict[str, Schema] = {}
 
     def at(self, pointer: str) -> Schema:
-        """The translated subschema at a pointer."""
+        """The translated subschema at the pointer of a ``$ref``; that of the root is empty."""
         if pointer not in self._done:
-            self._done[pointer] = self._translate(self._document.at(pointer), pointer)
+            schema, resolver = self._targets[pointer]
+            self._done[pointer] = self._translate(schema, pointer, resolver)
         return self._done[pointer]
 
-    def _translate(self, schema: Any, pointer: str) -> Schema:
+    def _translate(self, schema: Any, pointer: str, resolver: Resolver) -> Schema:
         if isinstance(schema, bool):
             return schema
-        document = self._document
-        if document.ignores_ref_siblings and "$ref" in schema:
-            return {ORIGIN: pointer, "$ref": "#" + document.resolve(schema, pointer)}
         result: dict[str, Any] = {ORIGIN: pointer}
+        if self._document.ignores_ref_siblings and "$ref" in schema:
+            schema = {"$ref": schema["$ref"]}
         for word, value in schema.items():
+            if word in ENGINE_OPTIONS:
+                raise CannotEnforce(
+                    word, f"{pointer}/{word}", f"It is an engine's option, not JSON schema ({value!r}). Remove it."
+                )  # fmt: skip
             if word not in self._unknown:
-                self._word(result, schema, word, value, pointer)
+                self._word(result, schema, word, pointer, resolver)
         return result
 
     def _word(
-        self, result: dict[str, Any], schema: dict[str, Any], word: str, value: Any, pointer: str
+        self,
+        result: dict[str, Any],
+        schema: dict[str, Any],
+        word: str,
+        pointer: str,
+        resolver: Resolver,
     ) -> None:
-        here = join(pointer, word)
+        value, here = schema[word], f"{pointer}/{word}"
         legacy_items = self._document.draft != "draft2020-12" and isinstance(
             schema.get("items"), list
         )
+
+        def translated(item: Any, *steps: str | int) -> Schema:
+            inside = self._document.inside(item, resolver)
+            return self._translate(item, here + pointer_of(steps), inside)
+
         if word in ("$ref", "$dynamicRef", "$recursiveRef"):
-            target = "#" + self._document.resolve({word: value}, pointer)
-            if word == "$ref":
-                result["$ref"] = target
-            else:
-                result.setdefault("allOf", []).append({ORIGIN: pointer, "$ref": target})
+            self._reference(result, word, value, pointer, resolver)
         elif word == "items" and legacy_items:
-            result["prefixItems"] = self._list(value, here)
+            result["prefixItems"] = [translated(item, index) for index, item in enumerate(value)]
         elif word == "additionalItems":
             if legacy_items:
-                result["items"] = self._translate(value, here)
+                result["items"] = translated(value)
         elif word == "dependencies":
-            self._dependencies(result, value, here)
+            for name, needed in value.items():
+                if isinstance(needed, list):
+                    result.setdefault("dependentRequired", {}).setdefault(name, needed)
+                else:
+                    schemas = result.setdefault("dependentSchemas", {})
+                    schemas.setdefault(name, translated(needed, name))
         elif word in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
             pass  # said by the bound that it belongs to
         elif word in ("minimum", "maximum"):
             exclusive = "exclusive" + word.capitalize()
             result[exclusive if schema.get(exclusive) is True else word] = value
         elif word in SCHEMA_WORDS:
-            result[word] = self._translate(value, here)
+            result[word] = translated(value)
         elif word in LIST_WORDS:
-            result[word] = [*self._list(value, here), *result.get(word, [])]
+            items = [translated(item, index) for index, item in enumerate(value)]
+            result[word] = [*items, *result.get(word, [])]
         elif word in MAP_WORDS:
-            translated = {
-                name: self._translate(item, join(here, name)) for name, item in value.items()
-            }
-            result[word] = {**result.get(word, {}), **translated}
+            named = {name: translated(item, name) for name, item in value.items()}
+            result[word] = {**result.get(word, {}), **named}
         elif word == "dependentRequired":
             result[word] = {**result.get(word, {}), **value}
         elif word in _KEPT:
             result[word] = value
 
-    def _list(self, schemas: list[Any], pointer: str) -> list[Schema]:
-        return [
-            self._translate(schema, join(pointer, index)) for index, schema in enumerate(schemas)
-        ]
-
-    def _dependencies(self, result: dict[str, Any], value: dict[str, Any], pointer: str) -> None:
-        for name, needed in value.items():
-            if isinstance(needed, list):
-                result.setdefault("dependentRequired", {}).setdefault(name, needed)
-            else:
-                translated = self._translate(needed, join(pointer, name))
-                result.setdefault("dependentSchemas", {}).setdefault(name, translated)
-
-
-def _words_unknown_to(draft: str) -> set[str]:
-    """Words that a draft gives no meaning, though a later or earlier one does."""
-    if draft == LENIENT:
-        return set()
-    unknown: set[str] = set()
-    if draft == "draft4":
-        unknown |= _SINCE_DRAFT6
-    if draft in ("draft4", "draft6"):
-        unknown |= _SINCE_DRAFT7
-    if draft in ("draft4", "draft6", "draft7"):
-        unknown |= _SINCE_2019 | {"prefixItems", "$dynamicRef", "$recursiveRef"}
-    if draft == "draft2019-09":
-        unknown |= {"prefixItems", "$dynamicRef", "dependencies"}
-    if draft == "draft2020-12":
-        unknown |= {"dependencies", "additionalItems", "$recursiveRef"}
-    return unknown
+    def _reference(
+        self,
+        result: dict[str, Any],
+        word: str,
+        reference: str,
+        pointer: str,
+        resolver: Resolver,
+    ) -> None:
+        target, at, there = self._document.resolve(word, reference, pointer, resolver)
+        if isinstance(target, bool):
+            result.setdefault("allOf", []).append(target)
+            return
+        self._targets.setdefault(at, (target, there))
+        if word == "$ref":
+            result["$ref"] = "#" + at
+        else:
+            result.setdefault("allOf", []).append({ORIGIN: pointer, "$ref": "#" + at})

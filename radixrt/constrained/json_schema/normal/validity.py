@@ -1,21 +1,25 @@
 """Does a value satisfy translated schemas? jsonschema decides; where its reading is not certain, nobody does."""
 
+import itertools
+import json
+from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
-
-from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER, ORIGIN, Schema
+from radixrt.constrained.errors import CannotEnforce
+from radixrt.constrained.json_schema.checkable import checkable
+from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER, Schema
+from radixrt.constrained.json_schema.normal.matching import matches
 from radixrt.constrained.json_schema.normal.translate import Translator
-from radixrt.constrained.json_schema.normal.values import is_plain, matches
+from radixrt.constrained.json_schema.validation import SchemaValidator
+from radixrt.constrained.json_schema.walk import mapped, values_in, without_origins
 
 
 class RawWriter:
     """Writes translated schemas as plain 2020-12, every target of a reference under ``$defs``."""
 
-    def __init__(self, translator: Translator, prefix: str, keep_origins: bool) -> None:
+    def __init__(self, translator: Translator, prefix: str) -> None:
         self._translator = translator
         self._prefix = prefix
-        self._keep = keep_origins
         self._names: dict[str, str] = {}
         self.defs: dict[str, Any] = {}
 
@@ -23,31 +27,16 @@ class RawWriter:
         """The schema in plain words; what it refers to is added to :attr:`defs`."""
         if isinstance(raw, bool):
             return raw
-        plain: dict[str, Any] = {}
-        denials: list[Any] = []
-        for word, value in raw.items():
-            if word == NOT_IN:
-                denials.append({"enum": value})
-            elif word == NOT_INTEGER:
-                denials.append({"type": "integer"})
-            elif word == ORIGIN:
-                if self._keep:
-                    plain[word] = value
-            elif word == "$ref":
-                plain[word] = "#/$defs/" + self._name(value[1:])
-            elif word in ("enum", "const", "required", "dependentRequired"):
-                plain[word] = value
-            elif isinstance(value, list):
-                plain[word] = [self.write(v) if isinstance(v, dict) else v for v in value]
-            elif word in ("properties", "patternProperties", "dependentSchemas"):
-                plain[word] = {name: self.write(item) for name, item in value.items()}
-            elif isinstance(value, dict):
-                plain[word] = self.write(value)
-            else:
-                plain[word] = value
+        plain = mapped(raw, lambda _, child: self.write(child))
+        if "$ref" in plain:
+            plain["$ref"] = "#/$defs/" + self._name(raw["$ref"][1:])
+        denials = []
+        if NOT_IN in plain:
+            denials.append({"not": {"enum": plain.pop(NOT_IN)}})
+        if plain.pop(NOT_INTEGER, False):
+            denials.append({"not": {"type": "integer"}})
         if denials:
-            nots = [{"not": denied} for denied in denials]
-            plain["allOf"] = [*plain.get("allOf", []), *nots]
+            plain["allOf"] = [*plain.get("allOf", ()), *denials]
         return plain
 
     def _name(self, pointer: str) -> str:
@@ -69,69 +58,39 @@ class Judge:
 
         Where it is not, because of a pattern or format, the values are those that may.
         """
-        writer = RawWriter(self._translator, "r", keep_origins=False)
-        plain = [writer.write(raw) for raw in conjuncts]
-        if all(schema is True or schema == {} for schema in plain):
+        writer = RawWriter(self._translator, "r")
+        schema: Any = {"allOf": [writer.write(raw) for raw in conjuncts], "$defs": writer.defs}
+        if all(each in (True, {}) for each in without_origins(schema)["allOf"]):
             return values, True
-        everything = [plain, writer.defs]
-        patterns = list(_patterns_in(everything))
-        certain = not _has_inner_format(plain, writer.defs)
-        texts = [text for value in values for text in _texts_in(value)] if patterns else []
-        if (
-            any(not is_plain(text) for text in texts)
-            or len(texts) * len(patterns) > 100_000
-            or any(matches(p, t) is None for p in patterns for t in texts)
-        ):
-            certain = False
-        if not certain:
+        try:
+            validator = SchemaValidator(checkable(schema))
+        except CannotEnforce:
             return values, False
-        validator = jsonschema.Draft202012Validator({"allOf": plain, "$defs": writer.defs})
-        return [value for value in values if validator.is_valid(value)], True
+        if _has_inner_format(schema) or any(
+            matches(pattern, text) is None for pattern, text in _pairs(schema, values)
+        ):
+            return values, False
+        return [v for v in values if validator.first_error(json.dumps(v)) is None], True
 
 
-def _has_inner_format(plain: list[Any], defs: dict[str, Any]) -> bool:
-    """``format`` at the top is carried along with the values; deeper down it is not."""
-    inner = [
-        {word: value for word, value in schema.items() if word != "format"}
-        for schema in plain
-        if isinstance(schema, dict)
-    ]
-    return any(word == "format" for word in _words_in([inner, defs]))
+def _has_inner_format(schema: Any) -> bool:
+    """Whether a ``format`` stands deeper than the conjuncts: what is known of some is narrower than they are, and
+    under a ``not`` that would be wider."""
+    return any(
+        isinstance(each, dict)
+        and "format" in each
+        and not any(each is top for top in schema["allOf"])
+        for each in values_in(schema)
+    )
 
 
-def _words_in(value: Any) -> list[str]:
-    found: list[str] = []
-    left = [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, dict):
-            found.extend(item)
-            left.extend(item.values())
-        elif isinstance(item, list):
-            left.extend(item)
-    return found
-
-
-def _patterns_in(value: Any) -> set[str]:
-    found, left = set(), [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, dict):
-            if isinstance(item.get("pattern"), str):
-                found.add(item["pattern"])
-            if isinstance(item.get("patternProperties"), dict):
-                found.update(item["patternProperties"])
-            left.extend(item.values())
-        elif isinstance(item, list):
-            left.extend(item)
-    return found
-
-
-def _texts_in(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list):
-        return [text for item in value for text in _texts_in(item)]
-    if isinstance(value, dict):
-        return [*value, *(text for item in value.values() for text in _texts_in(item))]
-    return []
+def _pairs(schema: Any, values: list[Any]) -> Iterator[tuple[str, str]]:
+    """Every pattern with every text that it may meet; without a text, at least with the empty one."""
+    objects = [each for each in values_in(schema) if isinstance(each, dict)]
+    patterns = {each["pattern"] for each in objects if isinstance(each.get("pattern"), str)}
+    patterns |= {pattern for each in objects for pattern in each.get("patternProperties", ())}
+    texts = [""]
+    for value in values_in(values) if patterns else ():
+        if isinstance(value, str | dict):
+            texts += [value] if isinstance(value, str) else value
+    return itertools.product(patterns, texts)

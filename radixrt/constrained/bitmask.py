@@ -1,0 +1,21 @@
+"""How is it written down which tokens may come next? A bit for each, in rows of int32 words."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+BitmaskRow = NDArray[np.int32]
+"""[ceil(vocab_size / 32)]; bit ``t % 32`` of word ``t // 32`` tells whether token t may come next."""
+
+
+def bitmask_words(vocab_size: int) -> int:
+    """Length of a row of the bitmask."""
+    return -(-vocab_size // 32)
+
+
+def single_token(row: BitmaskRow) -> int | None:
+    """The token that a row allows, if it is only one."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return None
+    word = int(row[words[0]]) & 0xFFFFFFFF
+    return int(words[0]) * 32 + word.bit_length() - 1 if word.bit_count() == 1 else None

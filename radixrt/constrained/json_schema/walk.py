@@ -1,0 +1,95 @@
+"""Where are the subschemas of a schema, and where does a ``$ref`` lead?
+
+A subschema's place is the path of keys from the root, e.g. ``("properties", "a", "items")``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from radixrt.constrained.json_schema.keywords import LIST_WORDS, MAP_WORDS, ORIGIN, SCHEMA_WORDS
+
+Place = tuple[str | int, ...]
+Node = dict[str, Any]
+PLACE = "$place"
+"""Private key of a schema that is made smaller: where each subschema was."""
+
+
+def children(node: Any) -> Iterator[tuple[Place, Any]]:
+    """(path from the node, subschema) of each subschema but the definitions."""
+    if not isinstance(node, dict):
+        return
+    for keyword, value in node.items():
+        if keyword in MAP_WORDS:
+            yield from (((keyword, name), each) for name, each in value.items())
+        elif keyword in LIST_WORDS:
+            yield from (((keyword, index), each) for index, each in enumerate(value))
+        elif keyword in SCHEMA_WORDS:
+            yield (keyword,), value
+
+
+def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
+    """A copy in which each subschema, also of the definitions, is what ``change`` makes of it and of its path."""
+    result = dict(node)
+    for keyword, value in node.items():
+        if keyword in MAP_WORDS or keyword == "$defs":
+            result[keyword] = {name: change((keyword, name), each) for name, each in value.items()}
+        elif keyword in LIST_WORDS:
+            result[keyword] = [change((keyword, index), each) for index, each in enumerate(value)]
+        elif keyword in SCHEMA_WORDS:
+            result[keyword] = change((keyword,), value)
+    return result
+
+
+def without_origins(schema: Any) -> Any:
+    """A copy without the private keys. A property of such a name stays: it stands under ``properties``."""
+    if not isinstance(schema, dict):
+        return schema
+    public = {word: value for word, value in schema.items() if word not in (ORIGIN, PLACE)}
+    return mapped(public, lambda _, child: without_origins(child))
+
+
+def values_in(value: Any) -> Iterator[Any]:
+    """A JSON value and all values in it."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def pointer_of(place: Iterable[str | int]) -> str:
+    """The JSON pointer of a place."""
+    return "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in place)
+
+
+def at(schema: Any, place: Place) -> Any:
+    """The subschema at a place."""
+    for key in place:
+        schema = schema[key]
+    return schema
+
+
+def reference_target(node: Any) -> Place | None:
+    """Where the ``$ref`` of a normalised node leads, if it has one: to a definition."""
+    if not isinstance(node, dict) or "$ref" not in node:
+        return None
+    return "$defs", node["$ref"].removeprefix("#/$defs/")
+
+
+def met_with(schema: Any, start: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Each subschema that an instance of the one at ``start`` can meet, once, with its place; those behind references
+    included. What is yielded may be changed before the next."""
+    waiting, seen = [start], set()
+    while waiting:
+        place = waiting.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        yield place, at(schema, place)
+        node = at(schema, place)
+        waiting += reversed([place + path for path, _ in children(node)])
+        if (target := reference_target(node)) is not None:
+            waiting.append(target)
