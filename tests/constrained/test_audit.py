@@ -53,6 +53,22 @@ def is_allowed(made: JsonPlan, text: str) -> bool:
     )
 
 
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [("\\W", "é"), ("^\\D$", "٣"), ("\\S", "\x85"), ("\\s", "\ufeff"), ("[^\\d]", "٣"), ("[^\\w]", "é")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "others", [{}, {"additionalProperties": {"type": "string"}}, {"maxProperties": 3}]
+)
+def test_names_of_which_engines_differ_whether_they_match_are_checked(
+    pattern: str, name: str, others: dict[str, Any]
+) -> None:
+    """What a grammar takes for another name may have any value that others may have."""
+    made = plan({"type": "object", "patternProperties": {pattern: {"type": "integer"}}} | others)
+    assert not is_allowed(made, json.dumps({name: "x"}, ensure_ascii=False))
+    assert is_allowed(made, json.dumps({name: 1}, ensure_ascii=False))
+
+
 def test_a_plain_schema_needs_no_check() -> None:
     made = plan({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]})  # fmt: skip
     assert (made.backend, made.checks, made.unenforced) == ("llguidance", (), ())

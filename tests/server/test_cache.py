@@ -119,7 +119,7 @@ def test_without_a_hint_the_same_is_gone(client: Client) -> None:
 def test_only_the_tokens_that_are_spoken_for_outlast(client: Client) -> None:
     mine = client.new_prompt()
     client.ask(mine, {"retain": "high", "until_token": 50})
-    client.flood()
+    client.flood(4 * POOL)
     assert client.cached(mine) == 50 // PAGE * PAGE
 
 

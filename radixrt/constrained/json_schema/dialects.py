@@ -61,6 +61,23 @@ def portable(pattern: str) -> str:
     return "".join(_written(token, _PORTABLE) for token in parse(pattern))
 
 
+def is_whole(pattern: str) -> bool:
+    """Whether the portable form matches all that the pattern does. It leaves out what engines differ about: ``\\W`` is é to
+    ECMA-262, and not to those who know more letters.
+
+    Raises:
+        UnknownSyntax: as ``portable``.
+    """
+    return not any(isinstance(token, CharacterSet) and _leaves_out(token) for token in parse(pattern))
+
+
+def _leaves_out(token: CharacterSet) -> bool:
+    letters = {item for item in token.items if isinstance(item, str)}
+    if any(letter.swapcase() in letters for letter in letters):
+        return False
+    return not letters.isdisjoint("DWSs") or (token.negated and not letters.isdisjoint("dw"))
+
+
 def python_pattern(pattern: str) -> str:
     """The pattern for Python's ``re``, with which a validator reads it exactly as ECMA-262 does.
 

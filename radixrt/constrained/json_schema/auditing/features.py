@@ -125,6 +125,8 @@ def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feat
     elif keyword == "patternProperties":
         names = {name for pattern in value for name in pattern_features(pattern)}
         yield from (Feature(f"patternProperties/{name}", (keyword,)) for name in sorted(names))
+        if any(name.startswith("escape-") for name in names):  # prepare spells out the others
+            yield Feature("patternProperties/not-whole", (keyword,))
         if len(value) > 1:
             yield Feature("patternProperties/several", (keyword,))
     elif TYPE_OF[keyword] == "number":

@@ -8,7 +8,7 @@ from typing import Any
 
 from radixrt.constrained.json_schema.auditing.capabilities import Verdict, capabilities
 from radixrt.constrained.json_schema.auditing.features import ENFORCEABLE, is_writable, types_of
-from radixrt.constrained.json_schema.dialects import portable
+from radixrt.constrained.json_schema.dialects import is_whole, portable
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 from radixrt.constrained.json_schema.keywords import ORIGIN
@@ -43,15 +43,25 @@ def _write_patterns(node: Node) -> None:
     if "pattern" in node:
         node["pattern"] = _portable_or_same(node["pattern"])
     if "patternProperties" in node:
-        written = {_portable_or_same(p): s for p, s in node["patternProperties"].items()}
+        is_only_rule = (
+            len(node["patternProperties"]) == 1 and node.get("additionalProperties") is False
+        )
+        written = {
+            _portable_or_same(p, may_leave_out=is_only_rule): s
+            for p, s in node["patternProperties"].items()
+        }
         if len(written) == len(node["patternProperties"]):
             node["patternProperties"] = written
 
 
-def _portable_or_same(pattern: str) -> str:
-    """A pattern without a portable form stays, and is found not to be enforced."""
+def _portable_or_same(pattern: str, *, may_leave_out: bool = True) -> str:
+    """A pattern without a portable form stays, and is found not to be enforced.
+
+    Args:
+        may_leave_out: the form may match less. Not so where another rule holds for names that do not match.
+    """
     try:
-        return portable(pattern)
+        return portable(pattern) if may_leave_out or is_whole(pattern) else pattern
     except UnknownSyntax:
         return pattern
 
