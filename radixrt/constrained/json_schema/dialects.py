@@ -68,7 +68,9 @@ def is_whole(pattern: str) -> bool:
     Raises:
         UnknownSyntax: as ``portable``.
     """
-    return not any(isinstance(token, CharacterSet) and _leaves_out(token) for token in parse(pattern))
+    return not any(
+        isinstance(token, CharacterSet) and _leaves_out(token) for token in parse(pattern)
+    )
 
 
 def _leaves_out(token: CharacterSet) -> bool:
