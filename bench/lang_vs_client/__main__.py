@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +34,7 @@ def main() -> None:
         lang, client = by_turns(program, pool, arguments.rounds)
         rows.append(row(program, pool, lang, client))
         runs[program] = {"lang": [asdict(c) for c in lang], "client": [asdict(c) for c in client]}
-        print("\n".join(markdown(rows[-1:])), flush=True)
+        print("\n".join(markdown(rows[-1:])), file=sys.stderr)
     print("\n".join(["", f"Load of the machine: {os.getloadavg()}", "", *markdown(rows)]))
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": rows, "runs": runs}, indent=1) + "\n")
