@@ -127,15 +127,13 @@ class Staged:
         self._wrapper = wrapper
         self._device = device
         self._read: Mark | None = None
+        self.run = wrapper.run
 
     def plan(self, *arguments: Any, **options: Any) -> None:
         if self._read is not None:
             self._read.wait()
         self._wrapper.plan(*arguments, **options)
         self._read = self._device.mark()
-
-    def run(self, query: Tensor, kv_cache: KVCache, **options: Any) -> Any:
-        return self._wrapper.run(query, kv_cache, **options)
 
 
 def score_options(spec: AttentionSpec, setup: AttentionSetup) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class SelfAttention(nn.Module):
             sliding_window=sliding_window,
             soft_cap=soft_cap,
         )
+        self.head_counts = [heads.query, heads.kv, heads.kv]
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size, heads.projections(num_heads, num_kv_heads, tp), qkv_bias
         )
@@ -62,10 +63,9 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size], positions [num_tokens] -> [num_tokens, hidden_size]"""
-        query, key, value = (
-            part.unflatten(-1, (-1, self.spec.head_dim))  # [num_tokens, heads, head_dim]
-            for part in self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
-        )
+        merged = self.qkv_proj(hidden)
+        heads = merged.view(len(merged), sum(self.head_counts), self.spec.head_dim)
+        query, key, value = heads.split(self.head_counts, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = self.rotary(positions, query, key)

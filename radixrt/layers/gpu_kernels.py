@@ -23,8 +23,8 @@ from radixrt.layers.quantization.groupwise import GroupwiseMatrix
 
 HALVES = (torch.bfloat16, torch.float16)
 
-VECTOR_BYTES = 16
-"""FlashInfer's kernels read rows in pieces of this size."""
+VECTOR_ELEMENTS = 8
+"""FlashInfer's kernels read rows in pieces of 16 bytes."""
 
 ROTATED_HEAD_DIMS = (64, 128, 256, 512)
 """FlashInfer's rotary kernel is compiled for these."""
@@ -64,30 +64,35 @@ class FlashInferLayers:
         return self._flashinfer
 
     def takes_rows(self, *tensors: Tensor) -> bool:
-        """Rows of half precision, each of them a whole number of vectors and aligned to one."""
-        return all(
-            tensor.dtype in HALVES
-            and tensor.stride(-1) == 1
-            and _whole_vectors(tensor, tensor.shape[-1])
-            and all(_whole_vectors(tensor, stride) for stride in tensor.stride()[:-1])
-            and _whole_vectors(tensor, int(tensor.storage_offset()))
-            for tensor in tensors
-        )
+        """Rows of half precision, each of them a whole number of vectors and aligned to one.
+
+        Asked some times a layer, while the device waits for the host: so it reads as little of a tensor as it can.
+        """
+        for tensor in tensors:
+            if tensor.dtype not in HALVES or tensor.shape[-1] % VECTOR_ELEMENTS:
+                return False
+            if tensor.storage_offset() % VECTOR_ELEMENTS:
+                return False
+            if not tensor.is_contiguous():
+                *outer, inner = tensor.stride()
+                if inner != 1 or any(stride % VECTOR_ELEMENTS for stride in outer):
+                    return False
+        return True
+
+    def takes_halves(self, merged: Tensor) -> bool:
+        """Rows of two halves, each of which is a whole number of vectors."""
+        halves_fit = merged.shape[-1] % (2 * VECTOR_ELEMENTS) == 0
+        return halves_fit and merged.is_contiguous() and self.takes_rows(merged)
 
     def takes_rotation(self, query: Tensor, key: Tensor, cos_sin: Tensor) -> bool:
         """Heads of a size that the kernel was compiled for, half of whose rotated part is whole vectors."""
         head_dim = query.shape[-1]
-        half_bytes = cos_sin.shape[1] // 2 * query.element_size()
         return (
             head_dim in ROTATED_HEAD_DIMS
             and query.stride(1) == key.stride(1) == head_dim  # so that heads flatten without a copy
-            and half_bytes % VECTOR_BYTES == 0
+            and cos_sin.shape[1] // 2 % VECTOR_ELEMENTS == 0
             and self.takes_rows(query, key)
         )
-
-
-def _whole_vectors(tensor: Tensor, elements: int) -> bool:
-    return elements * tensor.element_size() % VECTOR_BYTES == 0
 
 
 class GpuKernels(LayerKernels):
@@ -139,8 +144,7 @@ class GpuKernels(LayerKernels):
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         ours = self._flashinfer
-        gate, up = gate_up.chunk(2, dim=-1)
-        if ours is not None and gate_up.is_contiguous() and ours.takes_rows(gate, up):
+        if ours is not None and ours.takes_halves(gate_up):
             return getattr(ours.flashinfer, _ACTIVATIONS[name])(gate_up)
         return self._activation.gated_activation(name, gate_up)
 
