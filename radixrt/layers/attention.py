@@ -63,12 +63,12 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size], positions [num_tokens] -> [num_tokens, hidden_size]"""
-        merged = self.qkv_proj(hidden)
-        heads = merged.view(len(merged), sum(self.head_counts), self.spec.head_dim)
-        query, key, value = heads.split(self.head_counts, dim=1)
+        merged = self.qkv_proj.forward(hidden)
+        heads = merged.view(merged.shape[0], sum(self.head_counts), self.spec.head_dim)
+        query, key, value = heads.split_with_sizes(self.head_counts, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = self.rotary(positions, query, key)
+        query, key = self.rotary.forward(positions, query, key)
         kv_cache = context.kv_caches[self.layer_index]
         attended = context.backend.attend(query, key, value, kv_cache, self.spec)
-        return self.o_proj(attended.flatten(1))
+        return self.o_proj.forward(attended.flatten(1))

@@ -7,14 +7,13 @@ rounds a norm and a gated activation once, at the end, where the references roun
 """
 
 import importlib.util
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from radixrt.errors import ConfigError
-from radixrt.flashinfer_library import load_flashinfer
+from radixrt.flashinfer_library import UntracedFunctions, load_flashinfer
 from radixrt.layers.kernels import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
@@ -55,13 +54,13 @@ class FlashInferLayers:
     """FlashInfer's kernels, and the rule which inputs they take. Imported on first use: that takes seconds."""
 
     def __init__(self) -> None:
-        self._flashinfer: ModuleType | None = None
+        self._functions: UntracedFunctions | None = None
 
     @property
     def flashinfer(self) -> Any:
-        if self._flashinfer is None:
-            self._flashinfer = load_flashinfer()
-        return self._flashinfer
+        if self._functions is None:
+            self._functions = UntracedFunctions(load_flashinfer())
+        return self._functions
 
     def takes_rows(self, *tensors: Tensor) -> bool:
         """Rows of half precision, each of them a whole number of vectors and aligned to one.
@@ -69,13 +68,13 @@ class FlashInferLayers:
         Asked some times a layer, while the device waits for the host: so it reads as little of a tensor as it can.
         """
         for tensor in tensors:
-            if tensor.dtype not in HALVES or tensor.shape[-1] % VECTOR_ELEMENTS:
+            if tensor.dtype not in HALVES or tensor.storage_offset() % VECTOR_ELEMENTS:
                 return False
-            if tensor.storage_offset() % VECTOR_ELEMENTS:
+            *outer, inner = tensor.stride()
+            if inner != 1 or tensor.shape[-1] % VECTOR_ELEMENTS:
                 return False
-            if not tensor.is_contiguous():
-                *outer, inner = tensor.stride()
-                if inner != 1 or any(stride % VECTOR_ELEMENTS for stride in outer):
+            for stride in outer:
+                if stride % VECTOR_ELEMENTS:
                     return False
         return True
 

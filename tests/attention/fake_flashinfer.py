@@ -46,8 +46,10 @@ class _Wrapper:
         self.options = options
         self.plan_buffer = torch.zeros(8, dtype=torch.uint8)
         self.mark = 0
+        self.num_launches = 0
         self.planned: _Plan | None = None
         self.num_plans = 0
+        self._cached_module = types.SimpleNamespace(paged_run=self._paged_run)
 
     def reset_workspace_buffer(self, *arguments: Any) -> None:
         self.library.note(f"{self.name}.reset_workspace_buffer", (None, *arguments), {})
@@ -92,7 +94,29 @@ class _Wrapper:
 
     def run(self, query: torch.Tensor, kv_cache: Any, **options: Any) -> Any:
         self.library.note(f"{self.name}.run", (None, query, kv_cache), options)
-        query, kv_cache = plain(query), plain(kv_cache)
+        out, lse = options.get("out"), options.get("lse")
+        if out is None:
+            out = torch.empty_like(query)
+        if options.get("return_lse"):
+            lse = torch.empty(query.shape[:2])
+        # As the library's own: the compiled module gets all that it has prepared, in one call.
+        self._cached_module.paged_run(self.plan_buffer, query, *kv_cache, out, lse, self.mark)
+        return (out, lse) if options.get("return_lse") else out
+
+    def _paged_run(
+        self,
+        plan_buffer: torch.Tensor,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        mark: int,
+    ) -> None:
+        """What the compiled module computes."""
+        self.num_launches += 1
+        query, kv_cache = plain(query), plain((keys, values))
+        assert mark == self.mark and plan_buffer is self.plan_buffer, "of another plan"
         plan = self.planned
         assert plan is not None, "plan() comes before run()"
         assert self.plan_buffer[:8].view(torch.int64)[0] == self.mark, "the plan was overwritten"
@@ -100,10 +124,10 @@ class _Wrapper:
         assert kv_cache[0].dtype == kv_cache[1].dtype == plan.options["kv_data_type"]
         assert kv_cache[0].stride() == kv_cache[1].stride(), "another module would be compiled"
         assert query.shape == (int(plan.qo_indptr[-1]), plan.heads, plan.head_dim)
-        out, lse = attend(query, kv_cache, plan)
-        if options.get("out") is not None:
-            out = options["out"].copy_(out)
-        return (out, lse) if options.get("return_lse") else out
+        attended, sums = attend(query, kv_cache, plan)
+        out.copy_(attended)
+        if lse is not None:
+            lse.copy_(sums)
 
 
 def attend(query: torch.Tensor, kv_cache: Any, plan: _Plan) -> tuple[torch.Tensor, torch.Tensor]:

@@ -101,6 +101,37 @@ def test_each_kind_of_layer_is_planned_once_a_step() -> None:
     assert sum(wrapper.num_plans for wrapper in library.wrappers) == 3 * 2
 
 
+def test_the_library_prepares_a_steps_arguments_for_its_first_layer_alone() -> None:
+    """Later layers put in their own queries, caches and outputs; a new plan begins anew."""
+    library = FakeFlashInfer()
+    step = make_step([(1, 9), (1, 20), (7, 11)], 4, PLAIN, torch.float32)
+    backend = FlashInferBackend(setup_for(step, *[PLAIN] * 3), library)
+    for _ in range(2):
+        backend.plan(step.metadata)
+        for layer in range(3):
+            caches = step.key_cache * (1 + layer), step.value_cache * (1 + layer)
+            query, key, value = (t * (1 + layer) for t in (step.query, step.key, step.value))
+            result = backend.attend(query, key, value, caches, PLAIN)
+            alone = FlashInferBackend(setup_for(step, PLAIN), FakeFlashInfer())
+            alone.plan(step.metadata)
+            caches = step.key_cache * (1 + layer), step.value_cache * (1 + layer)
+            assert torch.equal(result, alone.attend(query, key, value, caches, PLAIN))
+    runs = [call for call in library.calls if call.name.endswith(".run")]
+    assert len(runs) == 2 * 2  # decodes and prefills, of each plan
+    assert sum(wrapper.num_launches for wrapper in library.wrappers) == 2 * 2 * 3
+
+
+def test_arguments_that_can_not_be_told_apart_are_prepared_for_each_layer() -> None:
+    library = FakeFlashInfer()
+    step = make_step([(1, 9), (7, 11)], 4, PLAIN, torch.float32)
+    backend = FlashInferBackend(setup_for(step, PLAIN), library)
+    backend.plan(step.metadata)
+    same = torch.stack((step.key_cache, step.value_cache)).nan_to_num(0).sum(0)
+    for _ in range(2):
+        backend.attend(step.query, step.key, step.value, (same, same), PLAIN)
+    assert len([call for call in library.calls if call.name.endswith(".run")]) == 2 * 2
+
+
 def test_the_cache_holds_what_the_reference_writes() -> None:
     step = make_step([(1, 9), (5, 11)], 4, PLAIN, torch.float32)
     caches = []
