@@ -118,6 +118,11 @@ class ServerConfig:
     attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = _device(
         "auto", "Which kernels compute attention; auto: the fastest that runs on the device."
     )
+    prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
+        "auto",
+        "Which of FlashInfer's kernels computes prompts. auto: on Hopper fa3 for many new tokens, where its kernels are there "
+        "and work, else fa2.",
+    )
     kernel_threads: int | None = _device(
         None,
         "Threads that compute on a CPU, in each rank; one a core that the server may use if not given, and a single one for "

@@ -9,7 +9,8 @@
 FlashInfer compiles a kernel when it is first called, which takes minutes and a compiler. A module that lies in
 ``flashinfer/data/aot`` is loaded as it is instead. It depends on the CUDA major version and on FlashInfer's own, but
 neither on torch nor on Python. Needs flashinfer-python, torch (a CPU build will do), ninja, a C++ compiler and nvcc 12.8
-or newer: of a CUDA toolkit, or PyPI's nvidia-cuda-nvcc, nvidia-cuda-cccl and nvidia-cuda-runtime in this environment.
+or newer: of a CUDA toolkit, or in this environment PyPI's nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt, nvidia-cuda-cccl
+and nvidia-cuda-runtime, all of one minor version (pip alone takes a newer nvvm, whose output ptxas refuses).
 """
 
 import argparse
@@ -48,6 +49,9 @@ class Attention:
         parts += ["window"] * self.window + ["softcap"] * self.soft_cap
         return "-".join(parts)
 
+
+LAST_OF_AN_ERROR = 1500
+"""Characters; a compiler's whole output is pages."""
 
 LAYERS = ("norm", "rope", "page", "cascade")
 """Modules that every model is served with."""
@@ -220,7 +224,7 @@ def build_each(
                 _copy_whole(compile_module(module), target)
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:
                 failed.append(name)
-                print(f"{name}: failed. {error}", flush=True)
+                print(f"{name}: failed. {str(error)[-LAST_OF_AN_ERROR:]}", flush=True)
                 continue
             print(f"{name}: {_cost(begin)}, {target.stat().st_size / 1e6:.1f} MB", flush=True)
         record["modules"][name] = module.name

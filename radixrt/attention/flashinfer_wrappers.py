@@ -298,6 +298,7 @@ class Prefill:
         shared: SharedBuffers,
         kernel: PrefillKernel,
     ) -> None:
+        self.kernel = kernel
         wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
             shared.workspace, kv_layout="NHD", backend=kernel
         )

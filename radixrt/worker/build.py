@@ -133,6 +133,7 @@ def _attention_setup(
         max_pages=math.ceil(longest / config.page_size),
         device=device,
         cascade=not config.disable_cascade,
+        prefill_kernel=config.prefill_kernel,
     )
 
 

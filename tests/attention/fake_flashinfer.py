@@ -40,6 +40,8 @@ class _Wrapper:
     def __init__(self, library: "FakeFlashInfer", *arguments: Any, **options: Any) -> None:
         self.library = library
         library.note(self.name, (*arguments,), options)
+        self.backend = options.get("backend")
+        self._may_fail("__init__")
         workspace = arguments[0]
         assert workspace.dtype == torch.uint8 and workspace.data_ptr() % 16 == 0
         self.in_graph = options.get("use_cuda_graph", False)
@@ -50,6 +52,10 @@ class _Wrapper:
         self.planned: _Plan | None = None
         self.num_plans = 0
         self._cached_module = types.SimpleNamespace(paged_run=self._paged_run)
+
+    def _may_fail(self, place: str) -> None:
+        if self.backend == "fa3" and self.library.fa3_fails_in == place:
+            raise RuntimeError(f"no kernel image for FA3 in {place}")
 
     def reset_workspace_buffer(self, *arguments: Any) -> None:
         self.library.note(f"{self.name}.reset_workspace_buffer", (None, *arguments), {})
@@ -114,6 +120,7 @@ class _Wrapper:
         mark: int,
     ) -> None:
         """What the compiled module computes."""
+        self._may_fail("run")
         self.num_launches += 1
         query, kv_cache = plain(query), plain((keys, values))
         assert mark == self.mark and plan_buffer is self.plan_buffer, "of another plan"
@@ -180,6 +187,7 @@ class BatchPrefill(_Wrapper):
     def plan(self, *arguments: Any, **options: Any) -> None:
         self.library.note(f"{self.name}.plan", (None, *arguments), options)
         arguments = plain(arguments)
+        self._may_fail("plan")
         assert "causal" in options, "the default is to see everything"
         options = dict(options)
         self._keep(_Plan(*arguments, causal=options.pop("causal"), options=options))
@@ -195,7 +203,12 @@ class FakeFlashInfer:
 
     num_plans = 0
 
-    def __init__(self, *, hopper: bool = True) -> None:
+    def __init__(self, *, hopper: bool = True, fa3_fails_in: str | None = None) -> None:
+        """
+        Args:
+            fa3_fails_in: "__init__", "plan" or "run" of a wrapper for FA3.
+        """
+        self.fa3_fails_in = fa3_fails_in
         self.calls: list[Call] = []
         self.wrappers: list[_Wrapper] = []
         self.utils = types.SimpleNamespace(is_sm90a_supported=lambda device: hopper)
