@@ -35,8 +35,7 @@ class KeptAnswers:
 
     def keep(self, prompt: str, answer: str, ids: list[int], salt: str) -> None:
         """Remember that after this prompt the model wrote this answer with these tokens."""
-        digest = text_digest(salt)
-        digest.update(_bytes(prompt))
+        digest = text_digest(salt, prompt)
         digest.update(_bytes(answer))
         start, end = len(prompt), len(prompt) + len(answer)
         kept = KeptAnswer(start, end, np.array(ids, dtype=np.int32))
@@ -63,10 +62,10 @@ class KeptAnswers:
         return found
 
 
-def text_digest(salt: str) -> "hashlib.blake2b":
-    """A digest of text that differs with the salt: 16 bytes."""
+def text_digest(salt: str, text: str = "") -> "hashlib.blake2b":
+    """A digest of text, to which more may be added; it differs with the salt. 16 bytes."""
     key = hashlib.blake2b(_bytes(salt), digest_size=32).digest()
-    return hashlib.blake2b(key=key, digest_size=16)
+    return hashlib.blake2b(_bytes(text), key=key, digest_size=16)
 
 
 def _bytes(text: str) -> bytes:

@@ -174,11 +174,9 @@ class TokenizerProcess:
         if compiled is not None:
             constraint = self._structured.constraint(compiled, encoded.request, encoded.text)
         request, token_ids = encoded.request, encoded.token_ids
-        is_chat = isinstance(request.prompt, ChatPrompt)
-        continues_prompt = (
-            not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_final_message
-        )
-        conversation = encoded.text if is_chat and not self._config.reencode_answers else None
+        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        continues_prompt = chat is None or chat.continue_final_message
+        conversation = encoded.text if chat and not self._config.reencode_answers else None
         params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
         for index, sampling in enumerate(params):
             sequence = SequenceRequest(

@@ -68,12 +68,15 @@ class SegmentEncoder:
         kept = {answer.start: answer.ids for answer in answers}
         bounds = _without_inner(sorted({0, len(text)} | starts), answers)
         pieces = [text[start:end] for start, end in pairwise(bounds)]
+        # Only what begins with a special token: tokenizers may treat the beginning of a text in their own way.
         keys = [
-            _key(piece, salt) if start in starts and len(piece) >= SHORTEST_KEPT else None
+            text_digest(salt, piece).digest()
+            if start in starts and start not in kept and len(piece) >= SHORTEST_KEPT
+            else None
             for start, piece in zip(bounds, pieces, strict=False)
-        ]  # tokenizers may treat the beginning of a text in their own way
+        ]
         known = [
-            kept[start] if start in kept else None if key is None else self._memory.find(key)
+            kept.get(start) if key is None else self._memory.find(key)
             for start, key in zip(bounds, keys, strict=False)
         ]
         unknown = [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
@@ -94,12 +97,6 @@ class SegmentEncoder:
 def joined(segments: Sequence[Segment]) -> list[int]:
     """The token ids of a whole text."""
     return list(chain.from_iterable(segment.ids.tolist() for segment in segments))
-
-
-def _key(piece: str, salt: str) -> bytes:
-    digest = text_digest(salt)
-    digest.update(piece.encode("utf-8", "surrogatepass"))
-    return digest.digest()
 
 
 def _without_inner(bounds: list[int], answers: Sequence[KeptAnswer]) -> list[int]:

@@ -100,13 +100,8 @@ struct Attention {
     pack_queries(layer, tensors, task, units, queries);
     begin(s, heads * rows, wide);
 
-    BlockRows<T> blocks[2];
-    int which = 0;
-    blocks[0].find(tensors, task, task.first_key);
-    for (int64_t first_key = task.first_key; first_key < task.end_key; first_key += kBlockKeys, which ^= 1) {
-      const auto& block = blocks[which];
-      blocks[which ^ 1].find(tensors, task, first_key + kBlockKeys);
-      FarPrefetcher next(blocks[which ^ 1].prefetcher((heads - 1) * tensors.key_head_stride + layer.head_dim),
+    for_each_block<T>(tensors, task, [&](int64_t first_key, const BlockRows<T>& block, const BlockRows<T>& next_block) {
+      FarPrefetcher next(next_block.prefetcher((heads - 1) * tensors.key_head_stride + layer.head_dim),
                          heads * Few::steps(rows, kBlockKeys, layer.head_dim));
       const int columns = rounded_up(block.count, kWidth);
       for (int head = 0; head < heads; ++head) {
@@ -121,7 +116,7 @@ struct Attention {
         Few::add_values(weights, rows, block.values(), head * tensors.value_head_stride, block.count, layer.head_dim, s.factors,
                         s.output + first_row * wide, next);
       }
-    }
+    });
     for (int row = 0; row < heads * rows; ++row) Few::put_in_order(s.output + row * wide, wide);
     leave(layer, tensors, task, s, wide, partials);
   }
@@ -139,14 +134,8 @@ struct Attention {
     pack_queries(layer, tensors, task, wide, queries);
     begin(s, rows, wide);
 
-    BlockRows<T> blocks[2];
-    int which = 0;
-    blocks[0].find(tensors, task, task.first_key);
-    for (int64_t first_key = task.first_key; first_key < task.end_key; first_key += kBlockKeys, which ^= 1) {
-      const auto& block = blocks[which];
-      blocks[which ^ 1].find(tensors, task, first_key + kBlockKeys);
-      Prefetcher next = blocks[which ^ 1].prefetcher(layer.head_dim);
-
+    for_each_block<T>(tensors, task, [&](int64_t first_key, const BlockRows<T>& block, const BlockRows<T>& next_block) {
+      Prefetcher next = next_block.prefetcher(layer.head_dim);
       const int columns = rounded_up(block.count, kWidth);
       pack_keys<Units>(block.keys(), block.count, layer.head_dim, keys, next);
       multiply<Units>(queries, wide, rows, keys, kBlockKeys, columns, depth, nullptr, s.scores, kBlockKeys, next);
@@ -161,7 +150,7 @@ struct Attention {
       Units::pack_values(block.values(), block.count, layer.head_dim, wide, values, next);
       multiply<Units>(weights, kBlockKeys, rows, values, wide, wide, (block.count + Units::kElements - 1) / Units::kElements,
                       s.factors, s.output, wide, next);
-    }
+    });
     leave(layer, tensors, task, s, wide, partials);
   }
 

@@ -44,6 +44,18 @@ struct BlockRows {
   }
 };
 
+// Calls `body(first_key, block, next_block)` for each block of a task's keys; the next one is there to be fetched meanwhile.
+template <class T, class Body>
+RADIXRT_INLINE void for_each_block(const AttentionTensors& tensors, const AttentionTask& task, Body&& body) {
+  BlockRows<T> blocks[2];
+  int which = 0;
+  blocks[0].find(tensors, task, task.first_key);
+  for (int64_t first_key = task.first_key; first_key < task.end_key; first_key += kBlockKeys, which ^= 1) {
+    blocks[which ^ 1].find(tensors, task, first_key + kBlockKeys);
+    body(first_key, blocks[which], blocks[which ^ 1]);
+  }
+}
+
 // Which keys of a block a query sees: begin..end-1 of 0..kBlockKeys-1.
 struct Visible {
   int begin, end;

@@ -14,26 +14,14 @@ inline constexpr int kFewRows = kWidth == 16 ? 4 : kWidth == 8 ? 1 : 0;
 
 // Brings a block of many heads into the second-level cache, evenly spread over the work on the block before it.
 struct FarPrefetcher {
-  const char* const* row;
-  const char* const* end;
-  int row_bytes, lines_a_step;
-  int byte = 0;
+  Prefetcher block;
+  int lines_a_step;
 
   FarPrefetcher(const Prefetcher& block, int steps)
-      : row(block.row),
-        end(block.end),
-        row_bytes(block.row_bytes),
-        lines_a_step(int((block.end - block.row) * ((block.row_bytes + 63) / 64) / steps) + 1) {}
+      : block(block), lines_a_step(int((block.end - block.row) * ((block.row_bytes + 63) / 64) / steps) + 1) {}
 
   RADIXRT_INLINE void step() {
-    for (int i = 0; i < lines_a_step && row != end; ++i) {
-      __builtin_prefetch(*row + byte, 0, 2);
-      byte += 64;
-      if (byte >= row_bytes) {
-        byte = 0;
-        ++row;
-      }
-    }
+    for (int i = 0; i < lines_a_step; ++i) block.step<2>();
   }
 };
 

@@ -20,9 +20,10 @@ struct Prefetcher {
   int row_bytes;
   int byte = 0;
 
+  template <int locality = 3>  // 2: into the second-level cache, not the first
   RADIXRT_INLINE void step() {
     if (row == end) return;
-    __builtin_prefetch(*row + byte);
+    __builtin_prefetch(*row + byte, 0, locality);
     byte += 64;
     if (byte >= row_bytes) {
       byte = 0;
