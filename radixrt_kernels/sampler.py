@@ -1,6 +1,6 @@
 """The next token of each row of logits: mask, temperature, top-k, top-p, min-p and the draw, without a sort.
 
-The same choice as ``radixrt.worker.sampler`` makes in torch, which says what the settings mean.
+The same choice as ``radixrt.worker.sampling.sampler`` makes in torch, which says what the settings mean.
 """
 
 import torch
@@ -23,7 +23,7 @@ def draw_tokens(
         logits: float32 [rows, vocab], not changed.
         settings: int32 [rows, 6]: the bits of temperature (float32; 0: take the largest logit), top_k (the vocabulary's
             size: no limit), top_p (float32; above 1: no limit), the logarithm of min_p (float32; minus infinity: no limit), and
-            the seed's key of ``radixrt.worker.noise``, low half first.
+            the seed's key of ``radixrt.worker.sampling.noise``, low half first.
         positions: int64 [rows], the position in its sequence that each token will have.
         mask: int64 [n], the rows that are masked, and int32 [n, ceil(vocab / 32)], a bit for each token they may take.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from radixrt.attention.backend import AttentionSpec
-from radixrt.device import CPU, Device
+from radixrt.device.device import CPU, Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ import random
 
 import msgspec
 
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
+from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.constrained.grammar import Compiled
-from radixrt.errors import RequestError
-from radixrt.ipc import AsyncInbox, Channels, Outbox
 from radixrt.messages.answers import EngineInfo, PromptInfo
 from radixrt.messages.calls import (
     StatsCall,
@@ -30,13 +31,12 @@ from radixrt.messages.requests import (
     TokenPrompt,
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
-from radixrt.sampling_params import PREFILL_ONLY
+from radixrt.tokenizer.answer.answers import Answer
 from radixrt.tokenizer.answer_sampling import per_answer_params
-from radixrt.tokenizer.answers import Answer
 from radixrt.tokenizer.calls import Calls
+from radixrt.tokenizer.constraints.structured import StructuredOutput
 from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
-from radixrt.tokenizer.structured import StructuredOutput
+from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.turns import Turns
 from radixrt.tokenizer.under_way import AnswersUnderWay
 from radixrt.tokenizer.vocabulary import Vocabulary

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from radixrt.attention.flashinfer import lacks_kernels
-from radixrt.config import ServerConfig
-from radixrt.errors import ConfigError
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import Admit, Prefill, StepPlan
-from radixrt.sampling_params import SamplingParams
-from radixrt.worker.kv_pool import KVPool
+from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.runner_parts import RunnerParts
 
 DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)

@@ -1,4 +1,4 @@
-"""The Gumbel noise of :mod:`radixrt.worker.noise` inside a kernel: the same bits for the same three numbers."""
+"""The Gumbel noise of :mod:`radixrt.worker.sampling.noise` inside a kernel: the same bits for the same three numbers."""
 
 import triton
 import triton.language as tl
@@ -17,7 +17,7 @@ def gumbel_noise(seed_key, position, token_ids):
     """Standard Gumbel noise that is a pure function of (seed, position, token id).
 
     Args:
-        seed_key: int64, a seed's ``radixrt.worker.noise.seed_keys``.
+        seed_key: int64, a seed's ``radixrt.worker.sampling.noise.seed_keys``.
         position: int64, of the token being sampled in its sequence.
         token_ids: int32 [n]
 

@@ -7,7 +7,7 @@ place of a vocabulary: the k-th largest of the maxima of any partition of a row 
 k-th largest, and what has less than (1 - top_p) / vocab of the probability is outside every nucleus.
 
 A row is one program that walks its row in one order, whatever the batch: the same logits give the same
-token in any slot. Which token says ``radixrt.worker.sampler``, the reference.
+token in any slot. Which token says ``radixrt.worker.sampling.sampler``, the reference.
 """
 
 import torch

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixrt.config import ServerConfig
-from radixrt.device import CPU
-from radixrt.errors import ConfigError
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.device.device import CPU
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import num_ids
 from radixrt.worker import build

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.layers.matrix import DecodableMatrix, EmbeddingMatrix, Placement
 from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
