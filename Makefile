@@ -69,7 +69,7 @@ gpu-bench: ## On a machine with a GPU: the measurements alone; ARGS="--only 1 3"
 	$(PYTHON) -m bench.gpu $(ARGS)
 
 docs: install ## Write the generated pages of docs/
-	$(BIN)/python -m radixrt.config_flags > docs/server.md
+	$(BIN)/python -m radixrt.cli.config_flags > docs/server.md
 
 clean: ## Remove the environment and all caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,8 +14,8 @@ import torch
 
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
-from radixrt.config import DEMO_MODEL
-from radixrt.layers.fastest_kernels import layer_kernels
+from radixrt.base.config import DEMO_MODEL
+from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.layers.weights import weight_bytes
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.models.decoder import CausalLM

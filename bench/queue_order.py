@@ -18,7 +18,7 @@ import numpy as np
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import Trace, read_trace
-from radixrt.scheduler.queue_order import ORDERS, QueueOrder
+from radixrt.scheduler.queue.queue_order import ORDERS, QueueOrder
 
 BASELINE = "fcfs"
 OVERLOAD = 1.1

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from bench.markdown import markdown
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepPlan
-from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import planner as planner_module
-from radixrt.scheduler.admission import FORECASTS
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.queue_order import QueueOrder
+from radixrt.scheduler.queue.admission import FORECASTS
+from radixrt.scheduler.queue.queue_order import QueueOrder
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
 

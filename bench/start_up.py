@@ -1,10 +1,9 @@
 """How long does radixrt take to start? ``python -m bench.start_up [--rounds 5]``. Medians and ranges, in seconds.
 
-The server's time is from the command to the first answer of the built-in model, as ``curl`` in a loop would see it.
+The server's time is from the command to the first answer of the built-in model.
 """
 
 import argparse
-import contextlib
 import subprocess
 import sys
 import time
@@ -13,9 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.markdown import markdown, median_and_range
-from radixrt.bench.local_server import free_port
-
-TIMEOUT_S = 120
+from radixrt.bench.local_server import local_server
 
 
 def main() -> None:
@@ -45,36 +42,16 @@ def _run(*arguments: str) -> float:
 
 def _serve() -> float:
     """Seconds from the command to an answer."""
-    port = free_port()
     begin = time.perf_counter()
-    server = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "radixrt.cli",
-            "serve",
-            "--port",
-            str(port),
-            "--log-level",
-            "warning",
-        ],
-        stdout=subprocess.DEVNULL,
-    )
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        data=b'{"model": "demo", "prompt": "Hello", "max_tokens": 1}',
-        headers={"Content-Type": "application/json"},
-    )
-    try:
-        while server.poll() is None and time.perf_counter() - begin < TIMEOUT_S:
-            with contextlib.suppress(OSError), urllib.request.urlopen(request) as answer:
-                answer.read()
-                return time.perf_counter() - begin
-            time.sleep(0.02)
-    finally:
-        server.terminate()
-        server.wait()
-    raise SystemExit("The server did not answer.")
+    with local_server("demo", "--log-level", "warning") as url:
+        request = urllib.request.Request(
+            f"{url}/v1/completions",
+            data=b'{"model": "demo", "prompt": "Hello", "max_tokens": 1}',
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            answer.read()
+        return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """``GOMP_SPINCOUNT=2000 python -m bench.worker_steps --model-path FOLDER``: steps of the worker alone, and where their time goes.
 
 No server runs: the difference between these times and a server's is what the other processes cost. (A server sets the
-variable itself, see ``radixrt.launch``.) The second table is of a decode step's tape, every call of it timed.
+variable itself, see ``radixrt.supervisor.launch``.) The second table is of a decode step's tape, every call of it timed.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from radixrt.config import ServerConfig
-from radixrt.device import CPU
+from radixrt.base.config import ServerConfig
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.device.device import CPU
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.models.checkpoint import resolve_model_path
-from radixrt.sampling_params import SamplingParams
 from radixrt.worker.build import build_runner
 from radixrt_kernels.tape import Tape
 

@@ -4,18 +4,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from radixrt.cache_hint import CacheHint
-    from radixrt.engine import LLM, Answer, Output
-    from radixrt.sampling_params import SamplingParams
+    from radixrt.base.sampling_params import SamplingParams
+    from radixrt.kv.cache_hint import CacheHint
+    from radixrt.offline.llm import LLM, Answer, Output
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Answer", "CacheHint", "Output", "SamplingParams"]
 
 
 _MODULES = {
-    "CacheHint": "radixrt.cache_hint",
-    "SamplingParams": "radixrt.sampling_params",
-    **dict.fromkeys(("LLM", "Answer", "Output"), "radixrt.engine"),
+    "CacheHint": "radixrt.kv.cache_hint",
+    "SamplingParams": "radixrt.base.sampling_params",
+    **dict.fromkeys(("LLM", "Answer", "Output"), "radixrt.offline.llm"),
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from radixrt.cli import main
+from radixrt.cli.main import main
 
 if __name__ == "__main__":
     main(["serve", *sys.argv[1:]])

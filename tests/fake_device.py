@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from numpy.typing import NDArray
 
-from radixrt.device import Mark, pack, unpack
+from radixrt.device.device import Mark, pack, unpack
 
 Made = TypeVar("Made")
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from radixrt.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import (

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt.worker.noise import gumbel_noise, seed_keys
+from radixrt.worker.sampling.noise import gumbel_noise, seed_keys
 
 
 @dataclass(frozen=True)

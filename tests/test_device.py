@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from radixrt.device import ALIGNMENT, CpuDevice, make_device, pack, unpack
+from radixrt.device.device import ALIGNMENT, CpuDevice, make_device, pack, unpack
 from tests.fake_device import FakeDevice
 
 any_array = st.sampled_from([np.int32, np.int64, np.float32, np.bool_, np.uint8]).flatmap(

@@ -1,4 +1,4 @@
-"""The house keeps its walls: what each process may import."""
+"""Folders import only what the table of docs/architecture.md allows."""
 
 import ast
 import graphlib
@@ -12,12 +12,14 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "radixrt"
+ENTRY_POINTS = {"radixrt", "radixrt.launch_server"}
+MAX_FILES = 16
 PROCESSES = {"api", "tokenizer", "scheduler", "worker"}
 NO_TORCH = [
     "radixrt",
-    "radixrt.cli",
-    "radixrt.launch",
-    "radixrt.engine_client",
+    "radixrt.cli.main",
+    "radixrt.supervisor.launch",
+    "radixrt.client.engine_client",
     "radixrt.scheduler.process",
     "radixrt.api.server",
     "radixrt.constrained.compiler.pool",
@@ -32,13 +34,33 @@ def test_only_the_worker_needs_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_each_room_imports_what_the_architecture_lets_it() -> None:
-    rooms = rooms_of_the_docs()
+def test_each_folder_of_the_package_is_a_row_of_the_table() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert {path.partition("/")[0] for path in folders_of_the_docs().allowed} == folders
+
+
+def test_only_entry_points_lie_at_the_top() -> None:
+    assert {
+        name for name in MODULES if name.count(".") < 2 and MODULES[name].name != "__init__.py"
+    } <= ENTRY_POINTS
+
+
+def test_no_folder_holds_more_files_than_a_reader_can_scan() -> None:
+    crowded = {
+        str(folder.relative_to(PACKAGE)): count
+        for folder in {file.parent for file in MODULES.values()}
+        if (count := sum(file.stem[:2] != "__" for file in folder.glob("*.py"))) > MAX_FILES
+    }
+    assert not crowded
+
+
+def test_each_folder_imports_only_what_the_architecture_allows() -> None:
+    folders = folders_of_the_docs()
     trespasses = [
         f"{name} imports {module}"
         for name, file in MODULES.items()
         for module in imported_modules(file)
-        if module in MODULES and not rooms.lets(name, module)
+        if module in MODULES and not folders.lets(name, module)
     ]
     assert not trespasses
 
@@ -46,7 +68,7 @@ def test_each_room_imports_what_the_architecture_lets_it() -> None:
 @pytest.mark.parametrize("process", sorted(PROCESSES))
 def test_no_process_imports_another(process: str) -> None:
     """Whatever the table says."""
-    assert not PROCESSES & rooms_of_the_docs().allowed[process]
+    assert not PROCESSES & folders_of_the_docs().allowed[process]
 
 
 @pytest.mark.parametrize("package", ["torch", "numpy"])
@@ -60,10 +82,10 @@ def test_kernels_import_nothing_of_the_engine() -> None:
         assert "radixrt" not in {module.split(".")[0] for module in imported_modules(file)}, file
 
 
-def test_only_rooms_that_compute_call_kernels() -> None:
+def test_only_folders_that_compute_call_kernels() -> None:
     for name, file in MODULES.items():
         if any(module.startswith("radixrt_kernels") for module in imported_modules(file)):
-            assert rooms_of_the_docs().room_of(name) in ("attention", "layers", "worker"), name
+            assert folders_of_the_docs().folder_of(name) in ("attention", "layers", "worker"), name
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -86,42 +108,38 @@ def test_nothing_is_unpickled_and_no_shell_is_started() -> None:
         )
 
 
-class Rooms(NamedTuple):
-    """The table of docs/architecture.md."""
+class Folders(NamedTuple):
+    """The table of docs/architecture.md. A folder is named by its path below ``radixrt/``."""
 
-    paths: dict[str, str]
-    """Room of each module or package."""
     allowed: dict[str, set[str]]
-    """What each room may import."""
+    """Folders that each folder may import."""
 
-    def room_of(self, module: str) -> str:
-        """That of the longest path that leads to it."""
-        path = module
-        while path not in self.paths:
-            path = path.rpartition(".")[0]
-            assert path, f"{module} is in no room of docs/architecture.md"
-        return self.paths[path]
+    def folder_of(self, module: str) -> str:
+        """The longest path of the table that leads to the module; "" for entry points at the top."""
+        path = module.removeprefix("radixrt").strip(".").replace(".", "/")
+        while path and path not in self.allowed:
+            path = path.rpartition("/")[0]
+        assert path or module in ENTRY_POINTS, f"{module} is in no folder of docs/architecture.md"
+        return path
 
     def lets(self, module: str, imported: str) -> bool:
-        if imported == "radixrt" or imported.startswith(module + "."):
-            return True  # the version; and a package's face hands on what is in it
-        own = self.room_of(module)
-        return self.room_of(imported) in {own, *self.allowed[own]}
+        if imported == "radixrt" or imported.startswith(module + ".") or module in ENTRY_POINTS:
+            return True  # the version; a package that hands on its modules' names; entry points
+        own = self.folder_of(module)
+        return self.folder_of(imported) in {own, *self.allowed[own]}
 
 
 @cache
-def rooms_of_the_docs() -> Rooms:
+def folders_of_the_docs() -> Folders:
     text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
-    rooms = Rooms({}, {})
-    for room, files, allowed in re.findall(r"^\| ([a-z ]+) \| (`[^|]*) \| ([^|]*)\|$", text, re.M):
-        if room == "room" or "never does" in allowed:
-            continue
-        paths = re.findall(r"`([^`]+)`", files)
-        rooms.paths.update({"radixrt." + path.strip("/").replace("/", "."): room for path in paths})
-        rooms.allowed[room] = {name for name in allowed.strip().split(", ") if name}
-    assert len(rooms.allowed) > 15
-    assert set().union(*rooms.allowed.values()) <= rooms.allowed.keys()
-    return rooms
+    rows = re.findall(r"^\| `([a-z/]+)` \| [^|]* \| ([^|]*)\|$", text, re.M)
+    allowed = {
+        folder.strip("/"): {name for name in names.strip().split(", ") if name}
+        for folder, names in rows
+    }
+    assert len(allowed) > 15
+    assert set().union(*allowed.values()) <= allowed.keys()
+    return Folders(allowed)
 
 
 def module_name(file: Path) -> str:

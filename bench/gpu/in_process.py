@@ -9,13 +9,13 @@ import torch
 
 from bench.gpu.shapes import ModelShape
 from bench.gpu.workloads import token_ids
-from radixrt.config import ServerConfig
-from radixrt.device import make_device
+from radixrt.base.config import ServerConfig
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepPlan
-from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.process import scheduler_limits
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.worker.build import build_runner

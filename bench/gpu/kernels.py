@@ -8,8 +8,8 @@ import torch
 from bench.gpu.attention_kernels import measure_attention
 from bench.gpu.ceilings import Ceilings, median_seconds
 from bench.gpu.results import Result, Results
-from radixrt.layers.gpu_kernels import FlashInferLayers, GpuKernels
-from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.kernels.gpu import FlashInferLayers, GpuKernels
+from radixrt.layers.kernels.interface import LayerKernels
 from radixrt_kernels.triton import groupwise
 from radixrt_kernels.triton.fp8 import quantize_rows
 from radixrt_kernels.triton.moe import experts_mlp

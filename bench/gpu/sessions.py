@@ -21,7 +21,7 @@ from bench.gpu.parts import PARTS, Bench, warm_up
 from bench.gpu.results import Result, Results
 from bench.gpu.shapes import LLAMA_31_8B, QWEN3_06B, QWEN3_14B, ModelShape
 from bench.gpu.workloads import DRY, Sizes
-from radixrt.engine import LLM
+from radixrt.offline.llm import LLM
 
 ROOT = Path(__file__).parents[2]
 

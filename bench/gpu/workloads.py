@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gpu.roofline import Length
-from radixrt.sampling_params import SamplingParams
+from radixrt.base.sampling_params import SamplingParams
 
 SEED = 0
 SPREAD = 0.9

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from bench.kernels.case import Case
-from radixrt.layers.kernels import LayerKernels
-from radixrt.layers.native_kernels import NativeKernels
+from radixrt.layers.kernels.interface import LayerKernels
+from radixrt.layers.kernels.native import NativeKernels
 
 HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM = 896, 4864, 14, 2, 64
 TOKENS = (1, 16, 512)

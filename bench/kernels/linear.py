@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from bench.kernels.case import Case
-from radixrt.sampling_params import SamplingParams
-from radixrt.worker.sampler import draw_by_native_kernel, draw_by_torch, sample
-from radixrt.worker.sampling_state import SamplingState
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.worker.sampling.sampler import draw_by_native_kernel, draw_by_torch, sample
+from radixrt.worker.sampling.state import SamplingState
 from radixrt_kernels import groupwise, linear
 
 SHAPES = ((9728, 896), (896, 4864))

@@ -14,8 +14,8 @@ import numpy as np
 
 from bench.radix_tree.shapes import prompts
 from bench.radix_tree.subjects import Radixrt, Subject, make
-from radixrt.scheduler.eviction.policy import EvictionPolicy
-from radixrt.scheduler.node import Node
+from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
+from radixrt.scheduler.radix.node import Node
 
 
 @dataclass(frozen=True)

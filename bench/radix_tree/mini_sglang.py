@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from radixrt.messages.ids import TokenIds
-from radixrt.scheduler.page_allocator import Pages
+from radixrt.scheduler.radix.page_allocator import Pages
 
 
 class _Node:

@@ -13,7 +13,7 @@ from collections import defaultdict
 import numpy as np
 
 from radixrt.messages.ids import TokenIds
-from radixrt.scheduler.page_allocator import Pages
+from radixrt.scheduler.radix.page_allocator import Pages
 
 Key = list[int]
 

@@ -7,10 +7,10 @@ import numpy as np
 from bench.radix_tree.mini_sglang import NativeCompareTree
 from bench.radix_tree.sglang import TokenListTree
 from radixrt.messages.ids import TokenIds
-from radixrt.scheduler.eviction.policy import EvictionPolicy
-from radixrt.scheduler.node import Node
-from radixrt.scheduler.page_allocator import Pages
-from radixrt.scheduler.radix_tree import RadixTree
+from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.page_allocator import Pages
+from radixrt.scheduler.radix.tree import RadixTree
 
 Prompt = Any
 """Tokens in whatever form a tree takes them."""

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from radixrt import __version__
-from radixrt.api.events import json_response, while_connected
-from radixrt.api.request_ids import new_id
+from radixrt.api.http.events import json_response, while_connected
+from radixrt.api.http.request_ids import new_id
 from radixrt.api.state import ServerState
-from radixrt.errors import RequestError
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, TokenPrompt
-from radixrt.sampling_params import SamplingParams
 
 HEALTH_TIMEOUT_S = 30
 

@@ -4,18 +4,18 @@ from fastapi import FastAPI
 
 from radixrt import __version__
 from radixrt.api.about import about_routes
-from radixrt.api.cache import cache_routes
-from radixrt.api.chat import chat_routes
-from radixrt.api.completions import completion_routes
-from radixrt.api.endpoints import include
-from radixrt.api.errors import install_error_handlers
-from radixrt.api.grammar import grammar_routes
-from radixrt.api.keeping import keeping_routes
-from radixrt.api.middleware import LimitBody, NameAnswers, RequireApiKey
-from radixrt.api.native import native_routes
-from radixrt.api.scoring import scoring_routes
+from radixrt.api.cache.routes import cache_routes
+from radixrt.api.conversations.routes import keeping_routes
+from radixrt.api.http.endpoints import include
+from radixrt.api.http.errors import install_error_handlers
+from radixrt.api.http.middleware import LimitBody, NameAnswers, RequireApiKey
+from radixrt.api.native.generate import native_routes
+from radixrt.api.native.grammar import grammar_routes
+from radixrt.api.native.scoring import scoring_routes
+from radixrt.api.native.text import text_routes
+from radixrt.api.openai.chat import chat_routes
+from radixrt.api.openai.completions import completion_routes
 from radixrt.api.state import ServerState
-from radixrt.api.text import text_routes
 
 _ROUTES = (
     chat_routes, completion_routes, keeping_routes, native_routes, scoring_routes, grammar_routes, cache_routes,

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from radixrt import __version__
-from radixrt.config import DEMO_MODEL, ServerConfig
+from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.messages.answers import EngineInfo
 
 _DEMO_QUESTION = (

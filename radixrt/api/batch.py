@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from radixrt.engine_client import EngineClient
-from radixrt.errors import RequestError
+from radixrt.base.errors import RequestError
+from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.requests import GenerateRequest
 

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from radixrt.engine_client import EngineClient
+from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import num_ids
 from radixrt.messages.stats import SchedulerStats, StructuredStats, TimeHistogram

@@ -10,9 +10,9 @@ import uvloop
 from radixrt.api.app import build_app
 from radixrt.api.banner import banner
 from radixrt.api.state import ServerState
-from radixrt.config import ServerConfig
-from radixrt.engine_client import EngineClient
-from radixrt.ipc import Channels
+from radixrt.base.config import ServerConfig
+from radixrt.base.ipc import Channels
+from radixrt.client.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from radixrt.api.batch import Batch
-from radixrt.api.conversations import Conversations
+from radixrt.api.conversations.store import Conversations
 from radixrt.api.metrics import AnswerTimer, Metrics
-from radixrt.config import ServerConfig
-from radixrt.engine_client import EngineClient, id_in_use
-from radixrt.errors import EngineDiedError, RequestError
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.client.engine_client import EngineClient, id_in_use
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.requests import GenerateRequest
 

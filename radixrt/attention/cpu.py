@@ -6,7 +6,7 @@ from torch import Tensor
 from radixrt.attention.backend import AttentionSpec, KVCache
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt_kernels import available, missing_because, tape
 from radixrt_kernels.attention import AttentionPlan
 

@@ -28,8 +28,8 @@ from radixrt.attention.flashinfer_wrappers import Cascade, Decode, Prefill, Shar
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
 from radixrt.attention.setup import AttentionSetup
-from radixrt.errors import ConfigError
-from radixrt.flashinfer_library import load_flashinfer
+from radixrt.base.errors import ConfigError
+from radixrt.device.flashinfer_library import load_flashinfer
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from radixrt.attention.backend import KVCache
 from radixrt.attention.flashinfer_wrappers import SharedBuffers
 from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.flashinfer_library import UntracedFunctions
+from radixrt.device.flashinfer_library import UntracedFunctions
 
 
 class Append:

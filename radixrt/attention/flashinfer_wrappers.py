@@ -18,7 +18,7 @@ from radixrt.attention.flashinfer_rules import (
 )
 from radixrt.attention.page_tables import CascadeTables, PageTable
 from radixrt.attention.setup import AttentionSetup
-from radixrt.device import Device, Mark
+from radixrt.device.device import Device, Mark
 
 WORKSPACE_BYTES = 128 << 20
 """For the partial results of rows whose keys are split; what FlashInfer advises."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
-from radixrt.device import Device
+from radixrt.device.device import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from radixrt.attention.cpu import CPU_CACHE_DTYPES, CpuBackend
 from radixrt.attention.flashinfer import make_flashinfer, why_not
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt_kernels import available
 
 log = logging.getLogger(__name__)

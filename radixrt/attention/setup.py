@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from radixrt.attention.backend import AttentionSpec
-from radixrt.device import CPU, Device
+from radixrt.device.device import CPU, Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any, Literal, get_args
 
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
 
 EndpointName = Literal["completions", "chat"]
 WorkloadName = Literal["shared-prefix", "random", "multi-turn"]

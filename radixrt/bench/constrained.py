@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from radixrt.background_engine import BackgroundEngine
+from radixrt.base.config import ServerConfig
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
 from radixrt.bench.output import console_beside, print_rows, write_json
 from radixrt.bench.tokenizer import train_tokenizer
-from radixrt.config import ServerConfig
 from radixrt.constrained.spec import JsonSchema, Spec
-from radixrt.launch import prepare
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, TokenPrompt
-from radixrt.sampling_params import SamplingParams
+from radixrt.offline.background_engine import BackgroundEngine
+from radixrt.supervisor.launch import prepare
 
 PROMPT_TOKENS = 64
 

@@ -8,7 +8,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 
 START_TIMEOUT_S = 120
 

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 from rich.progress import track
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
 from radixrt.bench.output import console_beside, print_rows, write_json
 from radixrt.bench.queueing import WAITING, measure_queueing, microseconds
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepResult
-from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.queue_order import ORDERS
+from radixrt.scheduler.queue.queue_order import ORDERS
 from radixrt.scheduler.scheduler import Scheduler
 
 BATCH_SIZES = (1, 16, 64, 256)
@@ -112,7 +112,7 @@ def measure_engine(
     model_dir: Path, batch_sizes: list[int], output_tokens: int
 ) -> list[StepAnatomy]:
     """Decode with all processes running; prompts are cached before, so that almost all steps are decode steps."""
-    from radixrt.engine import LLM
+    from radixrt.offline.llm import LLM
 
     rows = []
     sampling = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.service import SimulatedWorker
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.queue_order import SchedulePolicy
+from radixrt.scheduler.queue.queue_order import SchedulePolicy
 from radixrt.scheduler.scheduler import Scheduler
 
 DOCUMENTS = 500

@@ -12,11 +12,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from radixrt.base.errors import ConfigError
 from radixrt.bench.client import RequestRecord, Target, converse
 from radixrt.bench.output import console_beside, write_json
 from radixrt.bench.report import print_summary, request_rows, summarize
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
-from radixrt.errors import ConfigError
 
 
 def run(arguments: argparse.Namespace) -> int:

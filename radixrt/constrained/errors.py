@@ -1,6 +1,6 @@
 """What can go wrong between a constraint and its masks?"""
 
-from radixrt.errors import RadixrtError
+from radixrt.base.errors import RadixrtError
 
 
 class CannotCompile(RadixrtError):

@@ -9,10 +9,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, get_args
 
+from radixrt.base.errors import RequestError
+from radixrt.base.nesting import check_depth
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Lark, Regex, Spec
-from radixrt.errors import RequestError
-from radixrt.nesting import check_depth
-from radixrt.sampling_params import SamplingParams
 
 MAX_SCHEMA_DEPTH = 256
 """Lists and objects within one another; the deepest of 5,747 schemas of real software has 63."""

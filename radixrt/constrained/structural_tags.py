@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.spec import AnyText, Choice, Content, Spec, StructuralTag, Tag
-from radixrt.errors import RequestError
 
 _Object = dict[str, Any]
 

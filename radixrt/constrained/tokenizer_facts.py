@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from radixrt.base.errors import ConfigError
+from radixrt.base.token_bytes import TokenBytes
 from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
-from radixrt.errors import ConfigError
-from radixrt.token_bytes import TokenBytes
 
 _MARKER = "\x02"
 """A character that no tokenizer merges with another; text after it is tokenized as in the middle of an answer."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.spec import AnyJson, JsonSchema, StructuralTag, Tag
-from radixrt.errors import RequestError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ the two prompts that share the longest prefix, and goes on with whichever shares
 
 import bisect
 
-from radixrt.common_prefix import common_prefix_length
+from radixrt.base.common_prefix import common_prefix_length
 
 
 class PrefixOrder:

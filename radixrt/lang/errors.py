@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from radixrt.errors import RadixrtError
+from radixrt.base.errors import RadixrtError
 from radixrt.lang.source_line import SourceLine
 
 

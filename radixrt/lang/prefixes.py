@@ -1,6 +1,6 @@
 """What do prompts begin with alike? In characters, or in whole messages."""
 
-from radixrt.common_prefix import common_prefix_length
+from radixrt.base.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Prompt
 
 

@@ -12,7 +12,7 @@ cost more than the prefix that is to be computed again.
 
 from collections.abc import Sequence
 
-from radixrt.common_prefix import common_prefix_length
+from radixrt.base.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Usage
 from radixrt.lang.run_inside import RunInside
 

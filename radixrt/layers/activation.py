@@ -1,6 +1,6 @@
 """The activations of gated MLPs, by the names that checkpoints give them."""
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 
 _NAMES = {
     "silu": "silu",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from radixrt.errors import ConfigError
-from radixrt.layers.kernels import LayerKernels
+from radixrt.base.errors import ConfigError
+from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import Matrix, MatrixFormat, MatrixLayer, MatrixStack, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from radixrt.layers.activation import gated_activation
-from radixrt.layers.kernels import KernelLayer
+from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from radixrt.layers.parallel import TensorParallel
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from radixrt.layers.activation import gated_activation
-from radixrt.layers.kernels import KernelLayer
+from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import LinearLayer
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
 from radixrt.layers.parallel import TensorParallel

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from radixrt.layers.kernels import KernelLayer
+from radixrt.layers.kernels.interface import KernelLayer
 
 
 class RMSNorm(KernelLayer):

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

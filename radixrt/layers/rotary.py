@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
-from radixrt.layers.kernels import KernelLayer
+from radixrt.layers.kernels.interface import KernelLayer
 
 
 class RotaryEmbedding(KernelLayer):

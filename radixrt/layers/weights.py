@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 
 _LISTED = 5
 """How many names an error message lists."""

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained.grammar import Unenforced
-from radixrt.errors import RequestError
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 
@@ -98,7 +98,7 @@ class AnswerBatch(Message, frozen=True):
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
-    """The request was refused, or was lost. See :class:`radixrt.errors.RequestError`."""
+    """The request was refused, or was lost. See :class:`radixrt.base.errors.RequestError`."""
 
     request_id: str = ""
     """Empty in a CallReply."""

@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.spec import Spec
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.sampling_params import SamplingParams
 
 RetentionLevel = Literal["none", "default", "high"]
 
@@ -96,7 +96,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """What the answers are held to."""
     parse_reasoning: str = ""
     """Take the thought out of the answers' text: the name of how the model marks it, a key of
-    :data:`radixrt.tokenizer.reasoning.FORMATS`. What the answers are held to begins after it. Empty: it stays."""
+    :data:`radixrt.tokenizer.answer.reasoning.FORMATS`. What the answers are held to begins after it. Empty: it stays."""
 
 
 class AbortRequest(Message, frozen=True):

@@ -2,12 +2,12 @@
 
 import msgspec
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.answers import FinishReason
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 from radixrt.messages.requests import NO_HINTS, CacheHints
-from radixrt.sampling_params import SamplingParams
 
 
 class SequenceRequest(Message, frozen=True, kw_only=True):

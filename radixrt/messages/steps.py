@@ -2,11 +2,11 @@
 
 import msgspec
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 from radixrt.messages.sequences import LogprobRow
-from radixrt.sampling_params import SamplingParams
 
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from radixrt.config import DEMO_MODEL
-from radixrt.errors import ConfigError, RequestError
+from radixrt.base.config import DEMO_MODEL
+from radixrt.base.errors import ConfigError, RequestError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.registry import check_architecture
-from radixrt.sampling_params import SamplingParams
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

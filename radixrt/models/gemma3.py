@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.gemma import GemmaForCausalLM

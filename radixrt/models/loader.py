@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.errors import ConfigError
-from radixrt.layers.kernels import LayerKernels, use_kernels
+from radixrt.base.errors import ConfigError
+from radixrt.layers.kernels.interface import LayerKernels, use_kernels
 from radixrt.layers.linear import allocate_matrices, pack_matrices
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.formats import check_experts, matrix_formats, rounded_alike

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
 from radixrt.models.mistral import MistralForCausalLM
 

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 
 ARCHITECTURES = {
     "Gemma2ForCausalLM": "radixrt.models.gemma2:Gemma2ForCausalLM",

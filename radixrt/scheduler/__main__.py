@@ -1,4 +1,4 @@
-from radixrt.child import run_child
+from radixrt.base.child import run_child
 from radixrt.scheduler.process import run_scheduler
 
 run_child("scheduler", run_scheduler)

@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Callable
 
-from radixrt.errors import RequestError
+from radixrt.base.errors import RequestError
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.replies import CacheReleased, CallReply, LeaseGranted
+from radixrt.scheduler.radix.view import Slices, TreeView
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.tree_view import Slices, TreeView
 
 CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall
 

@@ -7,8 +7,8 @@ from collections import Counter
 
 import numpy as np
 
-from radixrt.scheduler.node import Node
-from radixrt.scheduler.radix_tree import RadixTree
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.scheduler import Scheduler
 
 

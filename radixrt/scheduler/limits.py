@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from radixrt.scheduler.eviction.registry import EvictionPolicyName
-from radixrt.scheduler.queue_order import SchedulePolicy
+from radixrt.scheduler.queue.queue_order import SchedulePolicy
+from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
-from radixrt.scheduler.page_allocator import Pages
+from radixrt.scheduler.radix.page_allocator import Pages
 
 
 @dataclass(slots=True)

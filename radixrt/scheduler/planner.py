@@ -11,16 +11,16 @@ import numpy as np
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.stats import Counters
 from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
-from radixrt.scheduler.admission import Admission
-from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.plan_draft import PlanDraft
-from radixrt.scheduler.radix_tree import Match
-from radixrt.scheduler.retraction import choose_victim
+from radixrt.scheduler.queue.admission import Admission
+from radixrt.scheduler.queue.retraction import choose_victim
+from radixrt.scheduler.queue.waiting_queue import WaitingQueue
+from radixrt.scheduler.radix.kv_cache import KVCache
+from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.steps_in_flight import StepsInFlight
-from radixrt.scheduler.waiting_queue import WaitingQueue
 
 
 class Planner:

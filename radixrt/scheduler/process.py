@@ -5,8 +5,8 @@ import gc
 import time
 from pathlib import Path
 
-from radixrt.config import ServerConfig
-from radixrt.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.config import ServerConfig
+from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
@@ -27,8 +27,8 @@ from radixrt.messages.sequences import (
 from radixrt.messages.steps import GrammarLoaded, StepResult
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
-from radixrt.scheduler.kv_events.publisher import start_publisher
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.radix.kv_events.publisher import start_publisher
 from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
 

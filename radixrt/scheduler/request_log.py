@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
-from radixrt.scheduler.eviction.page_sample import PageSample
+from radixrt.scheduler.radix.eviction.page_sample import PageSample
 
 BLOCK_TOKENS = 512
 

@@ -29,16 +29,16 @@ from radixrt.messages.steps import (
 )
 from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.grammar_shelf import GrammarShelf
-from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.page_allocator import Pages
 from radixrt.scheduler.planner import Planner
-from radixrt.scheduler.queue_order import ORDERS
+from radixrt.scheduler.queue.queue_order import ORDERS
+from radixrt.scheduler.queue.waiting_queue import WaitingQueue
+from radixrt.scheduler.radix.kv_cache import KVCache
+from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.stats import count_step, new_counters, stats_of
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
-from radixrt.scheduler.waiting_queue import WaitingQueue
 
 _FAILURES = {
     NO_TOKEN: (

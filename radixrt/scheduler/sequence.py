@@ -6,8 +6,8 @@ from radixrt.messages.answers import FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceFinished, SequenceRequest, SequenceStarted
 from radixrt.messages.steps import GrammarUse
-from radixrt.scheduler.eviction.policy import Use
-from radixrt.scheduler.node import Node
+from radixrt.scheduler.radix.eviction.policy import Use
+from radixrt.scheduler.radix.node import Node
 
 NO_SLOT = -1
 

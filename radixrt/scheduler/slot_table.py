@@ -8,7 +8,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.scheduler.page_allocator import Pages
+from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 
 HEADROOM = 16

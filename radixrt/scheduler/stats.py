@@ -4,7 +4,7 @@ import msgspec
 
 from radixrt.messages.stats import Counters, SchedulerStats, TimeHistogram
 from radixrt.messages.steps import StepResult
-from radixrt.scheduler.kv_cache import KVCache
+from radixrt.scheduler.radix.kv_cache import KVCache
 
 STEP_BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
 PLAN_BOUNDS = [1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25]

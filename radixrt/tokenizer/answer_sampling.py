@@ -5,7 +5,7 @@ import random
 
 import msgspec
 
-from radixrt.sampling_params import SamplingParams
+from radixrt.base.sampling_params import SamplingParams
 
 
 def per_answer_params(

@@ -30,9 +30,9 @@ from radixrt.messages.replies import (
 )
 from radixrt.messages.requests import Prompt
 from radixrt.tokenizer.cache_tree import described, num_shown_tokens
+from radixrt.tokenizer.constraints.structured import StructuredOutput
 from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
-from radixrt.tokenizer.structured import StructuredOutput
+from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.turns import Turns
 from radixrt.tokenizer.under_way import Send, failure
 from radixrt.tokenizer.vocabulary import Vocabulary

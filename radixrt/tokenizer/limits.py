@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.errors import RequestError
+from radixrt.base.errors import RequestError
 from radixrt.messages.answers import EngineInfo
 
 _TOO_LONG = "context_length_exceeded"

@@ -11,10 +11,11 @@ import random
 
 import msgspec
 
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
+from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.constrained.grammar import Compiled
-from radixrt.errors import RequestError
-from radixrt.ipc import AsyncInbox, Channels, Outbox
 from radixrt.messages.answers import EngineInfo, PromptInfo
 from radixrt.messages.calls import (
     StatsCall,
@@ -30,13 +31,12 @@ from radixrt.messages.requests import (
     TokenPrompt,
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
-from radixrt.sampling_params import PREFILL_ONLY
+from radixrt.tokenizer.answer.answers import Answer
 from radixrt.tokenizer.answer_sampling import per_answer_params
-from radixrt.tokenizer.answers import Answer
 from radixrt.tokenizer.calls import Calls
+from radixrt.tokenizer.constraints.structured import StructuredOutput
 from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.prompts import PromptEncoder, size_in_chars
-from radixrt.tokenizer.structured import StructuredOutput
+from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.turns import Turns
 from radixrt.tokenizer.under_way import AnswersUnderWay
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -174,11 +174,9 @@ class TokenizerProcess:
         if compiled is not None:
             constraint = self._structured.constraint(compiled, encoded.request, encoded.text)
         request, token_ids = encoded.request, encoded.token_ids
-        is_chat = isinstance(request.prompt, ChatPrompt)
-        continues_prompt = (
-            not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_final_message
-        )
-        conversation = encoded.text if is_chat and not self._config.reencode_answers else None
+        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        continues_prompt = chat is None or chat.continue_final_message
+        conversation = encoded.text if chat and not self._config.reencode_answers else None
         params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
         for index, sampling in enumerate(params):
             sequence = SequenceRequest(

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from radixrt.base.errors import RequestError, unexpected_error
 from radixrt.constrained.checks.checked_answer import DueCheck
 from radixrt.constrained.checks.span_error import SpanError
-from radixrt.errors import RequestError, unexpected_error
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import (
@@ -23,9 +23,9 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.tokenizer.answers import Answer, SequenceNews, news_by_sequence
-from radixrt.tokenizer.checked_sequence import CheckedSequence
-from radixrt.tokenizer.structured import StructuredOutput
+from radixrt.tokenizer.answer.answers import Answer, SequenceNews, news_by_sequence
+from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
+from radixrt.tokenizer.constraints.structured import StructuredOutput
 
 log = logging.getLogger(__name__)
 

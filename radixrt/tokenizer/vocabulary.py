@@ -8,11 +8,11 @@ import jinja2
 import orjson
 from tokenizers import Tokenizer
 
-from radixrt.config import ServerConfig
-from radixrt.errors import ConfigError
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.base.token_bytes import TokenBytes
 from radixrt.messages.answers import TokenLogprob
-from radixrt.token_bytes import TokenBytes
-from radixrt.tokenizer.segments import SegmentEncoder
+from radixrt.tokenizer.prompt.segments import SegmentEncoder
 
 
 class Vocabulary:

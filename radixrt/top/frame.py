@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from radixrt.cache_stats import CacheStats
+from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.top.readings import Rates, Reading
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from radixrt.cache_stats import CacheStats
-from radixrt.errors import RadixrtError
+from radixrt.base.errors import RadixrtError
+from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.cache_tree import CacheTree
 from radixrt.messages.stats import SchedulerStats
 

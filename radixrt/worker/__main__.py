@@ -1,4 +1,4 @@
-from radixrt.child import run_child
+from radixrt.base.child import run_child
 from radixrt.worker.process import run_worker
 
 run_child("worker", run_worker)

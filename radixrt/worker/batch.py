@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
-from radixrt.device import Device
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
 from radixrt.messages.steps import Admit, StepPlan
-from radixrt.sampling_params import SamplingParams
-from radixrt.worker.ragged import RaggedStep
-from radixrt.worker.shared_prefixes import GroupedSlots, PrefixFinder
+from radixrt.worker.kv.ragged import RaggedStep
+from radixrt.worker.kv.shared_prefixes import GroupedSlots, PrefixFinder
 
 
 @dataclass(frozen=True, slots=True)

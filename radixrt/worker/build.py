@@ -13,11 +13,11 @@ from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_dtype import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
-from radixrt.config import ServerConfig
-from radixrt.device import Device
-from radixrt.errors import ConfigError
-from radixrt.layers.fastest_kernels import layer_kernels
-from radixrt.layers.kernels import LayerKernels
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.device.device import Device
+from radixrt.layers.kernels.choice import layer_kernels
+from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
 from radixrt.messages.answers import EngineInfo
@@ -25,10 +25,10 @@ from radixrt.messages.steps import GrammarLoaded
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
-from radixrt.worker.grammars import GrammarShop
-from radixrt.worker.kv_pool import KVPool, bytes_per_token, pool_pages
+from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
+from radixrt.worker.sampling.grammars import GrammarShop
 from radixrt.worker.threads import use_fitting_threads
 from radixrt.worker.trial_run import try_largest_step
 

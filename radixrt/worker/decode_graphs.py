@@ -13,12 +13,12 @@ import torch
 from radixrt.attention.backend import AttentionBackend, CapturableBackend, ForwardContext
 from radixrt.attention.flashinfer import lacks_kernels
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.device import Device
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
+from radixrt.device.device import Device
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import StepInputs
-from radixrt.worker.kv_pool import KVPool
-from radixrt.worker.ragged import RaggedStep
+from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.kv.ragged import RaggedStep
 
 
 def ladder(largest: int) -> list[int]:

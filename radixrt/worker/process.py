@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from radixrt.config import ServerConfig
-from radixrt.device import make_device
-from radixrt.errors import ConfigError
-from radixrt.ipc import Channels, Inbox, Outbox
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.base.ipc import Channels, Inbox, Outbox
+from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.links import ToWorker
 from radixrt.messages.steps import StepPlan, StepResult

@@ -13,17 +13,17 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.backend import AttentionBackend, ForwardContext
-from radixrt.device import Device, Mark
+from radixrt.device.device import Device, Mark
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
 from radixrt.worker.decode_graphs import DecodeGraphs
-from radixrt.worker.grammars import GrammarState
-from radixrt.worker.kv_pool import KVPool
-from radixrt.worker.logprobs import raw_logprobs
-from radixrt.worker.sampler import SampledTokens, fastest_draw, sample
-from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.sampling.grammars import GrammarState
+from radixrt.worker.sampling.logprobs import raw_logprobs
+from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
+from radixrt.worker.sampling.state import SamplingState
 from radixrt.worker.step_in_flight import SpanLogprobs, StepInFlight
 from radixrt.worker.step_tapes import StepTapes
 

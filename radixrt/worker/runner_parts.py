@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from radixrt.attention.backend import AttentionBackend, CapturableBackend
 from radixrt.attention.setup import AttentionSetup
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch
 from radixrt.worker.decode_graphs import DecodeGraphs, ladder
-from radixrt.worker.grammars import GrammarShop, GrammarState
-from radixrt.worker.kv_pool import KVPool
+from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.runner import ModelRunner
-from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.sampling.grammars import GrammarShop, GrammarState
+from radixrt.worker.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixrt.device import Download, Mark
+from radixrt.device.device import Download, Mark
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.sequences import LogprobRow
 from radixrt.worker.batch import Jumps, PromptSpan
-from radixrt.worker.logprobs import prompt_logprob_rows
-from radixrt.worker.sampler import SampledTokens
+from radixrt.worker.sampling.logprobs import prompt_logprob_rows
+from radixrt.worker.sampling.sampler import SampledTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class SpanLogprobs:
     """Log-probabilities of a stretch of a prompt, on the device."""
 
     span: PromptSpan
-    token_ids: Tensor  # [n, 1 + num_top], see radixrt.worker.logprobs.raw_logprobs
+    token_ids: Tensor  # [n, 1 + num_top], see radixrt.worker.sampling.logprobs.raw_logprobs
     logprobs: Tensor  # as token_ids
 
 

@@ -6,18 +6,18 @@ import numpy as np
 import torch
 
 from radixrt.attention.flashinfer import lacks_kernels
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.bitmask import bitmask_words
-from radixrt.device import Device
-from radixrt.errors import ConfigError
+from radixrt.device.device import Device
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import Admit, Prefill, StepPlan
-from radixrt.sampling_params import SamplingParams
-from radixrt.worker.grammars import ALL_TOKENS, TokenMask
-from radixrt.worker.kv_pool import KVPool
+from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.runner_parts import RunnerParts
-from radixrt.worker.sampler import fastest_draw, sample
-from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.sampling.grammars import ALL_TOKENS, TokenMask
+from radixrt.worker.sampling.sampler import fastest_draw, sample
+from radixrt.worker.sampling.state import SamplingState
 
 DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
 """Sorts every row."""

@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from radixrt.api.server import serve
-from radixrt.config import ServerConfig
-from radixrt.ipc import Channels
+from radixrt.base.config import ServerConfig
+from radixrt.base.ipc import Channels
 from radixrt.messages.answers import EngineInfo
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary

@@ -124,7 +124,7 @@ def test_without_the_key_only_health_and_metrics_are_open(start_server: StartSer
     assert client.completions.create(model="tiny", prompt="hi").choices[0].text == "Hello"
 
 
-@pytest.mark.parametrize("module", ["radixrt.api.server", "radixrt.engine_client"])
+@pytest.mark.parametrize("module", ["radixrt.api.server", "radixrt.client.engine_client"])
 def test_the_api_process_starts_without_the_heavy_libraries(module: str) -> None:
     code = f"import {module}, sys; print([m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,9 +6,9 @@ import httpx
 import openai
 import pytest
 
-from radixrt.api.cache_control import without_cache_control
-from radixrt.api.conversation import to_template_messages
-from radixrt.api.protocol import ChatMessage
+from radixrt.api.cache.cache_control import without_cache_control
+from radixrt.api.openai.protocol import ChatMessage
+from radixrt.api.openai.template_messages import to_template_messages
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import CacheHints, Retention

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.api.continuation import Continuation, Keeper
-from radixrt.api.conversations import OVERHEAD_BYTES, Conversations
-from radixrt.errors import RequestError
+from radixrt.api.conversations.continuation import Continuation, Keeper
+from radixrt.api.conversations.store import OVERHEAD_BYTES, Conversations
+from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.tiny_tokenizers import save_byte_level
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from radixrt.api.native_request import NativeRequest, NativeSampling
-from radixrt.api.protocol import (
+from radixrt.api.native.generate_request import NativeRequest, NativeSampling
+from radixrt.api.native.text import Detokenize, TokenizeRequest
+from radixrt.api.openai.protocol import (
     UNSUPPORTED,
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
     StreamOptions,
 )
-from radixrt.api.text import Detokenize, TokenizeRequest
 from tests.api.conftest import RunningServer
 from tests.docs.pages import PAGES, code_of, spans
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from radixrt import choice_scoring
+from radixrt.client import choice_scoring
 from radixrt.messages.ids import unpack_ids
 from tests.api.conftest import RunningServer
 

@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.api.formats import Usage
-from radixrt.api.protocol import ChatCompletionRequest, ConstraintFields
-from radixrt.api.structured import asked_constraint, constraint_field, structured_extras
-from radixrt.api.tools import tool_constraint
-from radixrt.config import ServerConfig
+from radixrt.api.openai.constraint import asked_constraint, constraint_field, structured_extras
+from radixrt.api.openai.formats import Usage
+from radixrt.api.openai.protocol import ChatCompletionRequest, ConstraintFields
+from radixrt.api.openai.tools import tool_constraint
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
 from radixrt.constrained.grammar import Unenforced
 from radixrt.constrained.spec import (
     AnyJson,
@@ -24,7 +25,6 @@ from radixrt.constrained.spec import (
     Tag,
 )
 from radixrt.constrained.tool_calls import FORMATS
-from radixrt.errors import RequestError
 from radixrt.messages.answers import AnswerChunk, PromptInfo
 from tests.api.conftest import RunningServer, StartServer
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from radixrt.cli import main
+from radixrt.cli.main import main
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.top.frame import frame, pool_parts
 from radixrt.top.readings import ServerAwayError, ServerWatch, rates_between

@@ -20,8 +20,8 @@ from radixrt.attention.metadata import SharedPrefixes
 from radixrt.attention.page_tables import PrefixGroups
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
-from radixrt.errors import ConfigError
-from radixrt.flashinfer_library import load_flashinfer
+from radixrt.base.errors import ConfigError
+from radixrt.device.flashinfer_library import load_flashinfer
 from tests.attention.fake_flashinfer import BatchPrefill, FakeFlashInfer
 from tests.attention.steps import Step, make_step, share, written_out
 from tests.fake_device import FakeDevice

@@ -10,7 +10,7 @@ from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from tests.attention.steps import Step, indptr, make_step, step_lengths, written_out
 
 torch.set_num_threads(1)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.errors import ConfigError
 from radixrt.bench.cache.bounds import belady, infinite_cache
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.result import prefill_flops
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
-from radixrt.cli import main
-from radixrt.errors import ConfigError
+from radixrt.cli.main import main
 
 
 def recorded_traces() -> Path:

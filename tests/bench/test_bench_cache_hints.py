@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from radixrt.base.errors import ConfigError
 from radixrt.bench.cache.future import look_ahead
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
-from radixrt.cli import main
-from radixrt.errors import ConfigError
+from radixrt.cli.main import main
 
 DECODE_S = 0.01
 

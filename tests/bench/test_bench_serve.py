@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
+from radixrt.base.errors import ConfigError
 from radixrt.bench import serve
 from radixrt.bench.arguments import add_arguments
 from radixrt.bench.client import RequestRecord
 from radixrt.bench.report import summarize
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
-from radixrt.errors import ConfigError
 from tests.bench.fake_openai_server import FakeServer
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.cli import main
+from radixrt.cli.main import main
 
 OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 ROWS = [

@@ -6,8 +6,8 @@ import pytest
 
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
-from radixrt.scheduler import waiting_queue
-from radixrt.scheduler.queue_order import SchedulePolicy
+from radixrt.scheduler.queue import waiting_queue
+from radixrt.scheduler.queue.queue_order import SchedulePolicy
 from tests.bench.test_bench_cache import SYMBOL, TRACES, conversations, touch
 
 PER_PAGE = BLOCK_TOKENS // SYMBOL

@@ -17,7 +17,7 @@ from bench.gpu.sessions import Options, run_session
 from bench.gpu.shapes import LLAMA_31_8B, QWEN3_06B, QWEN3_14B, ModelShape
 from bench.gpu.tokenizer import synthetic_tokenizer
 from bench.gpu.workloads import LONGEST, Sizes, sharegpt_like, uniform
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
 
 H200_LIKE = Ceilings(read_bytes_per_s=4.3e12, gemm_flops_per_s=7.9e14)
 ROOT = Path(__file__).parents[2]

@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import CompileOptions, compile_spec
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Regex, Spec
-from radixrt.errors import RequestError
 from tests.constrained.test_matchers import accepts
 from tests.constrained.vocabularies import KINDS, facts_of
 

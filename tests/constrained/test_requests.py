@@ -11,6 +11,7 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained import requests, tool_calls
 from radixrt.constrained.json_schema.normal import document
 from radixrt.constrained.spec import (
@@ -25,7 +26,6 @@ from radixrt.constrained.spec import (
     Tag,
 )
 from radixrt.constrained.structural_tags import structural_tag
-from radixrt.errors import RequestError
 
 GBNF = 'root ::= "yes" | "no" again\nagain ::= root'
 LARK = 'start: "yes" | "no" start // ::= is not here\n'

@@ -6,6 +6,7 @@ import re
 import msgspec
 import pytest
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained.compiler.route import CompileOptions, compile_spec
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.loader import load_grammar
@@ -24,7 +25,6 @@ from radixrt.constrained.spec import (
     Tag,
 )
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.errors import RequestError
 from tests.constrained.vocabularies import KINDS, facts_of
 
 each_kind = pytest.mark.parametrize("kind", sorted(KINDS))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixrt.base.errors import ConfigError
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.errors import ConfigError
 from tests.constrained.vocabularies import KINDS, PADDING, facts_of, unigram
 from tests.tiny_tokenizers import byte_fallback, byte_level
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.cli import _parser
-from radixrt.config_flags import markdown_page
+from radixrt.cli.config_flags import markdown_page
+from radixrt.cli.main import _parser
 from tests.docs.pages import PAGES, ROOT, code, code_of, commands, repository, spans
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -53,7 +53,7 @@ def looks_like_a_path(span: str) -> bool:
 
 @each_page
 def test_files_and_folders_that_are_named_exist(page: Path) -> None:
-    """As a path from the root, or as the end of one, as in ``scheduler/node.py``; of a module also without ``.py``."""
+    """As a path from the root, or as the end of one, as in ``scheduler/radix/node.py``; of a module also without ``.py``."""
     paths = [f"/{path}" for path in repository()]
     for span in spans(page):
         if looks_like_a_path(span) and span not in NOT_THERE:

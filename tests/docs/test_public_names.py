@@ -13,8 +13,8 @@ import pytest
 
 import radixrt
 import radixrt.lang as rl
-from radixrt.cli import _parser
-from radixrt.config import ServerConfig, flag_of
+from radixrt.base.config import ServerConfig, flag_of
+from radixrt.cli.main import _parser
 from tests.docs.pages import PAGES, ROOT, code_of, names_in
 
 HOME = {radixrt: ROOT / "docs/python.md", rl: ROOT / "docs/lang.md"}

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from radixrt.config import ServerConfig
-from radixrt.device import CPU, Device
+from radixrt.base.config import ServerConfig
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import Constraint, LogprobRow, SequenceRequest, TokenBatch
 from radixrt.messages.steps import GrammarLoaded, LoadGrammar, StepPlan
-from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.process import scheduler_limits
 from radixrt.scheduler.scheduler import Scheduler

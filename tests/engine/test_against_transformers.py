@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.scheduler.admission import Admission
+from radixrt.scheduler.queue.admission import Admission
 from tests.checkpoints import CONFIGS
 from tests.engine.in_process import GREEDY, InProcessEngine
 from tests.scheduler.engine_model import expect_nothing

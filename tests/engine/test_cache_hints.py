@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from radixrt import demo_model
-from radixrt.errors import RequestError
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import CacheHints, Retention
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.sampling_params import SamplingParams
 from tests.engine.in_process import GREEDY, InProcessEngine
 
 MODEL = Path(demo_model.__path__[0])

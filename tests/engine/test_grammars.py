@@ -8,13 +8,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import Constraint
-from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.admission import Admission
+from radixrt.scheduler.queue.admission import Admission
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts

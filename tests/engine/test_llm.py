@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from radixrt import LLM, SamplingParams
-from radixrt.errors import ConfigError, EngineDiedError, RequestError
+from radixrt.base.errors import ConfigError, EngineDiedError, RequestError
 from tests.checkpoints import make_checkpoint, make_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)

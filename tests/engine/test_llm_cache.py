@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from radixrt import LLM, CacheHint, SamplingParams
-from radixrt.errors import RequestError
+from radixrt.base.errors import RequestError
 from tests.checkpoints import make_checkpoint, make_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

@@ -9,8 +9,8 @@ import pydantic
 import pytest
 
 from radixrt import LLM, SamplingParams
+from radixrt.base.errors import RequestError
 from radixrt.constrained.spec import AnyJson
-from radixrt.errors import RequestError
 
 QUESTION = [
     {"role": "user", "content": "Read: The tower of Zekoru is from 2060. Write it as JSON."}

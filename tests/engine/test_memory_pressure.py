@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from radixrt import demo_model
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.admission import Admission
-from radixrt.scheduler.queue_order import SchedulePolicy
+from radixrt.scheduler.queue.admission import Admission
+from radixrt.scheduler.queue.queue_order import SchedulePolicy
 from tests.engine.in_process import InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
 

@@ -10,13 +10,13 @@ import pytest
 
 from radixrt.attention import flashinfer, registry
 from radixrt.attention.flashinfer import FlashInferBackend
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.device import CpuDevice
+from radixrt.device.device import CpuDevice
 from radixrt.models.decoder import CausalLM
-from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.admission import Admission
+from radixrt.scheduler.queue.admission import Admission
 from radixrt_kernels import available
 from tests.attention.fake_flashinfer import FakeFlashInfer
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.layers.fastest_kernels import layer_kernels
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.layers.weights import weight_bytes
 from radixrt.models.loader import load_model
-from radixrt.sampling_params import SamplingParams
 from tests.engine.in_process import InProcessEngine
 from tests.models.harness import Harness
 from tests.models.quantized_checkpoints import Layout, quantize_checkpoint

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.sequences import LogprobRow
-from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.admission import Admission
+from radixrt.scheduler.queue.admission import Admission
 from tests.checkpoints import make_checkpoint
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts

@@ -16,7 +16,7 @@ from radixrt.attention.kv_dtype import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
-from radixrt.device import CudaDevice
+from radixrt.device.device import CudaDevice
 from tests.attention.steps import Step, make_step, share
 
 pytest.importorskip("flashinfer", reason="FlashInfer is not installed")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.device import make_device
-from radixrt.sampling_params import SamplingParams
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.device.device import make_device
 from tests.checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from tests.engine.in_process import InProcessEngine
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from radixrt.attention import flashinfer
+from radixrt.base.errors import ConfigError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.device import CPU, CudaDevice
-from radixrt.errors import ConfigError
+from radixrt.device.device import CPU, CudaDevice
 from radixrt.messages.sequences import LogprobRow
-from radixrt.sampling_params import SamplingParams
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_checkpoint, make_tokenizer
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA, answers, text_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import radixrt_kernels
-from radixrt.layers.native_kernels import NativeKernels
+from radixrt.layers.kernels.native import NativeKernels
 from radixrt_kernels import tape
 from tests.expert_stacks import dense_stack
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import radixrt_kernels
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.steps import NO_TOKEN
-from radixrt.sampling_params import SamplingParams
-from radixrt.worker.grammars import TokenMask
-from radixrt.worker.sampler import draw_by_native_kernel, draw_by_torch, sample
-from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.sampling.grammars import TokenMask
+from radixrt.worker.sampling.sampler import draw_by_native_kernel, draw_by_torch, sample
+from radixrt.worker.sampling.state import SamplingState
 from radixrt_kernels import sampler
 
 PROMPT = np.array([3, 5, 5, 7], dtype=np.int32)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import radixrt.lang as rl
-from radixrt.common_prefix import common_prefix_length
+from radixrt.base.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Usage
 from radixrt.lang.batch_order import PrefixOrder
 from radixrt.lang.room import Room, common_length, distinct_length

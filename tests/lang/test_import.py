@@ -33,7 +33,7 @@ try:
     program.run(backend="http://127.0.0.1:9")
 except rl.ConnectionLost:
     print([m for m in ("torch", "numpy", "fastapi", "pydantic") if m in sys.modules])
-    print([m for m in sys.modules if m.startswith(("radixrt.engine", "radixrt.messages", "radixrt.api"))])
+    print([m for m in sys.modules if m.startswith(("radixrt.offline.llm", "radixrt.messages", "radixrt.api"))])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n[]\n"

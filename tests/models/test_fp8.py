@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.layers.quantization import fp8
 from radixrt.layers.quantization.fp8 import FP8, Fp8Matrix, quantize_rows
 from radixrt.layers.quantization.scheme import ROUNDINGS

@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import (
     check_checkpoint,
     context_length,

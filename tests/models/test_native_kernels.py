@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import radixrt_kernels
-from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.kernels.interface import LayerKernels
+from radixrt.layers.kernels.native import NativeGroupwiseMatrix, NativeKernels
+from radixrt.layers.kernels.native_experts import GroupwiseExperts
 from radixrt.layers.matrix import Matrix, MatrixStack
-from radixrt.layers.native_experts import GroupwiseExperts
-from radixrt.layers.native_kernels import NativeGroupwiseMatrix, NativeKernels
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
 from radixrt.layers.weights import weight_bytes
 from radixrt.models.loader import load_model

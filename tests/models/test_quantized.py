@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from radixrt.errors import ConfigError
-from radixrt.layers.kernels import LayerKernels
+from radixrt.base.errors import ConfigError
+from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, pack_halves, unpack_halves
 from radixrt.layers.quantization.rounding import quantize

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.layers.linear import Heads
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.loader import load_model

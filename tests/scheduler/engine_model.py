@@ -7,15 +7,15 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.requests import NO_HINTS, CacheHints
 from radixrt.messages.sequences import Constraint, SequenceRequest, TokenBatch
 from radixrt.messages.steps import NO_TOKEN, DropGrammar, GrammarLoaded, LoadGrammar, StepPlan
-from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.admission import FORECASTS
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.queue.admission import FORECASTS
 from radixrt.scheduler.scheduler import Scheduler
 from tests.scheduler.fake_worker import FakeWorker, expected_answer
 

@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from radixrt.scheduler.admission import HISTORY, PRIOR_WEIGHT, OutputHistory
-from radixrt.scheduler.radix_tree import Match
+from radixrt.scheduler.queue.admission import HISTORY, PRIOR_WEIGHT, OutputHistory
+from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EngineModel, limits
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.messages.requests import CacheHints, Retention
-from radixrt.scheduler.eviction.duel import ReturnHazardQueue
-from radixrt.scheduler.eviction.registry import EvictionPolicyName, make_policy
-from radixrt.scheduler.hint import DEFAULT, HIGH, LEVELS, NONE
-from radixrt.scheduler.hint_writer import HintWriter
-from radixrt.scheduler.node import Node
-from radixrt.scheduler.radix_tree import RadixTree
+from radixrt.scheduler.radix.eviction.duel import ReturnHazardQueue
+from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName, make_policy
+from radixrt.scheduler.radix.hint import DEFAULT, HIGH, LEVELS, NONE
+from radixrt.scheduler.radix.hint_writer import HintWriter
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.tree import RadixTree
 
 EXAMPLES = int(os.environ.get("RADIXRT_EVICTION_EXAMPLES", "200"))
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.scheduler.eviction.awaited import Awaited
-from radixrt.scheduler.eviction.by_key import least_recently_used
-from radixrt.scheduler.eviction.hinted import Hinted
-from radixrt.scheduler.eviction.registry import EvictionPolicyName
-from radixrt.scheduler.hint import HIGH, Hint
-from radixrt.scheduler.node import Node
-from radixrt.scheduler.radix_tree import RadixTree
+from radixrt.scheduler.radix.eviction.awaited import Awaited
+from radixrt.scheduler.radix.eviction.by_key import least_recently_used
+from radixrt.scheduler.radix.eviction.hinted import Hinted
+from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName
+from radixrt.scheduler.radix.hint import HIGH, Hint
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
 LENGTH = 3

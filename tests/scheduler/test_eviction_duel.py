@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.scheduler.eviction.duel import Duel
-from radixrt.scheduler.eviction.page_sample import PageSample
-from radixrt.scheduler.eviction.return_hazards import (
+from radixrt.scheduler.radix.eviction.duel import Duel
+from radixrt.scheduler.radix.eviction.page_sample import PageSample
+from radixrt.scheduler.radix.eviction.return_hazards import (
     EVEN_ODDS,
     NUM_BINS,
     NUM_CLASSES,
@@ -20,8 +20,8 @@ from radixrt.scheduler.eviction.return_hazards import (
     age_bin,
     features_of,
 )
-from radixrt.scheduler.eviction.shadow_cache import ShadowCache
-from radixrt.scheduler.eviction.visit_history import Visit, VisitHistory
+from radixrt.scheduler.radix.eviction.shadow_cache import ShadowCache
+from radixrt.scheduler.radix.eviction.visit_history import Visit, VisitHistory
 
 requests = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=7).map(

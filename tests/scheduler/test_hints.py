@@ -6,11 +6,15 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.messages.requests import CacheHints, Retention
-from radixrt.scheduler.eviction.registry import EvictionPolicyName, make_base_policy, make_policy
-from radixrt.scheduler.hint_writer import HintWriter
-from radixrt.scheduler.node import Node
-from radixrt.scheduler.radix_tree import RadixTree
-from radixrt.scheduler.sessions import ENDS_PER_SESSION, Sessions
+from radixrt.scheduler.radix.eviction.registry import (
+    EvictionPolicyName,
+    make_base_policy,
+    make_policy,
+)
+from radixrt.scheduler.radix.hint_writer import HintWriter
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.sessions import ENDS_PER_SESSION, Sessions
+from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
 POLICIES: list[EvictionPolicyName] = ["lru", "fifo", "priority", "duel"]

@@ -19,16 +19,16 @@ import zmq
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from radixrt.config import ServerConfig
-from radixrt.errors import ConfigError
-from radixrt.kv_events import EventBatch, ReplayRequest
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.kv.events import EventBatch, ReplayRequest
 from radixrt.messages.ids import unpack_ids
-from radixrt.scheduler.kv_events import publisher as publisher_module
-from radixrt.scheduler.kv_events import stream as stream_module
-from radixrt.scheduler.kv_events.publisher import EventPublisher, start_publisher
-from radixrt.scheduler.kv_events.recorder import EventRecorder
-from radixrt.scheduler.kv_events.stream import EventStream
-from radixrt.scheduler.radix_tree import RadixTree
+from radixrt.scheduler.radix.kv_events import publisher as publisher_module
+from radixrt.scheduler.radix.kv_events import stream as stream_module
+from radixrt.scheduler.radix.kv_events.publisher import EventPublisher, start_publisher
+from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
+from radixrt.scheduler.radix.kv_events.stream import EventStream
+from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
 PAGE = Path(__file__).parents[2] / "docs" / "kv_events.md"

@@ -3,8 +3,8 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from radixrt.scheduler.eviction.leaf_heap import LeafHeap
-from radixrt.scheduler.node import Node
+from radixrt.scheduler.radix.eviction.leaf_heap import LeafHeap
+from radixrt.scheduler.radix.node import Node
 
 operations = st.lists(
     st.tuples(st.sampled_from(["push", "push", "use", "lock", "pop"]), st.integers(0, 3)),

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from radixrt.errors import RequestError
+from radixrt.base.errors import RequestError
 from radixrt.messages.calls import PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replies import CacheReleased
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
-from radixrt.scheduler.leases import Lease
+from radixrt.scheduler.radix.leases import Lease
 from tests.scheduler.engine_model import EngineModel, limits
 
 DOCUMENT = list(range(20))

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from radixrt.messages.ids import unpack_ids
-from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.invariants import check_invariants
-from radixrt.scheduler.queue_order import SchedulePolicy
+from radixrt.scheduler.queue.admission import Admission
+from radixrt.scheduler.queue.queue_order import SchedulePolicy
 from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EngineModel, limits
 
@@ -88,7 +88,7 @@ def test_hundreds_of_requests_in_a_pool_for_hardly_more_than_one_are_answered_as
 def test_who_was_retracted_goes_before_everybody_of_its_rank_who_was_never_picked(
     policy: SchedulePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work would not go on for sure otherwise; see radixrt/scheduler/retraction.py."""
+    """Work would not go on for sure otherwise; see radixrt/scheduler/queue/retraction.py."""
     engine, rng = small_engine(policy, reckless=True), random.Random(3)
     waiting = engine.scheduler.waiting
     rank, pop, contested = waiting.order.rank, waiting.pop, 0

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from radixrt.scheduler.node import Node
-from radixrt.scheduler.radix_tree import RadixTree
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.dictionary_cache import DictionaryCache
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from radixrt.messages.ids import TokenIds
-from radixrt.scheduler import node as node_module
-from radixrt.scheduler.node import Node
-from radixrt.scheduler.page_allocator import PageAllocator, Pages
-from radixrt.scheduler.radix_tree import RadixTree
+from radixrt.scheduler.radix import node as node_module
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.page_allocator import PageAllocator, Pages
+from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.dictionary_cache import DictionaryCache
 
 NUM_OPERATIONS = int(os.environ.get("RADIXRT_TREE_OPERATIONS", "1500"))

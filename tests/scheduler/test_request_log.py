@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from radixrt.base.errors import ConfigError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.bounds import infinite_cache
 from radixrt.bench.cache.trace import read_trace
-from radixrt.errors import ConfigError
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceFinished, SequenceRequest, TokenBatch
-from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.request_log import RequestLog
 
 

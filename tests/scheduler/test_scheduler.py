@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import NO_TOKEN
-from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.invariants import InvariantError, check_invariants
-from radixrt.scheduler.queue_order import QueueOrder, SchedulePolicy
-from radixrt.scheduler.retraction import choose_victim
+from radixrt.scheduler.queue.queue_order import QueueOrder, SchedulePolicy
+from radixrt.scheduler.queue.retraction import choose_victim
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EOS, EngineModel, limits

@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from radixrt.errors import RequestError
+from radixrt.base.errors import RequestError
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import NO_HINTS, CacheHints, Retention
 from radixrt.scheduler.invariants import check_invariants
-from radixrt.scheduler.leases import Lease
+from radixrt.scheduler.radix.leases import Lease
 from tests.scheduler.engine_model import EngineModel, limits
 
 EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "100"))

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from radixrt.messages.cache_tree import CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import unpack_ids
-from radixrt.scheduler import tree_view
 from radixrt.scheduler.cache_calls import CacheCalls
-from radixrt.scheduler.hint import HIGH, Hint
-from radixrt.scheduler.node import Node
-from radixrt.scheduler.radix_tree import RadixTree
-from radixrt.scheduler.tree_view import TreeView
+from radixrt.scheduler.radix import view as tree_view
+from radixrt.scheduler.radix.hint import HIGH, Hint
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.tree import RadixTree
+from radixrt.scheduler.radix.view import TreeView
 from tests.scheduler.engine_model import EngineModel, limits
 
 PAGE_SIZE = 2

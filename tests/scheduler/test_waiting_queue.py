@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.kv_cache import KVCache
 from radixrt.scheduler.lazy_heap import LazyHeap
-from radixrt.scheduler.queue_order import ORDERS, SchedulePolicy
+from radixrt.scheduler.queue.queue_order import ORDERS, SchedulePolicy
+from radixrt.scheduler.queue.waiting_queue import LOOKUPS_PER_STEP, WaitingQueue
+from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.waiting_queue import LOOKUPS_PER_STEP, WaitingQueue
 from tests.scheduler.engine_model import limits
 
 PAGE_SIZE = 2

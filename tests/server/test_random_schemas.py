@@ -14,14 +14,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from radixrt.background_engine import BackgroundEngine
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.spec import JsonSchema
-from radixrt.errors import RequestError
-from radixrt.launch import prepare
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, TokenPrompt
-from radixrt.sampling_params import SamplingParams
+from radixrt.offline.background_engine import BackgroundEngine
+from radixrt.supervisor.launch import prepare
 from tests.checkpoints import make_tokenizer
 
 NUM_SCHEMAS = 200

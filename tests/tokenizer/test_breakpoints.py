@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.common_prefix import common_prefix_length
-from radixrt.config import ServerConfig
+from radixrt.base.common_prefix import common_prefix_length
+from radixrt.base.config import ServerConfig
 from radixrt.messages.requests import CacheBreakpoint, ChatPrompt, Retention
-from radixrt.tokenizer.breakpoints import substitute
 from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.prompts import PromptEncoder
+from radixrt.tokenizer.prompt.breakpoints import substitute
+from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
 

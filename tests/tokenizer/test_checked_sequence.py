@@ -5,17 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.validation import validate_span
 from radixrt.constrained.grammar import Grammar, SpanCheck
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
-from radixrt.sampling_params import SamplingParams
-from radixrt.tokenizer.answers import SequenceNews
-from radixrt.tokenizer.checked_sequence import FINAL_CHECK, CheckedSequence
-from radixrt.tokenizer.structured import token_texts
+from radixrt.tokenizer.answer.answers import SequenceNews
+from radixrt.tokenizer.constraints.checked_sequence import FINAL_CHECK, CheckedSequence
+from radixrt.tokenizer.constraints.structured import token_texts
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import save_byte_level
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from radixrt.tokenizer import kept_answers
-from radixrt.tokenizer.kept_answers import KeptAnswers
-from radixrt.tokenizer.segments import SegmentEncoder, joined
-from radixrt.tokenizer.token_memory import ENTRY_COST, TokenMemory
+from radixrt.tokenizer.prompt import kept_answers
+from radixrt.tokenizer.prompt.kept_answers import KeptAnswers
+from radixrt.tokenizer.prompt.segments import SegmentEncoder, joined
+from radixrt.tokenizer.prompt.token_memory import ENTRY_COST, TokenMemory
 from tests.tiny_tokenizers import byte_fallback, byte_level
 from tests.tokenizer.test_segments import at_once, metaspace, special_tokens
 

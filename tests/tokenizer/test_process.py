@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from radixrt.config import ServerConfig
-from radixrt.engine_client import EngineClient
-from radixrt.errors import EngineDiedError, RequestError
-from radixrt.ipc import AsyncInbox, Channels, Outbox
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids, unpack_ids
@@ -27,7 +28,6 @@ from radixrt.messages.sequences import (
     SequenceStarted,
     TokenBatch,
 )
-from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.fake_scheduler import engine_info

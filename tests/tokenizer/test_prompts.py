@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.config import ServerConfig
-from radixrt.errors import ConfigError, RequestError
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError, RequestError
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, TextPrompt, TokenPrompt
 from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.prompts import PromptEncoder
+from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
 

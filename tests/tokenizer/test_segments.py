@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from radixrt.tokenizer import segments
-from radixrt.tokenizer.segments import SHORTEST_KEPT, SegmentEncoder, joined
-from radixrt.tokenizer.token_memory import ENTRY_COST
+from radixrt.tokenizer.prompt import segments
+from radixrt.tokenizer.prompt.segments import SHORTEST_KEPT, SegmentEncoder, joined
+from radixrt.tokenizer.prompt.token_memory import ENTRY_COST
 from tests.tiny_tokenizers import byte_fallback, byte_level
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import ToolCall
-from radixrt.tokenizer.tool_calls import ToolCallParser
+from radixrt.tokenizer.answer.tool_calls import ToolCallParser
 
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Málaga"}}\n</tool_call>'
 TIME = '<tool_call>{"name": "time"}</tool_call>'

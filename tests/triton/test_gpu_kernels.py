@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.gpu_kernels import FlashInferLayers, GpuKernels
-from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.kernels.gpu import FlashInferLayers, GpuKernels
+from radixrt.layers.kernels.interface import LayerKernels
 from tests.triton.numbers import DEVICE, assert_close, draw
 
 REFERENCE = LayerKernels()

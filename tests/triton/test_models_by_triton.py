@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.gpu_kernels import GpuKernels
+from radixrt.layers.kernels.gpu import GpuKernels
 from radixrt.models.loader import load_model
 from radixrt.worker import build
 from tests.checkpoints import VOCAB_SIZE

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.gpu_kernels import GpuKernels
+from radixrt.layers.kernels.gpu import GpuKernels
 from radixrt.layers.quantization import gpu_groupwise
 from radixrt.layers.quantization.gpu_groupwise import TritonGroupwiseMatrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, pack_halves

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.kernels import GATED_ACTIVATIONS, LayerKernels
+from radixrt.layers.kernels.interface import GATED_ACTIVATIONS, LayerKernels
 from radixrt_kernels.triton.activation import gated_activation
 from radixrt_kernels.triton.norm import add_rms_norm, rms_norm
 from radixrt_kernels.triton.rotary import rotate

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.kernels import LayerKernels
+from radixrt.layers.kernels.interface import LayerKernels
 from radixrt_kernels.triton import moe
 from radixrt_kernels.triton.moe import Tiling, experts_mlp, route
 from tests.expert_stacks import dense_stack

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.worker.decode_graphs import DecodeGraphs, ladder
-from radixrt.worker.kv_pool import KVPool
-from radixrt.worker.ragged import RaggedStep
+from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.kv.ragged import RaggedStep
 from tests.fake_device import FakeDevice
 
 

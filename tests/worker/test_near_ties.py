@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from radixrt.worker.noise import gumbel_noise, seed_keys
+from radixrt.worker.sampling.noise import gumbel_noise, seed_keys
 from tests.near_ties import SampledAnswer, gap_at_first_difference
 
 VOCAB, SEED, POSITION = 5000, 7, 101

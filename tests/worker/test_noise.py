@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.worker import noise as sampling_noise
-from radixrt.worker.noise import seed_keys
+from radixrt.worker.sampling import noise as sampling_noise
+from radixrt.worker.sampling.noise import seed_keys
 
 
 def gumbel_noise(

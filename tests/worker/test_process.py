@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.ipc import Channels, Inbox, Outbox
+from radixrt.base.ipc import Channels, Inbox, Outbox
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToSchedulerFromWorker
 from radixrt.messages.steps import DropGrammar, StepPlan, StepResult

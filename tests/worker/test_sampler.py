@@ -18,13 +18,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.sequences import LogprobRow
 from radixrt.messages.steps import NO_TOKEN
-from radixrt.sampling_params import SamplingParams
-from radixrt.worker.logprobs import prompt_logprob_rows, raw_logprobs
-from radixrt.worker.sampler import SampledTokens, sample
-from radixrt.worker.sampling_state import SamplingState
+from radixrt.worker.sampling.logprobs import prompt_logprob_rows, raw_logprobs
+from radixrt.worker.sampling.sampler import SampledTokens, sample
+from radixrt.worker.sampling.state import SamplingState
 
 VOCAB = 50
 NO_TOKENS = np.zeros(0, dtype=np.int32)

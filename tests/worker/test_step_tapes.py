@@ -10,7 +10,7 @@ import radixrt_kernels
 from radixrt.attention.backend import ForwardContext
 from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.setup import AttentionSetup
-from radixrt.layers.native_kernels import NativeKernels
+from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.worker.step_tapes import StepTapes

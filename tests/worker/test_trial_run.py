@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixrt.config import ServerConfig
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
 from radixrt.constrained.bitmask import bitmask_words
-from radixrt.device import CPU
-from radixrt.errors import ConfigError
+from radixrt.device.device import CPU
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import num_ids
 from radixrt.worker import build, trial_run
-from radixrt.worker.grammars import TokenMask
 from radixrt.worker.runner import ModelRunner
-from radixrt.worker.sampling_state import SamplingBatch
+from radixrt.worker.sampling.grammars import TokenMask
+from radixrt.worker.sampling.state import SamplingBatch
 from radixrt.worker.trial_run import largest_step, num_pages
 
 

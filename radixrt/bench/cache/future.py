@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radixrt.base.errors import ConfigError
 from radixrt.bench.arguments import HintLevel
 from radixrt.bench.cache.trace import Trace
-from radixrt.errors import ConfigError
 from radixrt.messages.requests import CacheHints
 
 SEED = 1

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from radixrt.base.errors import ConfigError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.arguments import HintLevel
 from radixrt.bench.cache.future import look_ahead
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
-from radixrt.errors import ConfigError
 from radixrt.messages.ids import PackedIds, pack_ids
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
-from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.scheduler import Scheduler
 
 MAX_ANSWER_TOKENS = 4096
@@ -38,7 +38,7 @@ class Setup:
     pool_tokens: int
     eviction_policy: EvictionPolicyName = "lru"
     schedule_policy: Any = "fcfs"
-    """As in :class:`radixrt.config.ServerConfig`."""
+    """As in :class:`radixrt.base.config.ServerConfig`."""
     page_size: int = BLOCK_TOKENS
     hints: HintLevel = "none"
     hint_error: float = 0.5

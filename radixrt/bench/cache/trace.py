@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 
 BLOCK_TOKENS = 512
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.spec import Spec
-from radixrt.errors import RequestError
 
 logger = logging.getLogger(__name__)
 

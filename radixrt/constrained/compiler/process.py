@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from radixrt.base.errors import RadixrtError, RequestError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.route import compile_spec, refusal
 from radixrt.constrained.spec import AnyJson, Ebnf, Regex
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.errors import RadixrtError, RequestError
 
 _PR_SET_PDEATHSIG = 1
 _RECURSION_LIMIT = 10_000

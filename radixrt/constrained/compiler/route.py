@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Compiled, Grammar
@@ -20,7 +21,6 @@ from radixrt.constrained.spec import (
     StructuralTag,
 )
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.errors import RequestError
 
 BackendChoice = Literal["auto", "llguidance", "xgrammar", "fsm"]
 

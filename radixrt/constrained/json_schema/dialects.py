@@ -74,8 +74,8 @@ def is_whole(pattern: str) -> bool:
 
 
 def _leaves_out(token: CharacterSet) -> bool:
-    letters = {item for item in token.items if isinstance(item, str)}
-    if any(letter.swapcase() in letters for letter in letters):
+    letters = _letters(token)
+    if _is_all(letters):
         return False
     return not letters.isdisjoint("DWSs") or (token.negated and not letters.isdisjoint("dw"))
 
@@ -121,8 +121,8 @@ def _written(token: Token, dialect: _Dialect) -> str:
 def _set(token: CharacterSet, dialect: _Dialect) -> str:
     if not token.is_class and isinstance(token.items[0], tuple):
         return _character(token.items[0][0])
-    letters = {item for item in token.items if isinstance(item, str)}
-    if any(letter.swapcase() in letters for letter in letters) or not token.items:
+    letters = _letters(token)
+    if _is_all(letters) or not token.items:
         is_everything = bool(token.items) != token.negated
         return dialect.everything if is_everything else _nothing(dialect)
     known = dialect.outside if token.negated else dialect.inside
@@ -137,6 +137,16 @@ def _set(token: CharacterSet, dialect: _Dialect) -> str:
     if not dialect.is_python:
         raise UnknownSyntax("a negated class that holds \\D, \\W or \\S")
     return f"(?:(?!{union}){dialect.everything})"
+
+
+def _letters(token: CharacterSet) -> set[str]:
+    """The escapes for sets that it holds."""
+    return {item for item in token.items if isinstance(item, str)}
+
+
+def _is_all(letters: set[str]) -> bool:
+    """One of them, and its opposite, are there."""
+    return any(letter.swapcase() in letters for letter in letters)
 
 
 def _nothing(dialect: _Dialect) -> str:

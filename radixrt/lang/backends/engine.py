@@ -9,11 +9,11 @@ import httpx
 
 from radixrt.api.app import build_app
 from radixrt.api.state import ServerState
-from radixrt.engine import LLM
-from radixrt.errors import EngineDiedError
+from radixrt.base.errors import EngineDiedError
 from radixrt.lang.backends.http import HttpClient
 from radixrt.lang.backends.server import RadixrtBackend
 from radixrt.lang.errors import ConnectionLost
+from radixrt.offline.llm import LLM
 
 _URL = "http://engine-in-this-process"
 """Nobody connects to it; HTTP wants a name."""

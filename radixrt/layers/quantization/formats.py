@@ -6,8 +6,8 @@ from functools import partial
 
 from torch import nn
 
-from radixrt.errors import ConfigError
-from radixrt.layers.kernels import LayerKernels
+from radixrt.base.errors import ConfigError
+from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, LoadableMatrix, MatrixFormat
 from radixrt.layers.moe import Experts
 from radixrt.layers.quantization.awq import AwqMatrix

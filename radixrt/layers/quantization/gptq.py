@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.layers.matrix import LoadableMatrix, Placement
 from radixrt.layers.quantization.groupwise import (
     GroupwiseMatrix,

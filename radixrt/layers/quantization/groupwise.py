@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 from radixrt.layers.matrix import DecodableMatrix, EmbeddingMatrix, Placement
 from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
@@ -59,16 +59,16 @@ class GroupwiseMatrix(EmbeddingMatrix, DecodableMatrix):
         return F.linear(hidden, self.dequantized(), bias)
 
     def look_up(self, rows: Tensor) -> Tensor:
-        assert self.column_order is None, "an embedding's columns stand in their order"
-        return self._decode(self.codes[rows], self.scales[rows], self.zeros[rows])
+        return self.plain(rows)
 
     def dequantized(self) -> Tensor:
         """[rows, columns] of the model's dtype, the columns as they stand."""
         return self._decode(self.codes, self.scales, self.zeros)
 
-    def plain(self, rows: slice) -> Tensor:
-        if self.column_order is not None:
-            raise NotImplementedError("the columns stand in another order than the input features")
+    def plain(self, rows: slice | Tensor) -> Tensor:
+        assert self.column_order is None, (
+            "the columns of embeddings and of experts stand in their order"
+        )
         return self._decode(self.codes[rows], self.scales[rows], self.zeros[rows])
 
     def codes_of(self, rows: slice) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from radixrt.errors import ConfigError
+from radixrt.base.errors import ConfigError
 
 DEFAULT_GROUP_SIZE = 128
 """Columns that share a scale, where radixrt does the rounding: what published AWQ and GPTQ checkpoints use."""

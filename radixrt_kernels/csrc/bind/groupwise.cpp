@@ -1,4 +1,4 @@
-// Linear layers of 4- or 8-bit codes, from Python.
+// Python binding of linear layers with 4- or 8-bit weights.
 #include "kernels/groupwise.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -31,7 +31,7 @@ const GroupwiseKernels::Of& kernels_for(DType dtype) {
   }
 }
 
-// The longest chunk that divides a group.
+// The largest chunk that divides a group.
 int64_t chunk_of(int64_t group_size, int64_t columns) {
   if (group_size >= columns) return kLongestChunk;
   int64_t chunk = kLongestChunk;
@@ -84,12 +84,10 @@ void groupwise_linear(
   matrix.output_bytes = output.strides[0] * size_of(output.dtype);
   matrix.input_bytes = kernels<GroupwiseKernels>().prepared_bytes(matrix.columns, matrix.chunk);
   nb::gil_scoped_release release;
-  char* prepared = scratch(tokens * matrix.input_bytes);
-  matrix.inputs = prepared;
-  parallel_ranges(tokens, kRoundedPerThread / matrix.columns + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token)
-      kernel.prepare(hidden.as<char>() + token * hidden_bytes, matrix.columns, matrix.chunk, prepared + token * matrix.input_bytes);
-  });
+  matrix.inputs = prepare_rows(
+      tokens, nullptr, tokens, matrix.input_bytes, kRoundedPerThread / matrix.columns + 1, [&](int64_t token, char* to) {
+        kernel.prepare(hidden.as<char>() + token * hidden_bytes, matrix.columns, matrix.chunk, to);
+      });
   auto multiply = bits == 4 ? kernel.multiply_4 : kernel.multiply_8;
   for_each_unit(rows, tokens, matrix.steps() * bits * kPanel, [&](int64_t panel, int panels, int64_t token, int count) {
     multiply(matrix, panel, panels, token, count);

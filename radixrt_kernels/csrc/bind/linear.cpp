@@ -1,4 +1,4 @@
-// Linear layers of packed matrices, from Python.
+// Python binding of linear layers with packed weights.
 #include "kernels/linear.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -7,7 +7,6 @@
 
 #include "bind/bind.hpp"
 #include "bind/groups.hpp"
-#include "bind/scratch.hpp"
 #include "bind/units.hpp"
 #include "isa.hpp"
 #include "tensor.hpp"
@@ -36,19 +35,6 @@ void check_packed(const Tensor& weights, int64_t rows, int64_t columns, int64_t 
           "weights must be the packed form of a matrix of `rows` times hidden's columns", weights);
 }
 
-// Inputs as the kernel wants them.
-void prepare(const LinearKernels::Of& kernel, Linear& linear, int64_t tokens) {
-  int64_t bytes = kernel.prepared_bytes(linear.columns);
-  if (bytes == 0) return;
-  char* prepared = scratch(tokens * bytes);
-  parallel_ranges(tokens, kElementsPerThread / linear.columns + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token)
-      kernel.prepare(linear.hidden + token * linear.hidden_bytes, linear.columns, prepared + token * bytes);
-  });
-  linear.hidden = prepared;
-  linear.hidden_bytes = bytes;
-}
-
 void linear(
     const Tensor& hidden, const Tensor& weights, int64_t rows, const std::optional<Tensor>& bias, const Tensor& output) {
   require(hidden.dimensions == 2 && hidden.dense_after(0), "hidden must be [num_tokens, columns], rows without gaps", hidden);
@@ -63,12 +49,18 @@ void linear(
             "bias must be [rows] of the weights' dtype", *bias);
   const auto& kernel = kernels_for(weights.dtype);
   int size = size_of(weights.dtype);
+  int64_t hidden_bytes = hidden.strides[0] * size;
   Linear product{
-      weights.as<char>(), rows, columns, bias ? bias->data : nullptr, hidden.as<char>(), hidden.strides[0] * size,
-      output.as<char>(), output.strides[0] * size};
+      weights.as<char>(), rows, columns, bias ? bias->data : nullptr, hidden.as<char>(), hidden_bytes, output.as<char>(),
+      output.strides[0] * size};
   if (tokens == 0) return;
   nb::gil_scoped_release release;
-  prepare(kernel, product, tokens);
+  if (int64_t bytes = kernel.prepared_bytes(columns)) {
+    product.hidden_bytes = bytes;
+    product.hidden = prepare_rows(tokens, nullptr, tokens, bytes, kElementsPerThread / columns + 1, [&](int64_t token, char* to) {
+      kernel.prepare(hidden.as<char>() + token * hidden_bytes, columns, to);
+    });
+  }
   for_each_unit(rows, tokens, columns * kPanel * size, [&](int64_t panel, int panels, int64_t token, int count) {
     kernel.multiply(product, panel, panels, token, count);
   });

@@ -1,0 +1,1 @@
+"""Endpoints that warm, pin, release and show the KV cache."""

@@ -1,0 +1,1 @@
+"""Kept conversations: prompts that a client sends once."""

@@ -1,0 +1,1 @@
+"""HTTP mechanics that all endpoints share: bodies, errors, events, middleware."""

@@ -1,0 +1,107 @@
+"""How does a request body become a typed struct? Strictly, with errors that name the field."""
+
+import json
+import logging
+import re
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from radixrt.api.openai.protocol import UNSUPPORTED
+from radixrt.base.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_LONG_INTEGER = re.compile(rb"\d{19}")
+"""Numbers in schemas are compared digit by digit."""
+
+_warned: set[str] = set()
+_MOST_WARNINGS = 1000
+_LONGEST_NAME = 100
+"""Names come from clients; no more of them are remembered, and no longer ones."""
+_MOST_SHOWN = 10
+"""In one line."""
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object.
+
+    Raises:
+        RequestError: it is not a JSON object in UTF-8. NaN and lone surrogates are not JSON.
+    """
+    try:
+        raw = await request.body()
+    except ClientDisconnect as error:
+        raise RequestError("The client left before its request was complete.") from error
+    try:
+        body = orjson.loads(raw)
+        if _LONG_INTEGER.search(raw):  # which became a float
+            body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise RequestError("The body must be a JSON object.")
+    return body
+
+
+def to_struct(body: dict[str, Any], struct: type[Body]) -> Body:
+    """Check types. Unknown fields are accepted, as OpenAI does, and named in the log once.
+
+    Raises:
+        RequestError: a field is missing or of the wrong type; names the field.
+    """
+    try:
+        value = msgspec.convert(_with_whole_numbers(body), struct)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(error) from error
+    _warn_of_unknown_fields(body, set(struct.__struct_fields__))
+    return value
+
+
+def _warn_of_unknown_fields(body: dict[str, Any], known: set[str]) -> None:
+    unknown = {name[:_LONGEST_NAME] for name in body.keys() - known - set(UNSUPPORTED)}
+    new = sorted(unknown - _warned)[: _MOST_WARNINGS - len(_warned)]
+    if not new:
+        return
+    _warned.update(new)
+    shown = ", ".join(map(repr, new[:_MOST_SHOWN]))
+    more = f" and {len(new) - _MOST_SHOWN} more" if len(new) > _MOST_SHOWN else ""
+    log.warning("Ignored unknown request fields (each is named once): %s%s.", shown, more)
+
+
+def _with_whole_numbers(body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON parser makes a float of an integer beyond 64 bits; made an integer again, it is out of its
+    field's range instead of being no integer."""
+    return {
+        name: int(value) if isinstance(value, float) and abs(value) >= 2**63 else value
+        for name, value in body.items()
+    }
+
+
+def _wrong_field(error: msgspec.ValidationError) -> RequestError:
+    """msgspec says ``Expected `int`, got `str` - at `$.max_tokens```."""
+    text, _, path = str(error).partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    missing = re.match(r"Object missing required field `(.*)`", text)
+    if missing:
+        path = f"{path}.{missing.group(1)}".lstrip(".")
+        return RequestError(f"{path} is missing.", param=path)
+    unknown = re.match(r"Object contains unknown field `(.*)`", text)
+    if unknown:
+        path = f"{path}.{unknown.group(1)}".lstrip(".")
+        return RequestError(f"{path:.200} is no field of this request; leave it out.", param=path)
+    wrong = re.match(r"Expected `(.*)`, got `(.*)`", text)
+    if wrong:
+        expected, got = (_json_names(names) for names in wrong.groups())
+        text = f"must be {expected}, not {got}"
+    return RequestError(f"{path or 'The body'}: {text}.", param=path or None)
+
+
+def _json_names(types: str) -> str:
+    names = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
+    return " or ".join(names.get(name, name) for name in types.split(" | "))

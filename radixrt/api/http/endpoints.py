@@ -1,0 +1,66 @@
+"""How is an endpoint that takes JSON declared? With the struct of its body, which is read for it and described to machines."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from radixrt.api.http.body import read_json, to_struct
+from radixrt.api.openai.protocol import refuse_unsupported
+from radixrt.api.state import ServerState
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Endpoint = Callable[[Request, Body], Awaitable[Response]]
+
+
+class Endpoints(APIRouter):
+    """Some of a server's endpoints."""
+
+    def __init__(self, state: ServerState) -> None:
+        super().__init__()
+        self.bodies: dict[str, type[msgspec.Struct]] = {}
+        """What each path is sent."""
+        self._state = state
+
+    def takes(
+        self,
+        path: str,
+        struct: type[Body],
+        refuse: Callable[[dict[str, Any]], None] = refuse_unsupported,
+    ) -> Callable[[Endpoint[Body]], Endpoint[Body]]:
+        """Decorates what answers a POST with such a body. FastAPI sees the raw request only: msgspec checks types faster.
+
+        Args:
+            refuse: raises a RequestError if the body asks for what would have to be ignored.
+        """
+        self.bodies[path] = struct
+
+        def declare(answer: Endpoint[Body]) -> Endpoint[Body]:
+            @self.post(path, name=answer.__name__)
+            async def endpoint(request: Request) -> Response:
+                body = await read_json(request)
+                refuse(body)
+                fields = to_struct(body, struct)
+                self._state.check_model(getattr(fields, "model", None))
+                return await answer(request, fields)
+
+            return answer
+
+        return declare
+
+
+def include(app: FastAPI, routers: list[APIRouter]) -> None:
+    """Add endpoints, and the JSON schemas of what they take to the app's description."""
+    bodies: dict[str, type[msgspec.Struct]] = {}
+    for router in routers:
+        app.include_router(router)
+        bodies |= getattr(router, "bodies", {})
+    schemas, components = msgspec.json.schema_components(
+        bodies.values(), ref_template="#/components/schemas/{name}"
+    )
+    description = app.openapi()
+    description.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    for path, schema in zip(bodies, schemas, strict=True):
+        content: dict[str, Any] = {"application/json": {"schema": schema}}
+        description["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}

@@ -1,0 +1,81 @@
+"""How does an error look to an HTTP client? As OpenAI's do, whatever its source; decided here alone."""
+
+import logging
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from radixrt.base.errors import EngineDiedError, RequestError, unexpected_error
+
+log = logging.getLogger(__name__)
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """What a client may be told of an error; an unexpected one is logged and not explained."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, EngineDiedError):
+        return RequestError(f"The engine ended: {error}", status=503)
+    log.error("A request failed.", exc_info=error)
+    return unexpected_error()
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    fallback = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TYPES.get(error.status, fallback),
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: RequestError) -> Response:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        orjson.dumps(error_body(error)), error.status, headers, media_type="application/json"
+    )
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(RequestError)
+    @app.exception_handler(EngineDiedError)
+    @app.exception_handler(Exception)
+    async def handle_error(request: Request, error: Exception) -> Response:
+        return error_response(as_request_error(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def handle_wrong_query(request: Request, error: RequestValidationError) -> Response:
+        wrong = error.errors()[0]
+        name = str(wrong["loc"][-1])
+        return error_response(RequestError(f"{name}: {wrong['msg']}.", param=name))
+
+    @app.exception_handler(HTTPException)
+    async def handle_http_exception(request: Request, error: HTTPException) -> Response:
+        method, path = request.method, request.url.path
+        messages = {
+            404: f"There is no {path} here; GET / lists the endpoints.",
+            405: f"{path} does not take {method}.",
+        }
+        message = messages.get(error.status_code, str(error.detail))
+        response = error_response(RequestError(message, status=error.status_code))
+        response.headers.update(error.headers or {})
+        return response

@@ -1,0 +1,96 @@
+"""How does an answer reach a client that may leave at any moment? Whoever leaves takes the work along."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from radixrt.api.http.errors import as_request_error, error_body, error_response
+from radixrt.base.errors import RequestError
+
+Result = TypeVar("Result")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Do the work, or cancel it at once when the client leaves.
+
+    Raises:
+        RequestError: the client left (nobody will read it).
+    """
+    return await _while_connected(request.receive, work)
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise RequestError("The client left.", status=499)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A stream of server-sent events.
+
+    An error before the first event becomes a plain error response with its own status; a later one
+    becomes an error event, and the stream ends.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _while_connected(receive, self._send_all(scope, receive, send))
+        except RequestError:
+            pass  # the client left
+        finally:
+            await self._events.aclose()
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await anext(self._events)
+        except Exception as error:
+            await error_response(as_request_error(error))(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._send_body(send, first)
+        try:
+            async for data in self._events:
+                await self._send_body(send, data)
+        except Exception as error:
+            await self._send_body(send, event(error_body(as_request_error(error))))
+        await self._send_body(send, b"", more=False)
+
+    @staticmethod
+    async def _send_body(send: Send, data: bytes, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": more})

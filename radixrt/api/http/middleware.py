@@ -1,0 +1,89 @@
+"""What concerns every request, whatever it asks? Its key, its size, and a name for its answer."""
+
+import hmac
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixrt.api.http.errors import error_response
+from radixrt.api.http.request_ids import new_id
+from radixrt.base.errors import RequestError
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
+
+
+class RequireApiKey:
+    """Answers 401 to requests without ``Authorization: Bearer KEY``."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self.app = app
+        self._expected = api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            scheme, _, key = given.partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key, self._expected):
+                error = RequestError(
+                    "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
+                    status=401,
+                    code="invalid_api_key",
+                )
+                await error_response(error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class LimitBody:
+    """Answers 413 to bodies above a size, whether they declare it or come in chunks."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            await error_response(self._too_large())(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        await self.app(scope, receive_limited, send)
+
+    def _too_large(self) -> RequestError:
+        return RequestError(
+            f"The body is larger than {self._max_bytes} bytes (--max-body-bytes).", status=413
+        )
+
+
+class NameAnswers:
+    """Gives every answer, errors included, an ``X-Request-Id``: that of the request it answers, where the
+    endpoint has set ``request.state.request_id``."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = new_id("req")
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                header = (b"x-request-id", state["request_id"].encode())
+                message = {**message, "headers": [*message["headers"], header]}
+            await send(message)
+
+        await self.app(scope, receive, send_named)

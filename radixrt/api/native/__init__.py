@@ -1,0 +1,1 @@
+"""radixrt's own endpoints beside OpenAI's: generate, scoring, tokenizing, grammars."""

@@ -1,0 +1,166 @@
+"""``/generate``: the native endpoint, in the form that SGLang's users know."""
+
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from radixrt.api.http.body import read_json
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.events import DONE, EventStream, event, json_response, while_connected
+from radixrt.api.native.generate_request import NativePlan, NativeRequest, native_names, refuse
+from radixrt.api.openai.constraint import structured_extras
+from radixrt.api.openai.formats import json_logprob
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError
+from radixrt.messages.answers import AnswerChunk, TokenLogprob
+from radixrt.messages.ids import unpack_ids
+
+
+def native_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/generate", NativeRequest, refuse)
+    async def generate(request: Request, fields: NativeRequest) -> Response:
+        plan = NativePlan.of(fields, state)
+        request.state.request_id = plan.id
+        results = _results(plan, bool(fields.return_text_in_logprobs), state)
+        if fields.stream:
+            return EventStream(_stream(results))
+        return json_response(await while_connected(request, _whole(plan, results)))
+
+    @router.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        body = await read_json(request)
+        if body.get("abort_all") is True:
+            state.abort_all()
+            return json_response({"success": True})
+        rid = body.get("rid")
+        if not isinstance(rid, str):
+            raise RequestError("rid must be the string that names a request.", param="rid")
+        state.abort(rid)
+        return json_response({"success": True})
+
+    return router
+
+
+Results = AsyncGenerator[dict[str, Any], None]
+
+
+async def _whole(plan: NativePlan, results: Results) -> Any:
+    async with aclosing(results):
+        whole = [result async for result in results]
+    if not plan.is_list:
+        return whole[0]
+    whole.sort(key=lambda result: result.pop("index"))
+    return whole
+
+
+async def _stream(results: Results) -> AsyncGenerator[bytes, None]:
+    async with aclosing(results):
+        async for result in results:
+            yield event(result)
+    yield DONE
+
+
+async def _results(plan: NativePlan, with_text: bool, state: ServerState) -> Results:
+    """Each answer as far as it has come, whenever it has: this endpoint's events repeat the whole of it.
+
+    Args:
+        with_text: of each token beside its log-probability.
+    """
+    counts = [request.sampling.n for request in plan.requests]
+    first_index = list(itertools.accumulate(counts[:-1], initial=0))
+    answers: dict[int, _Answer] = {}
+    started_at = time.monotonic()
+    with native_names():
+        async with aclosing(state.generate(plan.requests, "sampling_params")) as chunks:
+            async for number, chunk in chunks:
+                index = first_index[number] + chunk.index
+                if index not in answers:
+                    answers[index] = _Answer(plan, number, with_text, started_at)
+                result = answers[index].after(chunk)
+                yield result | {"index": index} if plan.is_list else result
+
+
+class _Answer:
+    """One answer, put together from chunks."""
+
+    def __init__(self, plan: NativePlan, number: int, with_text: bool, started_at: float) -> None:
+        """
+        Args:
+            number: of the prompt.
+        """
+        self._request = plan.requests[number]
+        self._is_hidden = plan.prompt_only[number]
+        self._with_text = with_text
+        self._started_at = started_at
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._prompt_tokens = 0
+
+    def after(self, chunk: AnswerChunk) -> dict[str, Any]:
+        """The result with this chunk."""
+        if not self._is_hidden:
+            self._text += chunk.text
+            self._token_ids += unpack_ids(chunk.token_ids).tolist()
+            self._logprobs += chunk.logprobs or []
+        if chunk.prompt is not None:
+            self._prompt_tokens = chunk.prompt.num_tokens
+            self._prompt_logprobs = chunk.prompt.logprobs or []
+        meta = self._meta(chunk) | self._token_logprobs()
+        return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}
+
+    def _meta(self, chunk: AnswerChunk) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": self._request.request_id,
+            "finish_reason": _finish_reason(chunk, self._is_hidden),
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": 0 if self._is_hidden else chunk.num_output_tokens,
+            "cached_tokens": chunk.cached_tokens,
+            "cache_write_tokens": chunk.cache_write_tokens,
+        }
+        meta |= structured_extras(chunk)
+        if chunk.retries:
+            meta["structured_output_retries"] = chunk.retries
+        if chunk.times is not None:
+            meta["queue_time"] = chunk.times.queued_s
+            meta["prefill_time"] = chunk.times.prefill_s
+            meta["e2e_latency"] = time.monotonic() - self._started_at
+        return meta
+
+    def _token_logprobs(self) -> dict[str, Any]:
+        """The log-probabilities, as ``meta_info`` has them."""
+        sampling = self._request.sampling
+        lists = {} if sampling.logprobs is None else {"output": self._logprobs}
+        if sampling.prompt_logprobs is not None:
+            lists["input"] = self._prompt_logprobs
+        fields: dict[str, Any] = {}
+        for which, tokens in lists.items():
+            fields[f"{which}_token_logprobs"] = [self._entry(token) for token in tokens]
+            fields[f"{which}_top_logprobs"] = [[self._entry(t) for t in one.top] for one in tokens]
+        return fields
+
+    def _entry(self, token: TokenLogprob) -> list[Any]:
+        """[log-probability, token id, text or null]."""
+        text = token.token if self._with_text else None
+        return [json_logprob(token.logprob), token.token_id, text]
+
+
+def _finish_reason(chunk: AnswerChunk, prompt_only: bool) -> dict[str, Any] | None:
+    if chunk.finish_reason is None:
+        return None
+    if prompt_only and chunk.finish_reason != "abort":
+        return {"type": "length", "length": 0}
+    reason: dict[str, Any] = {"type": chunk.finish_reason}
+    if chunk.finish_reason == "length":
+        reason["length"] = chunk.num_output_tokens
+    if chunk.finish_reason == "stop":
+        matched = chunk.stop_reason
+        reason["matched"] = unpack_ids(chunk.token_ids).tolist()[-1] if matched is None else matched
+    return reason

@@ -1,0 +1,265 @@
+"""Which prompts does a request to ``/generate`` bring, and how does it want each of them answered?"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from radixrt.api.http.body import to_struct
+from radixrt.api.http.request_ids import new_id, request_id
+from radixrt.api.openai.constraint import asked_constraint
+from radixrt.api.openai.prompts import token_prompt
+from radixrt.api.openai.protocol import ConstraintFields, QueueFields, refuse_unsupported
+from radixrt.api.openai.sampling import queueing, sampling_of
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.requests import check_sampling
+from radixrt.constrained.spec import Spec
+from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt
+
+DEFAULT_MAX_NEW_TOKENS = 128
+"""SGLang's."""
+
+
+class NativeSampling(msgspec.Struct, kw_only=True):
+    n: int | None = None
+    max_tokens: int | None = None
+    """The same as max_new_tokens, which wins."""
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    sampling_seed: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+
+_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+
+
+class NativeRequest(QueueFields, kw_only=True):
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    stream: bool | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    """From which prompt token on log-probabilities are returned; -1: none of the prompt."""
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+
+
+class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One HTTP request, ready to run."""
+
+    id: str
+    requests: list[GenerateRequest]
+    """One a prompt."""
+    prompt_only: list[bool]
+    """Of each prompt: max_new_tokens was 0, so one token is generated and thrown away."""
+    is_list: bool
+    """Whether the response is a list: for a batch, or for n > 1."""
+
+    @staticmethod
+    def of(fields: NativeRequest, state: ServerState) -> "NativePlan":
+        """Raises:
+        RequestError: a field is out of its range, or does not fit the others; names it.
+        """
+        prompts, is_batch = _prompts(fields, state.info.vocab_size)
+        count = len(prompts)
+        call_id, names = _request_ids(fields.rid, count)
+        given = _given_sampling(fields.sampling_params, count)
+        wishes = zip(
+            _one_each("return_logprob", fields.return_logprob, count),
+            _one_each("top_logprobs_num", fields.top_logprobs_num, count),
+            _one_each("logprob_start_len", fields.logprob_start_len, count),
+            strict=True,
+        )
+        sampling = [
+            _sampling(one, (top or 0) if wants else None, -1 if start is None else start, state)
+            for one, (wants, top, start) in zip(given, wishes, strict=True)
+        ]
+        structured = [_constraint(*both, state) for both in zip(given, sampling, strict=True)]
+        state.check_answer_count(count, max(params.n for params in sampling))
+        common = queueing(fields, state.config) | {"stream": bool(fields.stream), "owner": call_id}
+        requests = [
+            GenerateRequest(
+                request_id=name, prompt=prompt, sampling=params, structured=spec, **common
+            )
+            for name, prompt, params, spec in zip(names, prompts, sampling, structured, strict=True)
+        ]
+        return NativePlan(
+            id=call_id,
+            requests=requests,
+            prompt_only=[_max_new_tokens(one) == 0 for one in given],
+            is_list=is_batch or sampling[0].n > 1,
+        )
+
+
+def _prompts(fields: NativeRequest, vocab_size: int) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether they came as a batch."""
+    if (fields.text is None) == (fields.input_ids is None):
+        raise RequestError("Give either text or input_ids.", param="text")
+    if isinstance(fields.text, str):
+        return [TextPrompt(fields.text)], False
+    if fields.text is not None:
+        if not fields.text:
+            raise RequestError("text is an empty list; give at least one prompt.", param="text")
+        return [TextPrompt(text) for text in fields.text], True
+    ids = fields.input_ids or []
+    if ids and all(isinstance(item, list) for item in ids):
+        return [token_prompt(item, vocab_size, "input_ids") for item in ids], True
+    return [token_prompt(ids, vocab_size, "input_ids")], False
+
+
+def _one_each(field: str, value: Any, count: int) -> list[Any]:
+    """A value a prompt, where one may have come for all of them.
+
+    Raises:
+        RequestError: it is a list of another length.
+    """
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(
+            f"{field} has {len(value)} entries for {count} prompts; give one, or one a prompt.",
+            param=field,
+        )
+    return value
+
+
+def _given_sampling(
+    params: dict[str, Any] | list[dict[str, Any]] | None, count: int
+) -> list[NativeSampling]:
+    """Raises:
+    RequestError: a value is of the wrong type, or can't be honoured; names the field.
+    """
+
+    def check(one: dict[str, Any]) -> NativeSampling:
+        with native_names():
+            refuse(one, "sampling_params.", _CONSTRAINTS)
+            return to_struct(one, NativeSampling)
+
+    if isinstance(params, list):
+        return [check(one) for one in _one_each("sampling_params", params, count)]
+    return [check(params or {})] * count
+
+
+def _max_new_tokens(given: NativeSampling) -> int | None:
+    return given.max_tokens if given.max_new_tokens is None else given.max_new_tokens
+
+
+def _sampling(
+    given: NativeSampling, logprobs: int | None, prompt_start: int, state: ServerState
+) -> SamplingParams:
+    """
+    Args:
+        logprobs: alternatives of each token; None: no log-probabilities.
+        prompt_start: from which prompt token on there are log-probabilities; -1: of none.
+
+    Raises:
+        RequestError: a value is out of its range; names the field.
+    """
+    settings: dict[str, Any] = {}
+    for name in NativeSampling.__struct_fields__:
+        if name not in _CONSTRAINTS and (value := getattr(given, name)) is not None:
+            settings[_RENAMED.get(name, name)] = value
+    if _max_new_tokens(given) is None:
+        settings["max_tokens"] = max(DEFAULT_MAX_NEW_TOKENS, given.min_new_tokens or 0)
+    elif _max_new_tokens(given) == 0:
+        settings["max_tokens"] = 1
+    settings["logprobs"] = logprobs
+    if logprobs is not None and prompt_start >= 0:
+        settings |= {"prompt_logprobs": logprobs, "prompt_logprobs_start": prompt_start}
+    with native_names():
+        return sampling_of(settings, state)
+
+
+def _constraint(given: NativeSampling, sampling: SamplingParams, state: ServerState) -> Spec | None:
+    """Raises:
+    RequestError: there are several, or one is not well formed, or there will be no answer.
+    """
+    structured = asked_constraint(given, state.config, "sampling_params.")
+    with native_names():
+        check_sampling(structured, sampling)
+    if structured is not None and _max_new_tokens(given) == 0:
+        raise RequestError(
+            "max_new_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
+            param="sampling_params.max_new_tokens",
+        )
+    return structured
+
+
+def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
+    """Raises:
+    RequestError: a constraint stands where this endpoint has none, or what can't be done is asked for.
+    """
+    refuse_unsupported(body)
+    for name in ConstraintFields.__struct_fields__:
+        if name not in allowed and body.get(name) is not None:
+            raise RequestError(
+                f"{prefix}{name} is no field of /generate; its constraints are {', '.join(_CONSTRAINTS)} in "
+                "sampling_params.",
+                param=prefix + name,
+            )
+
+
+_NATIVE_NAMES = (
+    {name: f"sampling_params.{name}" for name in NativeSampling.__struct_fields__}
+    | {ours: f"sampling_params.{native}" for native, ours in _RENAMED.items()}
+    | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
+    | {"prompt_logprobs_start": "logprob_start_len"}
+)
+"""What this endpoint's clients call each sampling setting."""
+
+
+@contextmanager
+def native_names() -> Iterator[None]:
+    """Let errors about sampling settings name the fields that the client sent."""
+    try:
+        yield
+    except RequestError as error:
+        ours = re.match(r"\w*", error.param or "").group()  # type: ignore[union-attr]
+        native = _NATIVE_NAMES.get(ours)
+        if native is None or error.param is None:
+            raise
+        error.message = re.sub(rf"\b{ours}\b", native, error.message)
+        error.param = native + error.param.removeprefix(ours)
+        raise
+
+
+def _request_ids(rid: str | list[str] | None, count: int) -> tuple[str, list[str]]:
+    """The name of the whole request, and one for each prompt."""
+    if isinstance(rid, list):
+        if len(rid) != count or len(set(rid)) != count:
+            raise RequestError(
+                f"rid must hold one different name for each of the {count} prompts.", param="rid"
+            )
+        names = [request_id("gen", name) for name in rid]
+        return (names[0] if count == 1 else new_id("gen")), names
+    name = request_id("gen", rid)
+    return name, [name] if count == 1 else [f"{name}_{number}" for number in range(count)]

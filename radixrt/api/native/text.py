@@ -1,0 +1,53 @@
+"""``/tokenize`` and ``/detokenize``: what the model's tokenizer makes of a text, and back."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.events import json_response
+from radixrt.api.openai.prompts import one_prompt, token_prompt
+from radixrt.api.openai.protocol import PromptRequest
+from radixrt.api.state import ServerState
+from radixrt.messages.ids import unpack_ids
+
+
+class TokenizeRequest(PromptRequest, kw_only=True):
+    text: str | None = None
+    """The same as prompt, which wins."""
+
+
+class Detokenize(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[Any]
+    skip_special_tokens: bool | None = None
+
+
+def text_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/tokenize", TokenizeRequest)
+    async def tokenize(request: Request, fields: TokenizeRequest) -> Response:
+        if fields.prompt is None:
+            fields.prompt = fields.text
+        tokenized = await state.client.tokenize(one_prompt(fields, state, request))
+        return json_response(
+            {
+                "tokens": tokenized.token_ids,
+                "count": len(tokenized.token_ids),
+                "max_model_len": state.info.context_length,
+                "prompt": tokenized.prompt,
+            }
+        )
+
+    @router.takes("/detokenize", Detokenize)
+    async def detokenize(request: Request, fields: Detokenize) -> Response:
+        ids: list[int] = []
+        if fields.tokens:
+            packed = token_prompt(fields.tokens, state.info.vocab_size, "tokens").token_ids
+            ids = unpack_ids(packed).tolist()
+        text = await state.client.detokenize(ids, bool(fields.skip_special_tokens))
+        return json_response({"prompt": text, "text": text})
+
+    return router

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: chat completions, completions and the fields of their requests."""

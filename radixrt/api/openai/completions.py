@@ -1,0 +1,152 @@
+"""``/v1/completions``: text or token ids in, their continuation out."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from radixrt.api.conversations.continuation import Continuation, Keeper, is_kept
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.request_ids import request_id
+from radixrt.api.openai.answering import Answering, Part, respond
+from radixrt.api.openai.constraint import asked_constraint, structured_extras
+from radixrt.api.openai.formats import completion_logprobs, prompt_extras
+from radixrt.api.openai.prompts import parse_prompts
+from radixrt.api.openai.protocol import CompletionRequest
+from radixrt.api.openai.sampling import queueing, sampling_from_fields
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.requests import check_sampling
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.requests import GenerateRequest
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+
+
+def completion_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/v1/completions", CompletionRequest)
+    async def completions(request: Request, fields: CompletionRequest) -> Response:
+        return await respond(_plan(fields, state, request), request, state)
+
+    return router
+
+
+def _plan(fields: CompletionRequest, state: ServerState, request: Request) -> "_Completion":
+    continuation = Continuation.of(fields, "text", state.conversations, request)
+    prompts = parse_prompts(
+        _whole_prompt(fields, continuation),
+        state.info.vocab_size,
+        fields.add_special_tokens is not False,
+    )
+    sampling = _sampling(fields, state)
+    state.check_answer_count(len(prompts), sampling.n)
+    structured = asked_constraint(fields, state.config)
+    check_sampling(structured, sampling)
+    if structured is not None and fields.max_tokens == 0:
+        raise RequestError(
+            "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
+            param="max_tokens",
+        )
+    response_id = request_id("cmpl", fields.rid, fields.request_id)
+    keeper = None
+    if is_kept(fields):
+        keeper = Keeper(state.conversations, response_id, continuation, str(fields.prompt))
+    requests = [
+        GenerateRequest(
+            request_id=f"{response_id}-{number}",
+            owner=response_id,
+            prompt=prompt,
+            sampling=sampling,
+            stream=bool(fields.stream),
+            return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
+            structured=structured,
+            **queueing(fields, state.config),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    return _Completion(fields, response_id, requests, keeper)
+
+
+def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str | list[Any]:
+    """The prompt with what is remembered before it.
+
+    Raises:
+        RequestError: it is not one text.
+    """
+    if not fields.keep and continuation.source is None:
+        return fields.prompt
+    if not isinstance(fields.prompt, str):
+        raise RequestError(
+            "keep and continue_from are for a single prompt, as text.", param="prompt"
+        )
+    return continuation.text + fields.prompt
+
+
+def _sampling(fields: CompletionRequest, state: ServerState) -> SamplingParams:
+    """max_tokens 0 is for scoring a text, with echo: one token is generated and thrown away."""
+    overrides: dict[str, Any] = {"logprobs": fields.logprobs}
+    if fields.max_tokens == 0:
+        if not fields.echo:
+            raise RequestError("max_tokens must be at least 1 without echo.", param="max_tokens")
+        overrides["max_tokens"] = 1
+    elif fields.max_tokens is None:
+        overrides["max_tokens"] = max(DEFAULT_MAX_TOKENS, fields.min_tokens or 0)
+    if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
+        overrides["prompt_logprobs"] = fields.logprobs
+    sampling = sampling_from_fields(fields, state, **overrides)
+    if fields.best_of not in (None, sampling.n):
+        raise RequestError("best_of must equal n, or be left out.", param="best_of")
+    return sampling
+
+
+class _Completion(Answering):
+    fields: CompletionRequest
+    kind = kind_of_event = "text_completion"
+
+    def __init__(
+        self,
+        fields: CompletionRequest,
+        response_id: str,
+        requests: list[GenerateRequest],
+        keeper: Keeper | None,
+    ) -> None:
+        super().__init__(fields, response_id, requests, keeper)
+        self.hides_output = fields.max_tokens == 0
+        self._offsets: Counter[int] = Counter()
+        """Of each choice: characters of its tokens so far."""
+
+    def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Part]:
+        index = prompt_index * self.requests[0].sampling.n + chunk.index
+        hidden = self.hides_output
+        text, tokens, finish_reason = chunk.text, chunk.logprobs, chunk.finish_reason
+        if hidden:
+            text, tokens = "", None if tokens is None else []
+            finish_reason = "length" if finish_reason else None
+        beside = self.beside_first(chunk, text, []) if index == 0 else {}
+        if chunk.prompt is not None and self.fields.echo:
+            text = (chunk.prompt.text or "") + text
+            if tokens is not None:
+                tokens = [*(chunk.prompt.logprobs or []), *tokens]
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": completion_logprobs(tokens, self._offsets[index]),
+            "finish_reason": finish_reason,
+            "stop_reason": chunk.stop_reason,
+        }
+        self._offsets[index] += sum(len(token.token) for token in tokens or ())
+        if self.fields.return_token_ids:
+            choice["token_ids"] = [] if hidden else unpack_ids(chunk.token_ids).tolist()
+        yield choice | self._prompt_extras(chunk) | structured_extras(chunk), beside
+
+    def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
+        extras = prompt_extras(chunk, bool(self.fields.return_token_ids))
+        if self.fields.prompt_logprobs is None:
+            extras.pop("prompt_logprobs", None)
+        return extras

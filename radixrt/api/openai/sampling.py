@@ -1,0 +1,99 @@
+"""How does a request want its tokens chosen, and when does its turn come? Its own fields and the model's defaults together."""
+
+import time
+from typing import Any
+
+from radixrt.api.openai.protocol import GenerationFields, QueueFields
+from radixrt.api.state import ServerState
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.kv.cache_hint import hints_of
+
+_SAME_NAME = set(SamplingParams.__struct_fields__) - {"logprobs", "prompt_logprobs_start"}
+"""What completions and chat call as it is called here; ``logprobs`` means another thing in each."""
+
+LONGEST_STOP_STRING = 1024
+
+
+def sampling_from_fields(
+    fields: GenerationFields, state: ServerState, **overrides: Any
+) -> SamplingParams:
+    """Raises:
+    RequestError: a value is out of its range; names the field.
+    """
+    return sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
+
+
+def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
+    """Settings over the model's defaults, checked.
+
+    Args:
+        given: by their names in :class:`SamplingParams`; None: not given.
+
+    Raises:
+        RequestError: a value is out of its range; names the field.
+    """
+    settings = {name: value for name, value in given.items() if value is not None}
+    if "logit_bias" in settings:
+        settings["logit_bias"] = _logit_bias(settings["logit_bias"])
+    stop = settings.get("stop", ())
+    if any(len(one) > LONGEST_STOP_STRING for one in ([stop] if isinstance(stop, str) else stop)):
+        raise RequestError(
+            f"A stop string may have at most {LONGEST_STOP_STRING} characters.", param="stop"
+        )
+    return SamplingParams(**state.default_sampling | settings).validate(state.info.vocab_size)
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float] | None:
+    """JSON has only strings as keys; they are token ids."""
+    try:
+        return {int(token_id): value for token_id, value in bias.items()} or None
+    except ValueError as error:
+        raise RequestError(
+            "logit_bias must map token ids to numbers from -100 to 100.", param="logit_bias"
+        ) from error
+
+
+def queueing(fields: QueueFields | GenerationFields, config: ServerConfig) -> dict[str, Any]:
+    """Whose prefixes a request shares, when it goes, and what the cache is told: fields of its :class:`GenerateRequest`.
+
+    Raises:
+        RequestError: one of them is out of its range.
+    """
+    return {
+        "cache_salt": fields.cache_salt or "",
+        "priority": _priority(fields.priority, config),
+        "cache_hints": hints_of(fields.cache),
+        "deadline": _deadline(fields.timeout),
+    }
+
+
+def _deadline(timeout: float | None) -> float | None:
+    """Unix time at which a request with this timeout in seconds is dropped."""
+    if timeout is None:
+        return None
+    if not timeout > 0:
+        raise RequestError("timeout must be above 0 seconds.", param="timeout")
+    return time.time() + timeout
+
+
+def _priority(given: int | None, config: ServerConfig) -> int:
+    """The request's place in the queue; the smallest goes first.
+
+    Raises:
+        RequestError: the server would ignore it, or it is no 32-bit number.
+    """
+    if not given:
+        return 0
+    if config.schedule_policy != "priority":
+        raise RequestError(
+            "This server does not order requests by priority: leave it out, or start the server with "
+            "--schedule-policy priority.",
+            param="priority",
+        )
+    if not -(2**31) <= given < 2**31:
+        raise RequestError(
+            "priority must lie between -2147483648 and 2147483647.", param="priority"
+        )
+    return given

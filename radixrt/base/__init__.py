@@ -1,0 +1,1 @@
+"""Modules that every folder may import: errors, settings, sampling parameters, sockets, child processes."""

@@ -1,0 +1,78 @@
+"""How a process of the engine begins and ends: its config, its log, its death with its parent."""
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.base.ipc import Channels
+
+CONFIG_FILE = "config.json"
+CONFIG_ERROR_FILE = "config_error"
+"""Where a process leaves the sentence that says why it can't start."""
+
+EXIT_CONFIG_ERROR = 78
+"""Exit status of a process that a setting kept from starting (EX_CONFIG of sysexits.h)."""
+
+
+def write_config(run_dir: Path, config: ServerConfig) -> None:
+    """Leave the settings where child processes read them; the directory is private to this user."""
+    (run_dir / CONFIG_FILE).write_bytes(msgspec.json.encode(config))
+
+
+def run_child(
+    name: str, main: Callable[[ServerConfig, Channels, argparse.Namespace], None]
+) -> None:
+    """Body of ``python -m radixrt.<name>``: parse, set up, run, and hand a ConfigError to the supervisor."""
+    parser = argparse.ArgumentParser(prog=f"radixrt.{name}")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument(
+        "--parent-fd", type=int, required=True, help="pipe that the supervisor holds open"
+    )
+    parser.add_argument("--rank", type=int, default=0, help="tensor-parallel rank of a worker")
+    parser.add_argument("--listen-fd", type=int, default=-1, help="bound socket of the api process")
+    arguments = parser.parse_args()
+    threading.Thread(
+        target=_end_with_parent, args=(arguments.parent_fd, arguments.run_dir), daemon=True
+    ).start()
+    signal.signal(signal.SIGTERM, _exit_quietly)
+    run_dir: Path = arguments.run_dir
+    config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
+    set_up_logging(name, config.log_level)
+    try:
+        main(config, Channels(run_dir), arguments)
+    except ConfigError as error:
+        (run_dir / CONFIG_ERROR_FILE).write_text(str(error))
+        sys.exit(EXIT_CONFIG_ERROR)
+
+
+def set_up_logging(name: str, level: str) -> None:
+    """One line a record on stderr, with the process's name."""
+    logging.basicConfig(
+        level=level.upper(),
+        format=f"%(asctime)s {name:<9} %(levelname)-7s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
+def _exit_quietly(signum: int, frame: object) -> None:
+    logging.shutdown()
+    os._exit(0)  # nothing is worth saving, and taking torch apart politely takes a second
+
+
+def _end_with_parent(parent_fd: int, run_dir: Path) -> None:
+    """Wait for the end of the supervisor, however it comes: the pipe that it holds open closes."""
+    os.read(parent_fd, 1)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    os._exit(1)

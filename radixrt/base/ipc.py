@@ -1,0 +1,188 @@
+"""Typed one-way channels between processes: ZeroMQ sockets that carry msgspec messages.
+
+A link between two processes is two channels, one a direction. The receiving side binds. Addresses are
+``ipc://`` files in a directory that only this user can enter; nothing is ever unpickled.
+"""
+
+import logging
+import math
+import stat
+import tempfile
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from radixrt.base.errors import ConfigError, RadixrtError
+
+log = logging.getLogger(__name__)
+
+Received = TypeVar("Received")
+
+LONGEST_WAIT_S = 60.0
+
+LONGEST_RUN_DIR = 80
+"""Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
+
+MAX_FRAME_BYTES = 512 << 20
+"""A frame larger than this is a fault of the sender; ZeroMQ drops the connection."""
+
+
+class FrameTooLargeError(RadixrtError):
+    """A message has more than MAX_FRAME_BYTES."""
+
+
+class Channels:
+    """The addresses of one engine's channels, as files in its run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    @staticmethod
+    def make_run_dir() -> Path:
+        """A fresh directory, mode 0700.
+
+        Raises:
+            ConfigError: its path is too long for a socket's address.
+        """
+        run_dir = Path(tempfile.mkdtemp(prefix="radixrt-"))
+        if len(str(run_dir)) > LONGEST_RUN_DIR:
+            run_dir.rmdir()
+            raise ConfigError(
+                f"The path of {run_dir} is too long for Unix sockets: set TMPDIR to a shorter one."
+            )
+        assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+        return run_dir
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The model's tokenizer.json, which the tokenizer process leaves for those that load grammars."""
+        return self.run_dir / "tokenizer.json"
+
+    def address(self, sender: str, receiver: str) -> str:
+        """For example ``ipc:///tmp/radixrt-x/scheduler-worker0``."""
+        return f"ipc://{self.run_dir}/{sender}-{receiver}"
+
+
+class Decoder(Generic[Received]):
+    """Turns frames into messages; drops, counts and logs what it does not understand."""
+
+    def __init__(self, message_types: type[Received] | object) -> None:
+        self._decoder = msgspec.msgpack.Decoder(message_types)  # type: ignore[call-overload]
+        self.malformed_frames = 0
+
+    def decode(self, frame: bytes) -> Received | None:
+        try:
+            return self._decoder.decode(frame)  # type: ignore[no-any-return]
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            self.malformed_frames += 1
+            log.warning("Dropped a malformed frame of %d bytes: %s", len(frame), error)
+            return None
+
+
+def _bind(context: zmq.Context, address: str) -> zmq.Socket:
+    socket = context.socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.bind(address)
+    return socket
+
+
+def _connect(context: zmq.Context, address: str) -> zmq.Socket:
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, 0)  # queues are bounded by --max-queued-requests, not here
+    socket.setsockopt(zmq.LINGER, 500)
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)  # milliseconds: the other side may still be starting
+    socket.connect(address)
+    return socket
+
+
+class Inbox(Decoder[Received]):
+    """The receiving end of a channel, for a process with a plain loop."""
+
+    def __init__(self, address: str, message_types: type[Received] | object) -> None:
+        super().__init__(message_types)
+        self.socket = _bind(zmq.Context.instance(), address)
+
+    def receive(self) -> Received:
+        """Wait for the next well-formed message."""
+        while (message := self.decode(self.socket.recv())) is None:
+            pass
+        return message
+
+    def receive_now(self) -> Received | None:
+        """The next well-formed message, if one is here already."""
+        try:
+            while (message := self.decode(self.socket.recv(zmq.NOBLOCK))) is None:
+                pass
+        except zmq.Again:
+            return None
+        return message
+
+    def receive_waiting(self) -> list[Received]:
+        """All messages that are here already, without waiting."""
+        return list(iter(self.receive_now, None))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Outbox:
+    """The sending end of a channel. Sending never waits."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = _connect(zmq.Context.instance(), address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Raises:
+        FrameTooLargeError: the receiver would not take it.
+        """
+        frame = self._encoder.encode(message)
+        if len(frame) > MAX_FRAME_BYTES:
+            raise FrameTooLargeError(
+                f"A message of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}."
+            )
+        self.socket.send(frame, copy=False)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Poller:
+    """Waits for several inboxes at once."""
+
+    def __init__(self, *inboxes: Inbox) -> None:
+        self._poller = zmq.Poller()
+        for inbox in inboxes:
+            self._poller.register(inbox.socket, zmq.POLLIN)
+
+    def add(self, socket: zmq.Socket) -> None:
+        """Wait for something to read from another kind of socket, too."""
+        self._poller.register(socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until a message is here, or the time (or a minute) is over; True if one is here."""
+        if timeout_s is not None:
+            timeout_s = min(timeout_s, LONGEST_WAIT_S)  # ZeroMQ counts milliseconds in 32 bits
+        return bool(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
+
+
+class AsyncInbox(Decoder[Received]):
+    """The receiving end of a channel, for a process with an event loop."""
+
+    def __init__(self, address: str, message_types: type[Received] | object) -> None:
+        super().__init__(message_types)
+        self.socket = _bind(zmq.asyncio.Context.instance(), address)
+
+    async def receive(self) -> Received:
+        """Wait for the next well-formed message."""
+        while (message := self.decode(await self.socket.recv())) is None:  # type: ignore[misc]
+            pass
+        return message
+
+    def close(self) -> None:
+        self.socket.close()

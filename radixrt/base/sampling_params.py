@@ -1,0 +1,168 @@
+"""How one request wants its tokens chosen: the public class, its validation, its wire form."""
+
+from typing import Any
+
+import msgspec
+
+from radixrt.base.errors import RequestError
+
+MAX_LOGPROBS = 20
+"""Most alternatives per token that a request may ask for (OpenAI's limit)."""
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 1024
+MAX_N = 128
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling settings of one request. Defaults are those of the field: sample at temperature 1.
+
+    Call :meth:`validate` on anything that came from outside.
+    """
+
+    n: int = 1
+    """Number of answers to the same prompt."""
+    max_tokens: int | None = None
+    """Most tokens to generate; None: as many as the context length leaves."""
+    min_tokens: int = 0
+    """End-of-sequence and stop tokens are masked until so many tokens are out."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens whose probability reaches top_p (Holtzman et al. 2020)."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens; 0 or -1: no limit."""
+    min_p: float = 0.0
+    """Drop tokens below min_p times the likeliest token's probability (Nguyen et al. 2024)."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or answer (CTRL)."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens already in the answer (OpenAI)."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once for each time it is in the answer (OpenAI)."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of the given token ids."""
+    seed: int | None = None
+    """The same seed, prompt and settings give the same answer, whatever else is in the batch."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """The answer ends at any of these tokens, as it does at the model's own end tokens."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence tokens."""
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    logprobs: int | None = None
+    """Log-probability of each token, and of so many of the likeliest alternatives; None: neither.
+
+    They are those of the model itself, before temperature, penalties and filters.
+    """
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt; computes those, cached or not."""
+    prompt_logprobs_start: int = 0
+    """From which token of the prompt on. What comes before it may be cached."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def validate(self, vocab_size: int | None = None) -> "SamplingParams":
+        """Return these settings with each value of its declared type (a single ``stop`` string, a list),
+        and no stop token twice.
+
+        Raises:
+            RequestError: a value is of another type or out of its range; names the field.
+        """
+        checked = _of_declared_types(self)
+        if checked.stop_token_ids:
+            different = tuple(dict.fromkeys(checked.stop_token_ids))
+            checked = msgspec.structs.replace(checked, stop_token_ids=different)
+        checked._check_ranges(vocab_size)
+        return checked
+
+    def _check_ranges(self, vocab_size: int | None) -> None:
+        for name, low, high in _RANGES:
+            _require_in_range(name, getattr(self, name), low, high)
+        if self.top_p == 0.0:
+            raise RequestError(
+                "top_p must be above 0; for greedy answers set temperature to 0.", param="top_p"
+            )
+        if self.repetition_penalty == 0.0:
+            raise RequestError(
+                "repetition_penalty must be above 0; 1 switches it off.", param="repetition_penalty"
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).",
+                param="min_tokens",
+            )
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}.",
+                param="stop",
+            )
+        if any(not s for s in self.stop):
+            raise RequestError("stop must not contain an empty string.", param="stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise RequestError(
+                f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} different ids, "
+                f"not {len(self.stop_token_ids)}.",
+                param="stop_token_ids",
+            )
+        for token in self.stop_token_ids:
+            _require_token("stop_token_ids", token, vocab_size)
+        for token, bias in (self.logit_bias or {}).items():
+            _require_token("logit_bias", token, vocab_size)
+            _require_in_range("logit_bias", bias, -100.0, 100.0)
+
+
+PREFILL_ONLY = SamplingParams(max_tokens=0, temperature=0.0)
+"""Of a request that computes a prompt's KV and generates nothing. No client can ask for it in these settings."""
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("n", 1, MAX_N),
+    ("max_tokens", 1, 2**31 - 1),
+    ("min_tokens", 0, 2**31 - 1),
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("top_k", -1, 2**31 - 1),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.0, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("seed", -(2**63), 2**63 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs_start", 0, 2**31 - 1),
+)
+
+
+def _of_declared_types(params: SamplingParams) -> SamplingParams:
+    fields = msgspec.structs.asdict(params)
+    if isinstance(params.stop, str):
+        fields["stop"] = (params.stop,)
+    for name in ("stop", "stop_token_ids"):
+        if fields[name] is None:
+            fields[name] = ()
+    try:
+        return msgspec.convert(fields, SamplingParams)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at ")
+        name = path.strip("`$.").partition("[")[0]
+        raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None
+
+
+def _require_in_range(name: str, value: Any, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise RequestError(
+            f"{name} must be a number from {low} to {high}, not {value!r}.", param=name
+        )
+
+
+def _require_token(name: str, token: int, vocab_size: int | None) -> None:
+    if token < 0 or (vocab_size is not None and token >= vocab_size):
+        limit = "" if vocab_size is None else f" and below the vocabulary size {vocab_size}"
+        raise RequestError(
+            f"{name} holds token id {token}; ids must be at least 0{limit}.", param=name
+        )

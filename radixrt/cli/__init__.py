@@ -1,0 +1,1 @@
+"""The ``radixrt`` command and its flags."""

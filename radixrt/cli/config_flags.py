@@ -1,0 +1,80 @@
+"""How are the settings given on the command line, and how are they told in the docs?"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from itertools import groupby
+from typing import Any
+
+from radixrt.base.config import Kind, ServerConfig, flag_of
+
+
+def _by_section() -> Iterator[tuple[str, Iterator[Field]]]:
+    return groupby(fields(ServerConfig), lambda setting: setting.metadata["section"])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare one flag for each setting, in the sections of the docs."""
+    for section, settings in _by_section():
+        group = parser.add_argument_group(section)
+        for setting in settings:
+            kind, options = Kind.of(setting), _options(setting)
+            if kind.type is bool:
+                group.add_argument(flag_of(setting.name), action="store_true", **options)
+                continue
+            metavar = None if kind.choices else kind.type.__name__.upper()
+            options["metavar"] = setting.metadata.get("metavar", metavar)
+            choices = kind.choices or None
+            group.add_argument(flag_of(setting.name), type=kind.type, choices=choices, **options)
+
+
+def _options(setting: Field) -> dict[str, Any]:
+    default, text = setting.default, setting.metadata["help"].replace("%", "%%")
+    if default is not None and default is not False:
+        text = f"{text} (default: {default})"
+    return {"dest": setting.name, "default": default, "help": text}
+
+
+def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
+    """The validated config of a parsed command line."""
+    names = [f.name for f in fields(ServerConfig)]
+    return ServerConfig(**{name: getattr(arguments, name) for name in names}).validate()
+
+
+def markdown_page() -> str:
+    """docs/server.md: how to start a server, and every setting."""
+    lines = [_PAGE_HEAD]
+    for section, settings in _by_section():
+        lines += [
+            "",
+            f"## {section}",
+            "",
+            "| flag | value | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += map(_row, settings)
+    return "\n".join(lines) + "\n"
+
+
+def _row(setting: Field) -> str:
+    kind = Kind.of(setting)
+    value = "switch" if kind.type is bool else " \\| ".join(kind.choices) or kind.type.__name__
+    default = "off" if kind.type is bool else f"`{setting.default}`"
+    default = "" if setting.default is None else default
+    return f"| `{flag_of(setting.name)}` | {value} | {default} | {setting.metadata['help']} |"
+
+
+_PAGE_HEAD = """# The server's settings
+
+<!-- Written by `make docs` from radixrt/base/config.py; a test holds the two together. -->
+
+    radixrt serve --model-path DIR_OR_HUB_ID [flags]
+    python -m radixrt.launch_server --model-path DIR_OR_HUB_ID [flags]
+
+are the same. The offline `LLM(model_path, **settings)` takes the same settings as keyword arguments, with
+underscores: `LLM(path, page_size=1)`. The server prints its address when it is ready to answer and ends
+cleanly on Ctrl-C or SIGTERM; it ends with status 1 and one sentence when it cannot start, or when one of
+its processes has died."""
+
+if __name__ == "__main__":
+    print(markdown_page(), end="")

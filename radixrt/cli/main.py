@@ -1,0 +1,94 @@
+"""The ``radixrt`` command. Subcommands import what they need only when they run."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import NoReturn
+
+from radixrt import __version__
+from radixrt.base.errors import ConfigError
+from radixrt.bench import arguments as bench_arguments
+from radixrt.cli.config_flags import add_arguments, config_from_arguments
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Parse the command line and run one subcommand; exits with its status."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        status = arguments.run(arguments)
+    except ConfigError as error:
+        print(f"radixrt: {error}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
+
+
+_BENCHMARKS = (
+    ("serve", "serve", bench_arguments.add_arguments, "load a server and measure its latencies"),
+    ("overhead", "overhead", bench_arguments.add_overhead_arguments, "measure what the engine costs beside the model"),
+    ("constrained", "constrained", bench_arguments.add_constrained_arguments, "measure what grammars cost, and what forced tokens save"),
+    ("model", "dummy_checkpoint", bench_arguments.add_model_arguments, "write an untrained 0.5 B Llama to measure with"),
+    ("structured", "structured", bench_arguments.add_structured_arguments, "hold schemas' instances against the router and each grammar library"),
+    ("cache", "cache.benchmark", bench_arguments.add_cache_arguments, "replay recorded traffic through the scheduler and compare cache policies"),
+)  # fmt: skip
+"""Of each: its name, the module of :mod:`radixrt.bench` that runs it, what declares its flags, and what it is for."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="radixrt", description="An LLM serving engine with a radix-tree KV cache."
+    )
+    parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API")
+    add_arguments(serve)
+    serve.set_defaults(run=_serve)
+    top = commands.add_parser("top", help="watch a server's KV cache")
+    _add_top_arguments(top)
+    top.set_defaults(run=partial(_run, "radixrt.top.command", "server"))
+    bench = commands.add_parser("bench", help="measure")
+    benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
+    for name, module, declare_flags, help in _BENCHMARKS:
+        benchmark = benchmarks.add_parser(name, help=help)
+        declare_flags(benchmark)
+        benchmark.set_defaults(run=partial(_run, f"radixrt.bench.{module}", "bench"))
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from radixrt.supervisor.launch import serve
+
+    return serve(config_from_arguments(arguments))
+
+
+def _run(module: str, extra: str, arguments: argparse.Namespace) -> int:
+    """Call a module's ``run``; ``extra`` names what has to be installed for it."""
+    try:
+        run = importlib.import_module(module).run
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"This command needs {error.name}: pip install 'radixrt[{extra}]'."
+        ) from error
+    status: int = run(arguments)
+    return status
+
+
+def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:30000", help="of the server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key", help="what the server was started with; else the environment's RADIXRT_API_KEY"
+    )
+    parser.add_argument(
+        "--interval", type=float, default=1.0, help="seconds between frames (default: %(default)s)"
+    )
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""How likely is each of several texts behind one prompt? By token ids, in one batch, so that the prompt is computed once.
+
+``/score_choices`` and ``LLM.score`` both ask here; the language's ``select`` is made of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.client.engine_client import EngineClient
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import (
+    NO_HINTS,
+    CacheHints,
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+
+TAIL_CHARS = 1024
+"""Of a text's end: so much of it is encoded anew with each choice behind it."""
+
+Answer = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
+"""The one chunk that answers each request; all are computed side by side."""
+
+
+class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True):
+    """How likely one choice is, token by token."""
+
+    logprobs: list[float]
+    """Of its tokens behind the prompt. All choices begin at the same token: the first that one of them changes."""
+    unconditional_logprobs: list[float] | None = None
+    """Of the same tokens without the prompt, behind its first token alone; where it was asked for."""
+
+
+class ChoiceScores(msgspec.Struct, frozen=True, kw_only=True):
+    scores: list[ChoiceScore]
+    """One for each choice, in their order."""
+    prompt_tokens: int
+    """Of the prompt alone."""
+    cached_tokens: int
+    """Of these, found in the radix tree and not computed for any of the choices."""
+    choice_tokens: int
+    """Of all choices together."""
+
+
+@dataclass(frozen=True)
+class ChoiceQuestion:
+    """A prompt, and the texts that may come behind it."""
+
+    prompt: TextPrompt | ChatPrompt
+    """Of a conversation, each choice is (or with ``continue_final_message`` continues) the assistant's message."""
+    choices: Sequence[str]
+    unconditional: bool = False
+
+    def check(self) -> None:
+        """Raises:
+        RequestError: there is nothing to score.
+        """
+        if not self.choices:
+            raise RequestError("choices is empty; give at least one text.", param="choices")
+        for index, choice in enumerate(self.choices):
+            if not choice:
+                raise RequestError(
+                    f"choices[{index}] is empty, and nothing can't be scored; leave it out.",
+                    param=f"choices[{index}]",
+                )
+
+
+async def score_choices(
+    client: EngineClient, question: ChoiceQuestion, like: GenerateRequest, answer: Answer
+) -> ChoiceScores:
+    """Encode the prompt with each choice behind it, as it will be when it is part of a longer prompt, and score what
+    differs.
+
+    A choice's first characters may join the prompt's last token, so the scores begin where the first of the encoded
+    texts parts from the prompt alone: at the same token for all.
+
+    Args:
+        like: what the requests that are made have in common: all but the prompt, what is sampled, and the number behind
+            the id.
+
+    Raises:
+        RequestError: there is nothing to score, or the engine refuses the prompt.
+    """
+    question.check()
+    alone, whole = await _encoded(client, question)
+    start = min(shared_tokens(alone, ids) for ids in whole)
+    start = max(start, 1)  # nothing comes before the first token that could make it likely
+    sequences, starts = list(whole), [start] * len(whole)
+    if question.unconditional:  # behind the text's first token alone: something has to stand there
+        sequences += [ids[:1] + ids[start:] for ids in whole]
+        starts += [1] * len(whole)
+    parts = zip(sequences, starts, strict=True)
+    chunks = await answer([_numbered(like, n, *part) for n, part in enumerate(parts)])
+    found = [_logprobs(chunk) for chunk in chunks]
+    without = found[len(whole) :] if question.unconditional else [None] * len(whole)
+    num_choice_tokens = sum(len(ids) - start for ids in whole)
+    num_computed = sum(
+        len(ids) - chunk.cached_tokens for ids, chunk in zip(whole, chunks, strict=False)
+    )
+    return ChoiceScores(
+        scores=[
+            ChoiceScore(logprobs=given, unconditional_logprobs=bare)
+            for given, bare in zip(found[: len(whole)], without, strict=True)
+        ],
+        prompt_tokens=len(alone),
+        cached_tokens=min(max(len(alone) + num_choice_tokens - num_computed, 0), len(alone)),
+        choice_tokens=num_choice_tokens,
+    )
+
+
+async def score_in_process(
+    client: EngineClient,
+    question: ChoiceQuestion,
+    request_id: str,
+    cache_salt: str = "",
+    hints: CacheHints = NO_HINTS,
+) -> ChoiceScores:
+    """The same by an engine's own client, in its event loop.
+
+    Raises:
+        RequestError: there is nothing to score, or the engine refuses the prompt.
+        EngineDiedError: the engine ended.
+    """
+    like = GenerateRequest(
+        request_id=request_id, prompt=question.prompt, cache_salt=cache_salt, cache_hints=hints
+    )
+
+    async def answer(requests: list[GenerateRequest]) -> list[AnswerChunk]:
+        return [chunk for (chunk,) in await client.answers(requests)]
+
+    return await score_choices(client, question, like, answer)
+
+
+def _numbered(like: GenerateRequest, number: int, ids: list[int], start: int) -> GenerateRequest:
+    """One that tells the log-probabilities of a sequence's tokens from ``start`` on; its answer is thrown away."""
+    return msgspec.structs.replace(
+        like,
+        request_id=f"{like.request_id}-{number}",
+        prompt=TokenPrompt(pack_ids(ids)),
+        sampling=SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
+        ),
+    )
+
+
+async def _encoded(
+    client: EngineClient, question: ChoiceQuestion
+) -> tuple[list[int], list[list[int]]]:
+    """The prompt alone, and with each choice behind it."""
+
+    async def encode(prompt: Prompt) -> list[int]:
+        return (await client.tokenize(prompt)).token_ids
+
+    prompt = question.prompt
+    if isinstance(prompt, TextPrompt) and len(prompt.text) > 2 * TAIL_CHARS:
+        tail = TextPrompt(prompt.text[-TAIL_CHARS:], add_special_tokens=False)
+        alone, ends, *tails = await asyncio.gather(
+            encode(prompt), encode(tail), *(encode(followed_by(tail, c)) for c in question.choices)
+        )
+        skipped = _joint(alone, ends)
+        if skipped is not None and all(ids[: skipped + 1] == ends[: skipped + 1] for ids in tails):
+            head = alone[: len(alone) - (len(ends) - skipped)]
+            return alone, [head + ids[skipped:] for ids in tails]
+    alone, *whole = await asyncio.gather(
+        encode(prompt), *(encode(followed_by(prompt, c)) for c in question.choices)
+    )
+    return alone, whole
+
+
+def _joint(whole: list[int], tail: list[int]) -> int | None:
+    """From which of a tail's tokens on they are the whole's last ones: the first may be cut out of another. None: not even
+    the last quarter is the same."""
+    num_same = 0
+    while num_same < min(len(whole), len(tail)) and whole[-1 - num_same] == tail[-1 - num_same]:
+        num_same += 1
+    return len(tail) - num_same if num_same > len(tail) // 4 else None
+
+
+def _logprobs(chunk: AnswerChunk) -> list[float]:
+    assert chunk.prompt is not None and chunk.prompt.logprobs is not None
+    return [token.logprob for token in chunk.prompt.logprobs if token.logprob is not None]
+
+
+def followed_by(prompt: TextPrompt | ChatPrompt, text: str) -> TextPrompt | ChatPrompt:
+    """A prompt with a text behind it: in a conversation, as (a part of) the assistant's message."""
+    if isinstance(prompt, TextPrompt):
+        return TextPrompt(prompt.text + text, prompt.add_special_tokens)
+    if prompt.continue_final_message:
+        *before, last = prompt.messages
+        messages = [*before, {**last, "content": last["content"] + text}]
+    else:
+        messages = [*prompt.messages, {"role": "assistant", "content": text}]
+    return msgspec.structs.replace(
+        prompt, messages=messages, add_generation_prompt=False, continue_final_message=True
+    )
+
+
+def shared_tokens(one: list[int], other: list[int]) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return min(len(one), len(other))

@@ -1,0 +1,1 @@
+"""Memory and streams of the device a worker computes on."""

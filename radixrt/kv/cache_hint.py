@@ -1,0 +1,134 @@
+"""What may a client say of the future of a request's KV? The public class, its validation, its wire form."""
+
+import math
+from typing import Annotated, Any, get_args
+
+import msgspec
+
+from radixrt.base.errors import RequestError
+from radixrt.messages.requests import CacheHints, Retention, RetentionLevel
+
+LONGEST_SESSION = 256
+"""Characters."""
+LONGEST_S = 1e9
+"""Some thirty years, in seconds: beyond it a number is a mistake."""
+
+_LEVELS: tuple[RetentionLevel, ...] = get_args(RetentionLevel)
+
+
+class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ``cache`` field of a request. Advice: it never changes an answer.
+
+    Call :meth:`validate` on anything that came from outside.
+    """
+
+    retain: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(_LEVELS)})] | None = None
+    """How much the KV is to be kept: "high" goes last, "none" first, "default" as if nothing were said."""
+    ttl_s: float | None = None
+    """Seconds from the end of the request until ``retain`` is "default" again; None: it stays."""
+    until_token: int | None = None
+    """``retain`` is about so many leading tokens of prompt and answer; None: about all."""
+    next_use_s: float | None = None
+    """Seconds from the end of the request until it is expected to be gone on from."""
+    session: str | None = None
+    """Whose request it is: a session's KV can be released all at once."""
+
+    def validate(self, field: str = "cache") -> "CacheHint":
+        """Return this hint with each value of its declared type.
+
+        Args:
+            field: what errors call it.
+
+        Raises:
+            RequestError: a value is of another type or out of its range, or means nothing; names the field.
+        """
+        checked = _of_declared_types(self, field)
+        if checked.retain is None:
+            for name in ("ttl_s", "until_token"):
+                if getattr(checked, name) is not None:
+                    raise RequestError(
+                        f"{field}.{name} says for how long or how far to retain, but {field}.retain is missing: set "
+                        f'it to "high" or "none", or leave {name} out.',
+                        param=f"{field}.{name}",
+                    )
+        elif checked.retain not in _LEVELS:
+            raise RequestError(
+                f"{field}.retain must be one of {', '.join(_LEVELS)}, not {checked.retain!r:.50}.",
+                param=f"{field}.retain",
+            )
+        check_seconds(checked.ttl_s, f"{field}.ttl_s")
+        if checked.until_token is not None and not 1 <= checked.until_token < 2**31:
+            raise RequestError(
+                f"{field}.until_token must be a number of tokens from 1 to {2**31 - 1}, not "
+                f"{checked.until_token}.",
+                param=f"{field}.until_token",
+            )
+        if checked.next_use_s is not None and not 0 <= checked.next_use_s <= LONGEST_S:
+            raise RequestError(
+                f"{field}.next_use_s must be a number of seconds from 0 to {LONGEST_S:.0f}, not "
+                f"{checked.next_use_s}.",
+                param=f"{field}.next_use_s",
+            )
+        if checked.session is not None:
+            check_session(checked.session, f"{field}.session")
+        return checked
+
+    def as_hints(self) -> CacheHints:
+        """How it travels to the scheduler. It must be valid."""
+        retain = []
+        if self.retain is not None:
+            level = next(level for level in _LEVELS if level == self.retain)
+            retain.append(Retention(level, self.until_token, self.ttl_s))
+        return CacheHints(retain=retain, next_use_s=self.next_use_s, session=self.session or "")
+
+
+def hints_of(hint: CacheHint | None) -> CacheHints:
+    """The wire form of a hint that a client may have left out.
+
+    Raises:
+        RequestError: it is not valid; names the field.
+    """
+    return CacheHints() if hint is None else hint.validate().as_hints()
+
+
+def check_seconds(seconds: float | None, field: str) -> None:
+    """Raises:
+    RequestError: it is no duration.
+    """
+    if seconds is not None and not (0 < seconds <= LONGEST_S and math.isfinite(seconds)):
+        raise RequestError(
+            f"{field} must be a number of seconds above 0, at most {LONGEST_S:.0f}, not {seconds}.",
+            param=field,
+        )
+
+
+def check_pin_seconds(seconds: float, most: float) -> None:
+    """Raises:
+    RequestError: a lease can't last so long.
+    """
+    if not 0 < seconds <= most:
+        raise RequestError(
+            f"ttl_s is {seconds:g}; a pin lasts more than 0 and at most {most:g} seconds on this server "
+            "(--max-pin-seconds).",
+            param="ttl_s",
+        )
+
+
+def check_session(session: str, field: str) -> None:
+    """Raises:
+    RequestError: it can't name a session.
+    """
+    if not 0 < len(session) <= LONGEST_SESSION:
+        raise RequestError(
+            f"{field} must have 1 to {LONGEST_SESSION} characters, not {len(session)}.", param=field
+        )
+
+
+def _of_declared_types(hint: CacheHint, field: str) -> CacheHint:
+    given: dict[str, Any] = msgspec.structs.asdict(hint)
+    try:
+        return msgspec.convert(given, CacheHint)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at ")
+        name = f"{field}.{path.strip('`$.')}"
+        raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None

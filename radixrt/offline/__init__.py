@@ -1,0 +1,1 @@
+"""``LLM``: the engine inside a Python program."""

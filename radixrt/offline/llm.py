@@ -1,0 +1,389 @@
+"""The offline door: the same processes as a server, in reach of one Python program."""
+
+import dataclasses
+import itertools
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Unpack, overload
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from radixrt.base.config import DEMO_MODEL, ServerConfig
+from radixrt.base.errors import ConfigError, RequestError
+from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_in_process
+from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
+from radixrt.constrained.spec import Spec
+from radixrt.kv.cache_hint import CacheHint, check_seconds, hints_of
+from radixrt.kv.cache_stats import CacheStats
+from radixrt.kv.warming import DEFAULT_PIN_S, Warmed
+from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.requests import CacheHints, ChatPrompt, GenerateRequest, Prompt, TokenPrompt
+from radixrt.messages.stats import SchedulerStats
+from radixrt.offline.background_engine import BackgroundEngine
+from radixrt.offline.outputs import Answer, Output, output_of
+from radixrt.offline.pinned_prompt import PinnedPrompt
+from radixrt.offline.prompt_forms import (
+    Conversation,
+    PromptLike,
+    chat_of,
+    list_of,
+    prompt_of,
+    prompt_or_chat,
+)
+from radixrt.supervisor.launch import prepare
+
+__all__ = ["LLM", "Answer", "Output"]
+
+MAX_CONCURRENT_REQUESTS = 2048
+"""Requests that :meth:`LLM.generate` has under way at once; the others wait here."""
+
+
+@dataclass(frozen=True)
+class _ForAll:
+    """What holds for every prompt of a call."""
+
+    cache_salt: str
+    hints: CacheHints
+    structured: Spec | None
+
+
+class LLM:
+    """A model and the engine around it, until :meth:`close`; best used as a context manager.
+
+    Example::
+
+        with LLM("path/to/checkpoint") as llm:
+            output = llm.generate("Once upon a time", SamplingParams(max_tokens=20))
+            print(output.text, output.cached_tokens)
+
+    Args:
+        model_path: folder of a Hugging Face checkpoint, or a hub id.
+        settings: any field of :class:`radixrt.base.config.ServerConfig`, such as ``page_size=1``.
+
+    Raises:
+        ConfigError: a setting, the checkpoint or the machine makes it impossible to start.
+    """
+
+    def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
+        known = {setting.name for setting in dataclasses.fields(ServerConfig)}
+        unknown = sorted(settings.keys() - known)
+        if unknown:
+            raise ConfigError(
+                f"LLM has no setting {', '.join(unknown)}. It takes those of `radixrt serve`, with underscores, "
+                "such as page_size=1."
+            )
+        config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
+        self._engine = BackgroundEngine(prepare(config))
+        self.config = config
+        self.info: EngineInfo = self._engine.info
+        self._new_id = itertools.count()
+        # An LLM that is forgotten, or lives to the end of the program, leaves no process behind.
+        self._finalizer = weakref.finalize(self, self._engine.close)
+
+    # ------------------------------------------------------------ generation
+
+    @overload
+    def generate(self, prompts: str, *args: Any, **kwargs: Any) -> Output: ...  # type: ignore[overload-overlap]
+    @overload
+    def generate(self, prompts: Sequence[int], *args: Any, **kwargs: Any) -> Output: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[PromptLike], *args: Any, **kwargs: Any
+    ) -> list[Output]: ...
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        cache: CacheHint | None = None,
+        progress: bool = True,
+        **constraint: Unpack[ConstraintKeywords],
+    ) -> Output | list[Output]:
+        """Answer prompts, all at once.
+
+        Args:
+            prompts: text or token ids, one or many.
+            sampling_params: for all prompts, or one for each; by default those of the checkpoint's
+                generation_config.json.
+            cache_salt: prefixes are shared only among requests with the same salt.
+            cache: what is known of the future of these prompts' KV; never changes an answer.
+            progress: show a progress bar (only for many prompts).
+            constraint: what all answers are held to, one of: ``schema`` (a JSON schema as a dict or its text, or a
+                type such as a pydantic model; with ``strict=False`` as far as it can be enforced), ``regex``,
+                ``choices`` (a list of texts), ``grammar`` (EBNF or Lark), ``structured`` (any constraint of
+                :mod:`radixrt.constrained.spec`).
+
+        Returns:
+            An :class:`Output` for one prompt, a list of them for many, in their order.
+
+        Raises:
+            RequestError: a prompt or setting is invalid; nothing goes on running then.
+            EngineDiedError: a process of the engine ended.
+        """
+        single = isinstance(prompts, str) or (
+            isinstance(prompts, Sequence | np.ndarray)
+            and len(prompts) > 0
+            and isinstance(prompts[0], Integral)
+        )
+        many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
+        outputs = self._answer(
+            [prompt_of(p) for p in many],
+            sampling_params,
+            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
+            progress and not single,
+        )
+        return outputs[0] if single else outputs
+
+    @overload
+    def chat(self, messages: Conversation, *args: Any, **kwargs: Any) -> Output: ...
+    @overload
+    def chat(self, messages: Sequence[Conversation], *args: Any, **kwargs: Any) -> list[Output]: ...
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str = "",
+        cache: CacheHint | None = None,
+        progress: bool = True,
+        **constraint: Unpack[ConstraintKeywords],
+    ) -> Output | list[Output]:
+        """Like :meth:`generate`, for one conversation or many, rendered by the model's chat template."""
+        conversations = list_of(messages, "messages")
+        single = len(conversations) > 0 and isinstance(conversations[0], dict)
+        many: Sequence[Any] = [conversations] if single else conversations
+        prompts = [chat_of(conversation, tools, template_kwargs) for conversation in many]
+        outputs = self._answer(
+            prompts,
+            sampling_params,
+            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
+            progress and not single,
+        )
+        return outputs[0] if single else outputs
+
+    def stream(
+        self,
+        prompt: PromptLike | Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        cache: CacheHint | None = None,
+        **constraint: Unpack[ConstraintKeywords],
+    ) -> Iterator[AnswerChunk]:
+        """Yield the pieces of the answers to one prompt (or conversation) as they come.
+
+        Leaving the loop early aborts the request.
+        """
+        request = self._request(
+            prompt_or_chat(prompt),
+            sampling_params or self.default_sampling_params(),
+            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
+            stream=True,
+        )
+        yield from self._engine.iterate(self._engine.client.generate(request))
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's authors recommend."""
+        return SamplingParams(**self.info.default_sampling)
+
+    def score(
+        self,
+        prompt: str | Conversation,
+        choices: Sequence[str],
+        *,
+        unconditional: bool = False,
+        continue_final_message: bool = False,
+        cache_salt: str = "",
+        cache: CacheHint | None = None,
+    ) -> ChoiceScores:
+        """How likely each of several texts is behind a prompt; all are scored in one batch, and the prompt is computed once.
+
+        Args:
+            prompt: text, or a conversation: then each choice is the assistant's message.
+            choices: the texts.
+            unconditional: score them without the prompt, too.
+            continue_final_message: the choices continue the conversation's last message, which is the assistant's.
+
+        Raises:
+            RequestError: the prompt is invalid, or there is nothing to score.
+        """
+        wire_prompt = prompt_or_chat(prompt, continue_final_message=continue_final_message)
+        assert not isinstance(wire_prompt, TokenPrompt)
+        question = ChoiceQuestion(wire_prompt, choices, unconditional)
+        name, client = self._new_request_id(), self._engine.client
+        return self._engine.run(
+            score_in_process(client, question, name, cache_salt, hints_of(cache))
+        )
+
+    # ------------------------------------------------------------ the KV cache
+
+    def warm(
+        self,
+        prompt: PromptLike | Conversation,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str = "",
+        cache: CacheHint | None = None,
+    ) -> Warmed:
+        """Compute a prompt's KV without an answer, so that requests which begin with it find it.
+
+        Args:
+            prompt: text, token ids or a conversation; the assistant's turn is not opened after it.
+            tools: of the conversation.
+            template_kwargs: of the conversation.
+            cache_salt: of the requests to come.
+            cache: as in :meth:`generate`.
+
+        Raises:
+            RequestError: the prompt is invalid.
+        """
+        wire_prompt = prompt_or_chat(prompt, tools, template_kwargs, add_generation_prompt=False)
+        return self._engine.run(self._warm(wire_prompt, cache_salt, hints_of(cache)))
+
+    def pin(
+        self,
+        prompt: PromptLike | Conversation,
+        *,
+        ttl_s: float = DEFAULT_PIN_S,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str = "",
+    ) -> PinnedPrompt:
+        """Warm a prompt and keep its KV from eviction, for ``ttl_s`` seconds at most::
+
+            with llm.pin(document, ttl_s=600):
+                answers = llm.generate([document + question for question in questions])
+
+        Raises:
+            RequestError: the prompt is invalid, or too much is pinned already.
+        """
+        wire_prompt = prompt_or_chat(prompt, tools, template_kwargs, add_generation_prompt=False)
+        return self._engine.run(self._pin(wire_prompt, cache_salt, ttl_s))
+
+    def release(
+        self, lease: str | None = None, *, session: str | None = None, cache_salt: str = ""
+    ) -> int:
+        """End a lease, or say that a session has ended (its KV goes first from now on).
+
+        Returns:
+            How many tokens it is about.
+
+        Raises:
+            RequestError: not exactly one of the two is given, or the lease is unknown.
+        """
+        if (lease is None) == (session is None):
+            raise RequestError("Give the lease to end, or the session that has ended: one of them.")
+        return self._engine.run(
+            self._engine.client.release_cache(
+                lease=lease or "", session=session or "", cache_salt=cache_salt
+            )
+        )
+
+    def cache_stats(self) -> CacheStats:
+        """How full the KV cache is, and what it has been worth."""
+        return CacheStats.of(self.stats(), self.info.page_size)
+
+    # ------------------------------------------------------------ the engine
+
+    @property
+    def background(self) -> BackgroundEngine:
+        """The processes, for code that makes requests of its own."""
+        return self._engine
+
+    def flush_cache(self) -> int:
+        """Empty the radix tree of what no running request uses; returns the number of pages freed."""
+        return self._engine.run(self._engine.client.flush_cache())
+
+    def stats(self, *, check_invariants: bool = False) -> SchedulerStats:
+        """Counters of the scheduler."""
+        return self._engine.run(self._engine.client.stats(check_invariants))
+
+    def close(self) -> None:
+        """Stop all processes. May be called twice."""
+        self._finalizer()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        for_all: _ForAll,
+        *,
+        stream: bool = False,
+    ) -> GenerateRequest:
+        check_sampling(for_all.structured, sampling)
+        thinks = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
+        return GenerateRequest(
+            request_id=self._new_request_id(),
+            prompt=prompt,
+            sampling=sampling.validate(self.info.vocab_size),
+            stream=stream,
+            cache_salt=for_all.cache_salt,
+            cache_hints=for_all.hints,
+            structured=for_all.structured,
+            parse_reasoning=self.config.reasoning_parser if thinks else "",
+        )
+
+    def _answer(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        for_all: _ForAll,
+        progress: bool,
+    ) -> list[Output]:
+        if sampling_params is None:
+            sampling_params = self.default_sampling_params()
+        each = sampling_params
+        if isinstance(each, SamplingParams):
+            each = [each] * len(prompts)
+        if len(each) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
+            )
+        requests = [self._request(p, s, for_all) for p, s in zip(prompts, each, strict=True)]
+        columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, disable=not progress, transient=True) as bar:
+            return self._engine.run(self._gather(requests, bar))
+
+    def _new_request_id(self) -> str:
+        return f"llm-{os.getpid()}-{next(self._new_id)}"
+
+    async def _warm(self, prompt: Prompt, cache_salt: str, hints: CacheHints) -> Warmed:
+        request = GenerateRequest(
+            request_id=self._new_request_id(),
+            prompt=prompt,
+            sampling=PREFILL_ONLY,
+            cache_salt=cache_salt,
+            cache_hints=hints,
+        )
+        ((chunk,),) = await self._engine.client.answers([request])
+        return Warmed.of(chunk)
+
+    async def _pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> PinnedPrompt:
+        check_seconds(ttl_s, "ttl_s")
+        warmed = await self._warm(prompt, cache_salt, CacheHints())
+        lease = await self._engine.client.pin(prompt, cache_salt, ttl_s)
+        return PinnedPrompt(lease, warmed, self.release)
+
+    async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
+        task = bar.add_task("", total=len(requests))
+        answers = await self._engine.client.answers(
+            requests, MAX_CONCURRENT_REQUESTS, lambda: bar.advance(task)
+        )
+        return [output_of(chunks) for chunks in answers]

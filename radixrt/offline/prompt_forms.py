@@ -1,0 +1,80 @@
+"""In which forms may a Python program give a prompt? Text, token ids, or the messages of a conversation."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from radixrt.base.errors import RequestError
+from radixrt.base.nesting import check_depth
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+PromptLike = str | Sequence[int]
+"""Text, or token ids."""
+Conversation = Sequence[dict[str, Any]]
+"""Messages, each with a role and content."""
+
+
+def list_of(values: Any, name: str) -> list[Any]:
+    """Raises:
+    RequestError: it is no list; calls it by its name.
+    """
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} must be a list, not {type(values).__name__}.", param=name)
+    return list(values)
+
+
+def prompt_or_chat(
+    prompt: PromptLike | Conversation,
+    tools: list[dict[str, Any]] | None = None,
+    template_kwargs: dict[str, Any] | None = None,
+    **flags: bool,
+) -> Prompt:
+    """As :func:`prompt_of`, or :func:`chat_of` where it begins with a message."""
+    is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+    if not is_chat:
+        return prompt_of(prompt)  # type: ignore[arg-type]
+    return chat_of(prompt, tools, template_kwargs, **flags)
+
+
+def chat_of(
+    messages: Any,
+    tools: list[dict[str, Any]] | None = None,
+    template_kwargs: dict[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> ChatPrompt:
+    """Raises:
+    RequestError: it is no list of messages, or they are nested too deeply.
+    """
+    messages = list_of(messages, "messages")
+    if not all(isinstance(message, dict) for message in messages):
+        raise RequestError(
+            "A conversation is a list of messages, each a dict with role and content."
+        )
+    check_depth([messages, tools, template_kwargs], "messages")
+    return ChatPrompt(
+        messages=messages,
+        tools=tools,
+        template_kwargs=template_kwargs,
+        add_generation_prompt=add_generation_prompt and not continue_final_message,
+        continue_final_message=continue_final_message,
+    )
+
+
+def prompt_of(prompt: PromptLike) -> Prompt:
+    """Raises:
+    RequestError: it is neither text nor token ids.
+    """
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    ids = np.asarray(prompt if isinstance(prompt, Sequence | np.ndarray) else None)
+    if isinstance(prompt, bytes) or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise RequestError("A prompt must be text or a list of token ids.", param="prompts")
+    if ids.size and not -(2**31) <= ids.min() <= ids.max() < 2**31:
+        raise RequestError(
+            "The prompt holds a token id that is no 32-bit integer.", param="prompts"
+        )
+    return TokenPrompt(pack_ids(ids))

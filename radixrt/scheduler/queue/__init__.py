@@ -1,0 +1,1 @@
+"""Sequences that wait: their order, admission, retraction."""

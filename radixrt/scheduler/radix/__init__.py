@@ -1,0 +1,1 @@
+"""The KV cache: radix tree, pages, eviction, leases, hints."""

@@ -1,0 +1,54 @@
+"""How are leaves kept in order although their place in it changes? A binary heap with lazy deletion.
+
+An entry is stale once its leaf was used again, locked, given a child or removed, and is then skipped when it comes
+to the top. O(log n) amortised: the heap is rebuilt when stale entries outnumber live ones.
+"""
+
+import heapq
+
+from radixrt.scheduler.radix.node import Node
+
+SMALLEST_REBUILD = 1024
+
+
+class LeafHeap:
+    """Evictable leaves, smallest key first, each with the key it was last pushed with."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Node]] = []
+        """Key, stamp at that time and leaf; of equal keys the leaf that was used longer ago comes first."""
+        self._rebuild_above = SMALLEST_REBUILD
+
+    def __len__(self) -> int:
+        """Entries, stale ones included."""
+        return len(self._heap)
+
+    def push(self, key: float, leaf: Node) -> None:
+        heapq.heappush(self._heap, (key, leaf.stamp, leaf))
+        if len(self._heap) > self._rebuild_above:
+            self._rebuild()
+
+    def peek(self) -> Node | None:
+        """The leaf with the smallest key; None if there is none. It stays here."""
+        while self._heap:
+            _, stamp, leaf = self._heap[0]
+            if leaf.is_evictable and leaf.stamp == stamp:
+                return leaf
+            heapq.heappop(self._heap)
+        return None
+
+    def peek_key(self) -> float:
+        """The key of what :meth:`peek` has just returned."""
+        return self._heap[0][0]
+
+    def pop(self) -> Node | None:
+        leaf = self.peek()
+        if leaf is not None:
+            heapq.heappop(self._heap)
+        return leaf
+
+    def _rebuild(self) -> None:
+        live = {id(e[2]): e for e in self._heap if e[2].is_evictable and e[1] == e[2].stamp}
+        self._heap = list(live.values())
+        heapq.heapify(self._heap)
+        self._rebuild_above = max(SMALLEST_REBUILD, 2 * len(self._heap))

@@ -1,0 +1,260 @@
+"""The pages of the KV pool: who holds each, how a sequence gets them, and how they come back.
+
+Every page is free, in the radix tree, or owned by exactly one running sequence. Freed pages may be handed
+out in the very next plan although a step still in flight writes to them: steps run in order, so the write
+of the new owner comes later.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.queue.prefix_watch import MissingPage
+from radixrt.scheduler.radix.eviction.awaited import Awaited
+from radixrt.scheduler.radix.eviction.registry import make_policy
+from radixrt.scheduler.radix.hint_writer import HintWriter
+from radixrt.scheduler.radix.leases import Leases
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
+from radixrt.scheduler.radix.sessions import Sessions
+from radixrt.scheduler.radix.tree import Match, RadixTree
+from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.slot_table import SlotTable
+
+
+class KVCache:
+    """Allocator and radix tree behind the operations that a sequence needs in its life."""
+
+    def __init__(
+        self, limits: SchedulerLimits, slots: SlotTable, clock: Callable[[], float]
+    ) -> None:
+        num_pages, self.page_size = limits.num_pages, limits.page_size
+        self.allocator = PageAllocator(num_pages)
+        policy = make_policy(limits.eviction_policy, num_pages, self.page_size, clock)
+        self.tree = RadixTree(self.page_size, policy, clock)
+        self.awaited = policy if isinstance(policy, Awaited) else None
+        """Wants to hear whose prefix is waited for; None: the policy does not care."""
+        self.sessions = Sessions(self.tree)
+        max_pinned = int(limits.max_pinned_fraction * num_pages)
+        self.leases = Leases(self.tree, max_pinned, limits.max_pin_seconds, clock)
+        self.evicted_pages = 0
+        self.on_growth: Callable[[str, int, bytes, int], None] = _ignore
+        """Called with the pages that an insertion has added to the tree; see
+        :meth:`radixrt.scheduler.queue.prefix_watch.PrefixWatch.inserted`."""
+        self._slots = slots
+        self._share = limits.share_prefixes
+        self._clock = clock
+        self._hints = HintWriter(self.tree)
+        self._heeds_priority = limits.eviction_policy == "priority"
+
+    @property
+    def num_available(self) -> int:
+        """Pages that :meth:`allocate` can give."""
+        return self.allocator.num_free + self.tree.num_evictable_pages
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def allocate(self, count: int) -> Pages:
+        """``count`` pages (at most ``num_available``), evicted from the tree if need be."""
+        missing = count - self.allocator.num_free
+        if missing > 0:
+            self._evict(missing)
+        return self.allocator.allocate(count)
+
+    def _evict(self, count: int) -> int:
+        pages = self.tree.evict(count)
+        self.allocator.free(pages)
+        self.evicted_pages += len(pages)
+        return len(pages)
+
+    def flush(self) -> int:
+        """Drop everything from the tree that no running sequence uses and no lease holds; returns the pages."""
+        return self._evict(self.tree.num_evictable_pages)
+
+    # ------------------------------------------------------------ a sequence's life
+
+    def find_prefix(self, sequence: Sequence) -> Match | None:
+        """The longest cached prefix of :meth:`Sequence.cacheable_tokens`."""
+        if not self._reads_tree(sequence):
+            return None
+        return self.tree.match(sequence.cacheable_tokens(), sequence.salt)
+
+    def expect(self, sequence: Sequence, match: Match) -> None:
+        """A sequence waits for its cached prefix. What goes on beyond it in the same edge is none of its business: the
+        edge is cut, and ``match`` must not be used any more."""
+        if self.awaited is not None:
+            node = match.node
+            if 0 < match.pages_in_edge < node.num_pages:
+                node = self.tree.split(node, match.pages_in_edge)
+            self.awaited.expect(sequence.seq_id, sequence.arrived, node)
+
+    def page_lacked(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
+        """What the tree would have to get before :meth:`find_prefix` can find more than ``num_cached`` pages.
+
+        None: nothing helps.
+        """
+        if not self._reads_tree(sequence):
+            return None
+        tokens = sequence.cacheable_tokens()
+        start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
+        if end > len(tokens):
+            return None  # the rest is computed in any case
+        return sequence.salt, num_cached, tokens[start:end].tobytes()
+
+    def _reads_tree(self, sequence: Sequence) -> bool:
+        return self._share and sequence.reads_cache
+
+    def num_pages_locked_by(self, match: Match | None) -> int:
+        """Evictable pages that would be locked by using this prefix."""
+        return 0 if match is None else self.tree.num_unlocked_pages(match)
+
+    def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
+        """Give up leases until there are pages for what is known of a sequence, which nobody else could free."""
+        missing = self.pages_for(sequence.num_tokens) - (0 if match is None else match.num_pages)
+        while missing > self.num_available - self.num_pages_locked_by(match):
+            if not self.leases.break_first():
+                return
+
+    def enter(self, sequence: Sequence, match: Match | None) -> None:
+        """Put a sequence into a slot, on top of a cached prefix."""
+        if self._reads_tree(sequence) and sequence.use is None:  # not after a retraction
+            sequence.use = self.tree.policy.observe(sequence.known_tokens(), sequence.salt)
+        if match is None:
+            pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
+        else:
+            pages, sequence.node = self.tree.pages_of(match), self.tree.lock_match(match)
+        self._slots.put(sequence, pages)
+
+    def adopt_longer_prefix(self, sequence: Sequence) -> int:
+        """Switch to pages that other sequences have planned meanwhile, if they reach further.
+
+        Two sequences over one long document so take turns at computing it, and none of it twice.
+
+        Returns:
+            How many tokens this sequence needn't compute therefore.
+        """
+        slots, slot = self._slots, sequence.slot
+        assert sequence.node is not None
+        beyond = int(slots.num_tree_pages[slot]) * self.page_size
+        if not self.tree.holds_first_page(sequence.node, sequence.cacheable_tokens()[beyond:]):
+            return 0  # nothing new; spares a lookup of the whole prompt
+        match = self.find_prefix(sequence)
+        gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])
+        if match is None or gain <= 0:
+            return 0
+        pages, node = self.tree.pages_of(match), self.tree.lock_match(match)
+        self.tree.unlock(sequence.node)
+        sequence.node = node
+        self.allocator.free(slots.own_pages(slot))
+        slots.set_tree_pages(slot, pages)
+        return gain
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> Pages:
+        """Extend the block table towards ``num_tokens`` tokens, as far as there are pages."""
+        missing = self.pages_for(num_tokens) - int(self._slots.num_pages[sequence.slot])
+        pages = self.allocate(min(max(missing, 0), self.num_available))
+        self._slots.append_pages(sequence.slot, pages)
+        return pages
+
+    def grow_each(
+        self, slots: NDArray[np.intp], counts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.intp], Pages]:
+        """Append ``counts[i]`` pages to the block table of ``slots[i]``; there must be enough.
+
+        Returns:
+            The page of every growth, and the slot it went to, in the order of each block table.
+        """
+        total, table = int(counts.sum()), self._slots
+        growing = np.repeat(slots, counts)
+        if not total:
+            return growing, NO_PAGES
+        rank = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        pages = self.allocate(total)
+        table.block_tables[growing, table.num_pages[growing] + rank] = pages
+        table.num_pages[slots] += counts
+        return growing, pages
+
+    def publish_prefill(self, sequence: Sequence) -> None:
+        """Put the full pages that are planned so far into the tree, for everyone planned from now on."""
+        if not self._reads_tree(sequence):
+            return
+        slot = sequence.slot
+        start, full = self._unpublished(sequence)
+        if start >= full:
+            return
+        assert sequence.node is not None
+        tokens = sequence.tokens[start * self.page_size : full * self.page_size]
+        if self.tree.holds_first_page(sequence.node, tokens):
+            return  # the last page of a known prompt, computed again for its logits: stays our own
+        node, existing = self.tree.insert(
+            sequence.node, tokens, self._slots.block_tables[slot, start:full]
+        )
+        self._tell_growth(sequence, start + existing, full)
+        sequence.written_tokens += (full - start - existing) * self.page_size
+        self.tree.move_lock(sequence.node, node)
+        sequence.node = node
+        self._slots.num_tree_pages[slot] = full
+
+    def leave(self, sequence: Sequence, *, ended: bool = True) -> None:
+        """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked.
+
+        Args:
+            ended: it will not come back, so what its client has said of the time after it counts from now.
+        """
+        slots, slot = self._slots, sequence.slot
+        assert sequence.node is not None
+        own = slots.own_pages(slot)
+        start, full = self._unpublished(sequence)
+        if self._share and start < full:
+            tokens = sequence.tokens[start * self.page_size : full * self.page_size]
+            end, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
+            self.tree.move_lock(sequence.node, end)
+            sequence.node = end
+            self._tell_growth(sequence, start + existing, full)
+            own = np.concatenate((own[:existing], own[full - start :]))
+        self.allocator.free(own)
+        if sequence.use is not None:
+            if ended:
+                self.tree.policy.observe_end(sequence.use, sequence.num_output)
+            sequence.node.traffic_class = sequence.use.kind
+        if ended and self._share:
+            self._heed_hints(sequence, sequence.node, max(start, full))
+        self.tree.unlock(sequence.node)
+        sequence.node = None
+        slots.remove(sequence)
+
+    def _heed_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
+        """Apply what is hinted to the ``num_pages`` pages up to ``end``, on which the sequence has its lock."""
+        hints = sequence.cache_hints
+        priority = sequence.priority if self._heeds_priority else 0
+        self._hints.write(end, num_pages, hints, self._clock(), priority)
+        if hints.session:
+            self.sessions.note(hints.session, sequence.salt, end)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot and drop its KV, as far as no other running sequence uses it."""
+        slots, node = self._slots, sequence.node
+        assert node is not None
+        self.allocator.free(slots.own_pages(sequence.slot))
+        self.tree.unlock(node)
+        self.allocator.free(self.tree.prune(node))
+        sequence.node = None
+        slots.remove(sequence)
+
+    def _tell_growth(self, sequence: Sequence, start: int, end: int) -> None:
+        """The tree has got the pages from ``start`` to ``end`` of this sequence."""
+        if start < end:
+            tokens = sequence.tokens[start * self.page_size : end * self.page_size]
+            self.on_growth(sequence.salt, start, tokens.tobytes(), self.page_size * tokens.itemsize)
+
+    def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
+        """The range of full pages with known tokens that are not in the tree yet."""
+        computed = min(int(self._slots.planned[sequence.slot]), sequence.num_tokens)
+        return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size
+
+
+def _ignore(*_: object) -> None:
+    pass

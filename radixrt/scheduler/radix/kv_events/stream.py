@@ -1,0 +1,77 @@
+"""What was published, and what does a subscriber get that has missed some of it?
+
+The last batches are kept as they were sent. Who lacks only those gets them again; who lacks more, comes from another
+start of the engine, or is new gets a snapshot, which is 8 bytes a block.
+"""
+
+import secrets
+import time
+from collections import deque
+
+import msgspec
+
+from radixrt.kv.events import Event, EventBatch, ReplayRequest
+from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
+
+MAX_BUFFER_BYTES = 32 << 20
+"""Of the batches kept, whatever their number: a replay is one message, and the scheduler sends it between two steps."""
+
+
+class EventStream:
+    """Numbers the batches of one recorder and keeps the last ``max_batches``."""
+
+    def __init__(self, recorder: EventRecorder, max_batches: int) -> None:
+        self._recorder = recorder
+        self._max_batches = max_batches
+        self._stream = secrets.token_hex(8)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
+        self.num_batches = 0
+        """Published; also the number of the last one."""
+        self.num_events = 0
+        self.num_replays = 0
+        self.num_snapshots = 0
+
+    def next_batch(self) -> bytes | None:
+        """What has changed since the last call, ready to be sent; None if nothing has."""
+        events = self._recorder.take_events()
+        if not events:
+            return None
+        self.num_batches += 1
+        self.num_events += len(events)
+        frame = self._encode(*events)
+        self._keep(frame)
+        return frame
+
+    def replay(self, request: ReplayRequest) -> bytes:
+        """The answer to a replay request: a msgpack list of batches. To be called right after :meth:`next_batch`."""
+        frames = self._batches_from(request)
+        if frames is None:
+            self.num_snapshots += 1
+            frames = [self._encode(self._recorder.snapshot())]
+        else:
+            self.num_replays += 1
+        return self._encoder.encode([msgspec.Raw(frame) for frame in frames])
+
+    def _batches_from(self, request: ReplayRequest) -> list[bytes] | None:
+        """The batches that a subscriber lacks; None if they are not here any more, or never were."""
+        num_missing = self.num_batches + 1 - request.sequence
+        if request.stream != self._stream or not 0 <= num_missing <= len(self._kept):
+            return None
+        return [self._kept[index] for index in range(-num_missing, 0)]
+
+    def _encode(self, *events: Event) -> bytes:
+        batch = EventBatch(
+            stream=self._stream,
+            sequence=self.num_batches,
+            timestamp=time.time(),
+            events=list(events),  # type: ignore[arg-type]
+        )
+        return self._encoder.encode(batch)
+
+    def _keep(self, frame: bytes) -> None:
+        self._kept.append(frame)
+        self._kept_bytes += len(frame)
+        while len(self._kept) > self._max_batches or self._kept_bytes > MAX_BUFFER_BYTES:
+            self._kept_bytes -= len(self._kept.popleft())

@@ -1,0 +1,396 @@
+"""The radix tree over token ids that holds the KV cache.
+
+An edge carries token ids and the ids of the pages that hold their K and V; both are aligned to whole
+pages, so two prompts share a prefix up to the last full page they have in common. The idea is
+RadixAttention's (Zheng et al., "SGLang", 2024, section 3); three things differ: tokens enter the tree when
+the step that computes them is *planned*, eviction trims leaves page by page from a priority queue, and
+chains of nodes that no branch needs grow together again.
+
+Every lookup of one namespace starts at its own root, so different cache salts never share a page.
+
+Costs, in pages: a lookup the prefix found (and one copy of the prompt's ids), a lock the depth of the node,
+an insertion what is inserted, an eviction what is evicted plus O(log leaves); amortised, where edges are
+cut or joined.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import NamedTuple
+
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.scheduler.radix.eviction.by_key import least_recently_used
+from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
+from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
+from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length, part_of
+from radixrt.scheduler.radix.observer import TreeObserver
+from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
+
+_JOIN_RATIO = 2
+"""Chains are joined unless the upper edge is longer than the lower one by more than this factor. What is left of
+a chain is then no deeper than the logarithm of its length, and each page is copied about as often."""
+
+
+class Match(NamedTuple):
+    """The longest prefix found: it ends inside (or at the end of) the edge above ``node``."""
+
+    node: Node
+    num_pages: int
+    """Pages of the whole prefix."""
+    pages_in_edge: int
+    """How many pages of ``node``'s own edge belong to the prefix."""
+
+
+class RadixTree:
+    """Prefixes of token ids and the KV pages that hold them.
+
+    Args:
+        policy: says what is evicted first; default: the leaf that was used longest ago.
+        clock: seconds from any fixed moment; the stamps on the nodes follow it.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        policy: EvictionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.page_size = page_size
+        self.policy: EvictionPolicy = policy or least_recently_used()
+        self.observer: TreeObserver | None = None
+        """Hears of every page that enters or leaves the tree."""
+        self._page_bytes = page_size * ID_BYTES
+        self._roots: dict[str, Node] = {}
+        self._salts: dict[Node, str] = {}  # the other way round
+        self._clock = clock
+        self._last_stamp = 0
+        self.num_pages = 0
+        """Pages in the tree."""
+        self.num_locked_pages = 0
+        """Of those, on the way from a root to a locked node."""
+        self.num_pinned_pages = 0
+        """Of those, on the way from a root to a pinned node."""
+        self.num_nodes = 0
+        self.generation = 0
+        """Grows whenever a lookup may give another answer than before."""
+
+    def __del__(self) -> None:
+        for node in [*self.nodes(), *self._roots.values()]:
+            node.retire()
+
+    @property
+    def num_evictable_pages(self) -> int:
+        return self.num_pages - self.num_locked_pages
+
+    # ------------------------------------------------------------ lookup
+
+    def match(self, tokens: TokenIds, salt: str = "") -> Match | None:
+        """Find the longest cached prefix of ``tokens``, in whole pages. Changes nothing."""
+        root = self._roots.get(salt)
+        if root is None:
+            return None
+        if not self.holds_first_page(root, tokens):
+            return Match(root, 0, 0)  # spares the copy below
+        return self._match_below(root, tokens.tobytes())
+
+    def _match_below(self, node: Node, packed: bytes) -> Match:
+        page_bytes, start = self._page_bytes, 0
+        while (child := node.children.get(packed[start : start + page_bytes])) is not None:
+            node = child
+            if not packed.startswith(node.edge, start):
+                pages_in_edge = common_length(node.edge, packed, start) // page_bytes
+                return Match(node, start // page_bytes + pages_in_edge, pages_in_edge)
+            start += len(node.edge)
+        return Match(node, start // page_bytes, node.num_pages)
+
+    def pages_of(self, match: Match) -> Pages:
+        """Page ids of a matched prefix, from its start: [match.num_pages], read-only."""
+        edges = [node.page_ids for node in match.node.path()]
+        edges[0] = edges[0][: match.pages_in_edge * ID_BYTES]
+        return unpack_ids(b"".join(edges[::-1]))
+
+    # ------------------------------------------------------------ locks
+
+    def lock_match(self, match: Match) -> Node:
+        """Lock a prefix that was just found; returns the node at whose end it ends."""
+        node = match.node
+        if match.pages_in_edge < node.num_pages:
+            node = self.split(node, match.pages_in_edge)
+        self.lock(node)
+        return node
+
+    def lock_root(self, salt: str = "") -> Node:
+        """Lock the empty prefix of a namespace."""
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = Node(None, b"", b"")
+            self._salts[root] = salt
+        self.lock(root)
+        return root
+
+    def lock(self, node: Node) -> None:
+        """Keep a prefix from eviction until :meth:`unlock`."""
+        self._touch(node)
+        self._lock_path(node)
+
+    def move_lock(self, old: Node, new: Node) -> None:
+        """Exchange a lock on ``old`` for one on ``new``, which lies below it."""
+        self._touch(new)
+        self._lock_path(new, old)
+        self._join_upwards(new)
+
+    def pin(self, node: Node) -> None:
+        """Make a lock on ``node``, which the caller holds, a lease's; given up by :meth:`unpin`."""
+        for above in node.path():
+            if above.lease_count == 0:
+                self.num_pinned_pages += above.num_pages
+            above.lease_count += 1
+
+    def unpin(self, node: Node) -> None:
+        """Give up a lease and its lock. Nobody has used the prefix now, so it keeps the time of its last use."""
+        for above in node.path():
+            assert above.lease_count > 0, "a node was unpinned more often than pinned"
+            above.lease_count -= 1
+            if above.lease_count == 0:
+                self.num_pinned_pages -= above.num_pages
+        self._unlock_path(node)
+        self._offer_for_eviction(node)
+
+    def num_unpinned_pages(self, match: Match) -> int:
+        """Pages of a prefix that are under no lease yet."""
+        return _num_pages(match, lambda node: node.lease_count == 0)
+
+    def num_unlocked_pages(self, match: Match) -> int:
+        """Pages of a prefix that can be evicted, and could not if it were locked."""
+        return _num_pages(match, lambda node: node.lock_count == 0)
+
+    def _lock_path(self, node: Node, end: Node | None = None) -> None:
+        above: Node | None = node  # not node.path(): every request walks here
+        while above is not None and above is not end:
+            if above.lock_count == 0:
+                self.num_locked_pages += above.num_pages
+            above.lock_count += 1
+            above = above.parent
+
+    def unlock(self, node: Node) -> None:
+        """Give up one lock: a request that used this prefix has ended, or found a longer one."""
+        self._touch(node)
+        self._unlock_path(node)
+        self._join_upwards(node)
+        self._offer_for_eviction(node)
+
+    def _unlock_path(self, node: Node) -> None:
+        above: Node | None = node
+        while above is not None:
+            assert above.lock_count > 0, "a node was unlocked more often than locked"
+            above.lock_count -= 1
+            if above.lock_count == 0:
+                self.num_locked_pages -= above.num_pages
+            above = above.parent
+
+    def _touch(self, node: Node) -> None:
+        node.stamp = self._new_stamp()
+
+    def _new_stamp(self) -> int:
+        """Nanoseconds on the clock, or the least number above all stamps so far: no two are equal."""
+        self._last_stamp = max(self._last_stamp + 1, int(self._clock() * 1e9))
+        return self._last_stamp
+
+    # ------------------------------------------------------------ growth
+
+    def insert(self, node: Node, tokens: TokenIds, pages: Pages) -> tuple[Node, int]:
+        """Hang ``tokens`` (whole pages) and their pages below ``node``, which the caller has locked.
+
+        The caller moves its lock to the node returned (:meth:`move_lock`); new pages can be evicted once that
+        lock is given up.
+
+        Returns:
+            The node at whose end ``tokens`` now end, and how many leading pages the tree had already:
+            the tree keeps its own and does not take those of the caller.
+        """
+        packed, page_ids = tokens.tobytes(), pages.tobytes()
+        assert len(packed) == len(pages) * self._page_bytes, "tokens and pages disagree"
+        found = self._match_below(node, packed)
+        end = found.node
+        if found.pages_in_edge < end.num_pages:
+            end = self.split(end, found.pages_in_edge)
+        if found.num_pages < len(pages):
+            edge = packed[found.num_pages * self._page_bytes :]
+            end = self._grow_leaf(end, edge, page_ids[found.num_pages * ID_BYTES :])
+        return end, found.num_pages
+
+    def _grow_leaf(self, parent: Node, edge: bytes, page_ids: bytes) -> Node:
+        leaf = Node(parent, edge, page_ids)
+        parent.hang(self._key(leaf), leaf)
+        self.num_pages += leaf.num_pages
+        self.num_nodes += 1
+        self.generation += 1
+        leaf.stamp = leaf.created = self._new_stamp()
+        if self.observer is not None:
+            before = int(parent.pages[-1]) if parent.page_ids else None
+            self.observer.stored(self._salts.get(parent), before, leaf.tokens, leaf.pages)
+        return leaf
+
+    def holds_first_page(self, node: Node, tokens: TokenIds) -> bool:
+        """Whether the first page of ``tokens`` hangs below ``node`` already."""
+        return tokens[: self.page_size].tobytes() in node.children
+
+    def _key(self, node: Node) -> bytes:
+        """What a node is found by in its parent's dictionary: the tokens of its first page."""
+        return bytes(node.edge[: self._page_bytes])
+
+    # ------------------------------------------------------------ cutting and joining edges
+
+    def split(self, node: Node, num_pages: int) -> Node:
+        """Cut the edge above ``node`` after ``num_pages`` pages; returns the new node at the cut.
+
+        ``node`` itself stays the lower part, so locks on it stay where they are.
+        """
+        parent = node.parent
+        assert parent is not None and 0 < num_pages < node.num_pages
+        upper = Node(parent, *self._cut(node, 0, num_pages))
+        upper.lock_count, upper.lease_count = node.lock_count, node.lease_count
+        upper.inherit(node)
+        parent.hang(self._key(upper), upper)
+        node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)
+        upper.hang(self._key(node), node)
+        self.num_nodes += 1
+        return upper
+
+    def _cut(self, node: Node, start: int, stop: int) -> tuple[Packed, Packed]:
+        """Tokens and pages of the pages ``start`` to ``stop`` of an edge."""
+        return (
+            part_of(node.edge, start * self._page_bytes, stop * self._page_bytes),
+            part_of(node.page_ids, start * ID_BYTES, stop * ID_BYTES),
+        )
+
+    def _join_upwards(self, node: Node) -> None:
+        """Let ``node``, just used, take over the edges of the chain above it.
+
+        Only where nobody can tell the difference: the upper node has no other child, no lock ends at it
+        (the counts are equal), no other retention is asked for it, and nothing was used later than ``node``, so that
+        policies which go by use come to the same pages at the same time. That somebody said when to go on from
+        the end of the upper node is forgotten: somebody just did. Prefill by chunks makes such chains, and so does
+        every turn of a chat.
+        """
+        chain, length, upper = [node], len(node.edge), node.parent
+        while (
+            upper is not None
+            and upper.parent is not None
+            and len(upper.children) == 1
+            and upper.lock_count == node.lock_count
+            and is_kept_alike(upper.hint, node.hint)
+            and len(upper.edge) <= _JOIN_RATIO * length
+        ):
+            chain.append(upper)
+            length += len(upper.edge)
+            upper = upper.parent
+        if len(chain) == 1:
+            return
+        assert upper is not None
+        chain.reverse()
+        node.edge = b"".join([link.edge for link in chain])
+        node.page_ids = b"".join([link.page_ids for link in chain])
+        for link in chain[:-1]:
+            link.retire()
+        upper.hang(self._key(node), node)
+        self.num_nodes -= len(chain) - 1
+
+    # ------------------------------------------------------------ eviction
+
+    def give_hint(self, node: Node, hint: Hint | None) -> None:
+        """Note what is known of an unlocked node from now on.
+
+        A leaf counts as used now: that is how policies know what they have heard of it before to be outdated.
+        """
+        node.hint = hint
+        if node.is_evictable:
+            self._touch(node)
+            self.policy.offer(node)
+
+    def _offer_for_eviction(self, node: Node) -> None:
+        if node.is_evictable:
+            self.policy.offer(node)
+        elif node in self._salts and node.lock_count == 0 and not node.children:
+            del self._roots[self._salts.pop(node)]
+
+    def evict(self, count: int) -> Pages:
+        """Drop up to ``count`` unlocked pages, the policy's leaves one by one, each from its tail.
+
+        Returns:
+            The pages that are free now.
+        """
+        freed: list[Packed] = []
+        missing = count
+        while missing > 0 and (leaf := self.policy.pop()) is not None:
+            kept = max(0, leaf.num_pages - missing)
+            freed.append(leaf.page_ids[kept * ID_BYTES :])
+            missing -= leaf.num_pages - kept
+            if kept:
+                leaf.edge, leaf.page_ids = self._cut(leaf, 0, kept)
+                self.policy.offer(leaf)
+            else:
+                self._remove_leaf(leaf)
+        return self._account_removed(freed)
+
+    def prune(self, node: Node) -> Pages:
+        """Drop ``node`` and the prefix above it, up to where somebody else needs it.
+
+        Returns:
+            The pages that are free now.
+        """
+        freed: list[Packed] = []
+        while node.is_evictable and node.parent is not None:
+            leaf, node = node, node.parent
+            freed.append(leaf.page_ids)
+            self._remove_leaf(leaf)
+        return self._account_removed(freed)
+
+    def _remove_leaf(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        parent.drop(self._key(leaf))
+        leaf.retire()
+        self.num_nodes -= 1
+        if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
+            parent.stamp, parent.traffic_class = leaf.stamp, leaf.traffic_class
+        if leaf.hint is not None or parent.hint is not None:
+            self._inherit_next_use(parent, leaf)
+        self._offer_for_eviction(parent)
+
+    def _inherit_next_use(self, parent: Node, leaf: Node) -> None:
+        """Who goes on from the leaf needs what is above it at the same time."""
+        next_use = earliest_next_use(parent.hint, leaf.hint, self._clock())
+        hint = (parent.hint or Hint()).with_next_use(next_use)
+        parent.hint = hint if hint.says_something else None
+
+    def _account_removed(self, freed: list[Packed]) -> Pages:
+        if not freed:
+            return NO_PAGES
+        pages = unpack_ids(b"".join(freed))
+        self.num_pages -= len(pages)
+        self.generation += 1
+        if self.observer is not None:
+            self.observer.removed(pages)
+        return pages
+
+    # ------------------------------------------------------------ inspection
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the roots, parents first."""
+        pending = [child for root in self._roots.values() for child in root.children.values()]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children.values())
+
+    def roots(self) -> dict[str, Node]:
+        """The root of each namespace in use."""
+        return self._roots
+
+
+def _num_pages(match: Match, counts: Callable[[Node], bool]) -> int:
+    """Pages of a prefix on the nodes that count: they are its end, since a lock or lease holds all above it."""
+    counted = list(takewhile(counts, match.node.path()))
+    beyond = match.node.num_pages - match.pages_in_edge if counted else 0
+    return sum(node.num_pages for node in counted) - beyond

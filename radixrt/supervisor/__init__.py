@@ -1,0 +1,1 @@
+"""Starts the engine's processes and ends them together."""

@@ -1,0 +1,1 @@
+"""Constrained answers in the tokenizer process."""

@@ -1,0 +1,203 @@
+"""Which tokens of a constrained answer may be told already, and how does it go on when a part of it is wrong?
+
+Stands between the scheduler's news of a sequence and the :class:`~radixrt.tokenizer.answer.answers.Answer`, which sees
+only what no check can take back any more. To take back is to ask for a new sequence: prompt and kept tokens
+are its prompt, and the radix tree holds their KV.
+"""
+
+import time
+from typing import Any
+
+import msgspec
+
+from radixrt.constrained.checks.checked_answer import CheckedAnswer, DueCheck, Rewind
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.checks.token_texts import TokenTexts
+from radixrt.constrained.grammar import SpanCheck
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
+from radixrt.tokenizer.answer.answers import SequenceNews
+from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
+from radixrt.tokenizer.answer_sampling import answer_seed
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+FINAL_CHECK = -1
+"""Id of the validation of a whole answer that no failure takes back."""
+
+
+class CheckedSequence:
+    """The tokens of one answer on their way to the client, some of them held back."""
+
+    def __init__(
+        self,
+        request: SequenceRequest,
+        checks: tuple[SpanCheck, ...],
+        vocabulary: Vocabulary,
+        token_texts: TokenTexts,
+        *,
+        max_attempts: int,
+        final_schema: Any = None,
+    ) -> None:
+        """
+        Args:
+            request: as it was sent to the scheduler; it has a constraint.
+            checks: of the answer's values; may be empty.
+            vocabulary: of the model.
+            token_texts: of the model.
+            max_attempts: failures of one value before the request fails.
+            final_schema: to validate the finished answer against, only to know.
+        """
+        assert request.constraint is not None
+        self.seq_id = request.seq_id
+        self.is_over = False
+        """The scheduler has ended the sequence."""
+        self._request = request
+        self._constraint: Constraint = request.constraint
+        self._vocabulary = vocabulary
+        self._final = (
+            None
+            if final_schema is None
+            else SpanCheck(path=(), schema=final_schema, pointer="", keywords=())
+        )
+        self._checked = CheckedAnswer(
+            checks, max_attempts=max_attempts, tokens_along=token_texts.along
+        )
+        self._detokenizer = self._new_detokenizer()
+        self._begun = time.monotonic()
+        self._begin_after = unpack_ids(self._constraint.begin_after).tolist()
+        """Tokens after which the grammar begins; empty once it has."""
+        self._tokens: list[int] = []
+        self._num_before = 0
+        """Tokens before the grammar began."""
+        self._news = SequenceNews()
+        """What has come and was not told."""
+        self._num_told = 0
+        self._awaits_final = False
+        self.violation: str | None = None
+        """How the finished answer breaks the final schema."""
+
+    @property
+    def retries(self) -> int:
+        return self._checked.retries
+
+    @property
+    def text(self) -> str:
+        """What the grammar has governed so far."""
+        return self._checked.text
+
+    # ------------------------------------------------------------ tokens
+
+    def absorb(self, news: SequenceNews) -> None:
+        """Take in new tokens, and the end if it has come.
+
+        Raises:
+            ValueError: the text is not what the grammar allows: a bug.
+        """
+        held = self._news
+        held.started = held.started or news.started
+        held.prompt_logprobs += news.prompt_logprobs
+        held.token_ids += news.token_ids
+        held.logprobs += news.logprobs
+        end = news.finished
+        ends_with_stop = end is not None and end.stop_token is not None
+        for position, token in enumerate(news.token_ids):
+            self._push(token, is_stop=ends_with_stop and position == len(news.token_ids) - 1)
+        if end is not None:
+            self._finish(end)
+
+    def _push(self, token: int, *, is_stop: bool) -> None:
+        self._tokens.append(token)
+        if self._begin_after:
+            self._num_before += 1
+            if self._tokens[-len(self._begin_after) :] == self._begin_after:
+                self._begin_after = []
+            return
+        text = "" if is_stop else self._detokenizer.push(token)
+        self._checked.push([token], [text])
+
+    def _finish(self, end: SequenceFinished) -> None:
+        self.is_over = True
+        self._news.finished = msgspec.structs.replace(end, total_s=time.monotonic() - self._begun)
+        is_complete = end.reason == "stop" and not self._begin_after
+        self._checked.finish(cut_off=not is_complete or self._was_stopped_by_request(end))
+        self._awaits_final = is_complete and self._final is not None
+
+    def _was_stopped_by_request(self, end: SequenceFinished) -> bool:
+        return end.stop_token in self._request.sampling.stop_token_ids
+
+    def take_news(self) -> SequenceNews | None:
+        """What may be told now; None: nothing new."""
+        confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_told
+        held = self._news
+        settled = self._checked.is_settled and not self._awaits_final
+        if not (confirmed or held.prompt_logprobs or (held.finished and settled)):
+            return None
+        told = SequenceNews(
+            token_ids=held.token_ids[:confirmed],
+            logprobs=held.logprobs[:confirmed],
+            prompt_logprobs=held.prompt_logprobs,
+            started=held.started,
+            finished=held.finished if settled else None,
+        )
+        self._news = SequenceNews(
+            token_ids=held.token_ids[confirmed:],
+            logprobs=held.logprobs[confirmed:],
+            finished=None if settled else held.finished,
+        )
+        self._num_told += confirmed
+        return told
+
+    # ------------------------------------------------------------ verdicts
+
+    def due(self) -> list[DueCheck]:
+        """Values to be validated."""
+        due = self._checked.due()
+        if self._awaits_final and self._final is not None and self._checked.is_settled:
+            due.append(DueCheck(FINAL_CHECK, self._final, self._checked.text))
+            self._final = None
+        return due
+
+    def verdict(
+        self, due: DueCheck, errors: list[SpanError], seq_id: int
+    ) -> SequenceRequest | None:
+        """Take in what a validator found. Returns a new sequence to go on with, ``seq_id``, if a value was wrong.
+
+        Raises:
+            AttemptsExhausted: the request has to fail.
+        """
+        if due.id == FINAL_CHECK:
+            self._awaits_final = False
+            self.violation = errors[0].message if errors else None
+            return None
+        if not errors:
+            self._checked.passed(due.id)
+            return None
+        rewind = self._checked.failed(due.id, errors)
+        return None if rewind is None else self._go_back(rewind, seq_id)
+
+    def _go_back(self, rewind: Rewind, seq_id: int) -> SequenceRequest:
+        kept = self._num_before + rewind.num_output_kept
+        for column in (self._news.token_ids, self._news.logprobs):
+            del column[kept - self._num_told :]
+        del self._tokens[kept:]
+        self._news.finished = None
+        self.seq_id, self.is_over = seq_id, False
+        self._detokenizer = self._new_detokenizer()
+        for token in self._tokens[self._num_before :]:
+            self._detokenizer.push(token)
+        first, sampling = self._request, self._request.sampling
+        return msgspec.structs.replace(
+            first,
+            seq_id=seq_id,
+            token_ids=first.token_ids + pack_ids(self._tokens),
+            num_output=kept,
+            sampling=msgspec.structs.replace(
+                sampling, seed=answer_seed(sampling.seed or 0, rewind.retries)
+            ),
+            constraint=msgspec.structs.replace(
+                self._constraint, excluded=[pack_ids(path) for path in rewind.excluded]
+            ),
+        )
+
+    def _new_detokenizer(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self._vocabulary.backend, self._vocabulary.special_ids)

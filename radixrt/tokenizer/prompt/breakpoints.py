@@ -1,0 +1,87 @@
+"""Up to where does a prompt agree with the beginning of its conversation?
+
+A cache breakpoint names a message; what can be kept is KV of tokens. A template need not write a conversation's
+beginning as it stands in the whole: it may leave out old thoughts, or put the tools before the last question. So the
+beginning is rendered by itself, and kept is as much of it as the prompt begins with.
+"""
+
+import re
+import secrets
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from radixrt.base.common_prefix import common_prefix_length
+from radixrt.base.errors import RequestError
+
+Messages = list[dict[str, Any]]
+
+_STAND_IN = {"role": "user", "content": f"\ue000{secrets.token_hex(8)}\ue001"}
+"""A message that begins like no other."""
+
+
+def agreed_length(
+    render: Callable[[Messages], str], text: str, messages: Messages, message: int
+) -> int:
+    """Characters of a rendered conversation that are settled by its messages up to one of them.
+
+    Args:
+        render: what the template makes of other messages with the same tools.
+        text: what it makes of all of them.
+        message: index of the last message that counts; -1: the tools and leading system messages count.
+
+    Returns:
+        0 where the template refuses to render the beginning.
+    """
+    if message < 0:
+        beginning = [*_leading_system(messages), _STAND_IN]
+    elif message >= len(messages):
+        return 0
+    else:
+        beginning = messages[: message + 1]
+    try:
+        return common_prefix_length(render(beginning), text)
+    except RequestError:  # it is advice: no reason to refuse what can be answered
+        return 0
+
+
+def substitute(
+    pattern: re.Pattern[str],
+    replacement: Callable[[re.Match[str]], str],
+    text: str,
+    lengths: Sequence[int],
+) -> tuple[str, list[int]]:
+    """``pattern.sub(replacement, text)``, and what has become of some first parts of the text, given and returned by
+    their lengths; one that ends inside a match ends before it."""
+    pieces: list[str] = []
+    new_lengths = list(lengths)
+    copied = new_length = 0
+    for match in pattern.finditer(text):
+        pieces += (text[copied : match.start()], replacement(match))
+        start = new_length + match.start() - copied
+        copied, new_length = match.end(), start + len(pieces[-1])
+        for number, length in enumerate(lengths):
+            if length >= match.end():
+                new_lengths[number] = new_length + length - match.end()
+            elif length > match.start():
+                new_lengths[number] = start
+    return "".join(pieces) + text[copied:], new_lengths
+
+
+def num_tokens_within(ends: Sequence[int], length: int) -> int:
+    """How many leading tokens lie in a text's first characters.
+
+    Args:
+        ends: where in the text each token ends, ascending.
+        length: so many characters.
+    """
+    return bisect_right(ends, length)
+
+
+def _leading_system(messages: Messages) -> Messages:
+    leading: Messages = []
+    for message in messages:
+        if message.get("role") != "system":
+            break
+        leading.append(message)
+    return leading

@@ -1,0 +1,212 @@
+"""How does a conversation become a prompt? The model's own template, with user text kept inert.
+
+Templates are Jinja, run in transformers' sandbox. A template writes control tokens such as
+``<|im_end|>`` as text. Were a user's message pasted in as it is, a user could end the turn and speak as
+the system. So special-token strings inside messages are replaced by unguessable placeholders before
+rendering and become plain text again only after the template's own control tokens are set.
+"""
+
+import dataclasses
+import functools
+import inspect
+import re
+import secrets
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from radixrt.base.errors import RequestError
+from radixrt.messages.requests import ChatPrompt
+from radixrt.tokenizer.prompt.breakpoints import (
+    Messages,
+    agreed_length,
+    num_tokens_within,
+    substitute,
+)
+from radixrt.tokenizer.prompt.segments import Segment, joined
+from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
+
+
+@dataclasses.dataclass(frozen=True)
+class RenderedChat:
+    text: str
+    """With placeholders in it, if there are literals."""
+    literals: list[str]
+    """Special-token strings from the messages, each to stand at its placeholder as plain text."""
+    agreed: list[int]
+    """For each of the prompt's cache breakpoints: up to which character the text agrees with what is before it."""
+    answer_ends: list[int]
+    """Where in the text the contents of assistants' messages end."""
+
+
+class ChatTemplate:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._reserved_names = frozenset(
+            inspect.signature(vocabulary.hf.apply_chat_template).parameters
+        ) - {"kwargs"}
+        strings = sorted(
+            (token.content for token in vocabulary.special_tokens.values()), key=len, reverse=True
+        )
+        self._special = re.compile("|".join(map(re.escape, strings))) if strings else None
+        self._nonce = secrets.token_hex(8)
+
+    def render(self, prompt: ChatPrompt) -> RenderedChat:
+        """Run the template.
+
+        Raises:
+            RequestError: the model has no template, or the template refuses the conversation.
+        """
+        literals: list[str] = []
+        messages = self._hide_special_tokens(prompt.messages, literals)
+        tools = self._hide_special_tokens(prompt.tools, literals)
+        kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
+        text = self._render(prompt, messages, tools, kwargs)
+        beginning = msgspec.structs.replace(
+            prompt, add_generation_prompt=False, continue_final_message=False
+        )
+
+        def render_some(some: Messages) -> str:
+            return self._render(beginning, some, tools, kwargs)
+
+        agreed = [
+            agreed_length(render_some, text, messages, breakpoint.message)
+            for breakpoint in prompt.cache_breakpoints
+        ]
+        return RenderedChat(text, literals, agreed, _answer_ends(text, messages))
+
+    def encode(self, chat: RenderedChat, salt: str) -> tuple[str, list[int], list[int]]:
+        """The prompt as text and as token ids, and for each cache breakpoint how many of them, at the beginning, it is
+        about. Only the template adds special tokens.
+
+        Args:
+            salt: messages that were encoded before with the same salt are not encoded again.
+        """
+        if chat.literals:
+            return self._encode_with_literals(chat)
+        segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends)
+        counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
+        return chat.text, joined(segments), counts
+
+    def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
+        """How many leading tokens lie in a text's first characters."""
+        count = 0
+        for segment in segments:
+            if segment.start + len(segment.text) > length:
+                if segment.is_answer:
+                    return count
+                _, ends = self._vocabulary.encode_with_ends(segment.text)
+                return count + num_tokens_within(ends, length - segment.start)
+            count += len(segment.ids)
+        return count
+
+    def _render(self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]) -> str:
+        if not self._vocabulary.hf.chat_template:
+            raise RequestError(
+                "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE."
+            )
+        reserved = self._reserved_names.intersection(kwargs)
+        if reserved:
+            raise RequestError(
+                f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}.",
+                param="chat_template_kwargs",
+            )
+        try:
+            text: str = self._vocabulary.hf.apply_chat_template(
+                messages,
+                tools=tools or None,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                tokenize=False,
+                **kwargs,
+            )
+        except Exception as error:  # whatever the template or its sandbox objects to
+            raise RequestError(
+                f"The model's chat template refused the conversation: {error}", param="messages"
+            ) from error
+        return text
+
+    def _hide_special_tokens(self, value: Any, literals: list[str]) -> Any:
+        """A copy of a JSON value in which placeholders stand for special-token strings; these are
+        appended to ``literals``."""
+        if isinstance(value, str):
+            if self._special is None or not self._special.search(value):
+                return value
+
+            def hide(match: re.Match[str]) -> str:
+                literals.append(match.group())
+                return self._placeholder("text", len(literals) - 1)
+
+            return self._special.sub(hide, value)
+        if isinstance(value, list):
+            return [self._hide_special_tokens(item, literals) for item in value]
+        if isinstance(value, dict):
+            return {
+                self._hide_special_tokens(key, literals): self._hide_special_tokens(item, literals)
+                for key, item in value.items()
+            }
+        return value
+
+    def _encode_with_literals(self, chat: RenderedChat) -> tuple[str, list[int], list[int]]:
+        """Tokenize a rendered text in which the strings of ``literals`` are plain text.
+
+        The tokenizer used reads no special token in text; it knows the template's own by other names.
+        """
+        plain_tokenizer, names, ids_of_names = self._plain_tokenizer
+        assert self._special is not None
+        text, agreed = substitute(
+            self._special, lambda match: names[match.group()], chat.text, chat.agreed
+        )
+        text, agreed = substitute(
+            self._hidden_literal, lambda match: chat.literals[int(match.group(1))], text, agreed
+        )
+        counts: list[int] = []
+        if agreed:
+            ids, ends = encode_aside_with_ends(plain_tokenizer, text)
+            counts = [num_tokens_within(ends, length) for length in agreed]
+        else:
+            ids = encode_aside(plain_tokenizer, text, add_special_tokens=False)
+        for special, name in names.items():
+            text = text.replace(name, special)
+        return text, [ids_of_names.get(i, i) for i in ids], counts
+
+    @functools.cached_property
+    def _hidden_literal(self) -> re.Pattern[str]:
+        return re.compile(f"\ue000{self._nonce}text([0-9]+)\ue001")
+
+    def _placeholder(self, kind: str, number: int) -> str:
+        return f"\ue000{self._nonce}{kind}{number}\ue001"
+
+    @functools.cached_property
+    def _plain_tokenizer(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
+        """A copy of the tokenizer that takes special-token strings as text, the names under which it
+        knows each special token instead, and the real ids of those names.
+
+        Made when first needed, since it takes about a second for a large vocabulary.
+        """
+        tokenizer = Tokenizer.from_str(self._vocabulary.backend.to_str())
+        tokenizer.encode_special_tokens = True
+        names: dict[str, str] = {}
+        ids: dict[int, int] = {}
+        for number, (token_id, token) in enumerate(self._vocabulary.special_tokens.items()):
+            name = self._placeholder("special", number)
+            flags = {"lstrip": token.lstrip, "rstrip": token.rstrip}
+            tokenizer.add_tokens([AddedToken(name, normalized=False, special=False, **flags)])
+            names[token.content] = name
+            ids[tokenizer.encode(name, add_special_tokens=False).ids[0]] = token_id
+        return tokenizer, names, ids
+
+
+def _answer_ends(text: str, messages: Messages) -> list[int]:
+    """Where assistants' messages end in a rendered conversation that has them as they are, in order."""
+    ends = []
+    position = 0
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str) or (start := text.find(content, position)) < 0:
+            continue
+        position = start + len(content)
+        if message.get("role") == "assistant":
+            ends.append(position)
+    return ends

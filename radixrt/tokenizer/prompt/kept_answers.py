@@ -1,0 +1,72 @@
+"""Which tokens did the model itself generate for an answer that comes back in its conversation?
+
+A text can be written in several ways as tokens, and a model does not always choose its tokenizer's. Encoded anew, such
+an answer becomes other tokens, none of which are in the KV cache, and the model reads words that it never said.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from radixrt.messages.ids import TokenIds
+from radixrt.tokenizer.prompt.token_memory import TokenMemory
+
+CAPACITY = 1 << 22
+"""Token ids kept, of four bytes each."""
+
+
+class KeptAnswer(NamedTuple):
+    start: int
+    """Where in the text it begins, in characters."""
+    end: int
+    ids: TokenIds
+
+
+class KeptAnswers:
+    """Answers, each by the whole text up to its end: only a continuation of the same conversation finds it.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._memory: TokenMemory[KeptAnswer] = TokenMemory(CAPACITY)
+
+    def keep(self, prompt: str, answer: str, ids: list[int], salt: str) -> None:
+        """Remember that after this prompt the model wrote this answer with these tokens."""
+        digest = text_digest(salt, prompt)
+        digest.update(_bytes(answer))
+        start, end = len(prompt), len(prompt) + len(answer)
+        kept = KeptAnswer(start, end, np.array(ids, dtype=np.int32))
+        self._memory.keep(digest.digest(), kept, len(ids))
+
+    def find(self, text: str, ends: Iterable[int], salt: str) -> list[KeptAnswer]:
+        """The answers in a text, in order; none overlaps the one before it.
+
+        Args:
+            ends: where in the text answers may end, ascending.
+            salt: that of the conversation; one of another salt has its own answers.
+        """
+        if not len(self._memory):
+            return []
+        digest = text_digest(salt)
+        position = 0
+        found: list[KeptAnswer] = []
+        for end in ends:
+            digest.update(_bytes(text[position:end]))
+            position = end
+            kept = self._memory.find(digest.digest())
+            if kept is not None and (not found or kept.start >= found[-1].end):
+                found.append(kept)
+        return found
+
+
+def text_digest(salt: str, text: str = "") -> "hashlib.blake2b":
+    """A digest of text, to which more may be added; it differs with the salt. 16 bytes."""
+    key = hashlib.blake2b(_bytes(salt), digest_size=32).digest()
+    return hashlib.blake2b(_bytes(text), key=key, digest_size=16)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

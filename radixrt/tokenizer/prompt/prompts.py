@@ -1,0 +1,78 @@
+"""How does a prompt, in whichever form it came, become token ids?"""
+
+import numpy as np
+
+from radixrt.base.errors import RequestError
+from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.requests import ChatPrompt, Prompt, Retention, TextPrompt, TokenPrompt
+from radixrt.tokenizer.limits import Limits
+from radixrt.tokenizer.prompt.chat_template import ChatTemplate
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+
+class PromptEncoder:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._template = ChatTemplate(vocabulary)
+
+    def encode(
+        self, prompt: Prompt, limits: Limits, salt: str = ""
+    ) -> tuple[str | None, list[int]]:
+        """The prompt as text (None where it came as token ids) and as token ids.
+
+        Args:
+            salt: messages that were encoded before with the same salt are not encoded again.
+
+        Raises:
+            RequestError: it is empty, far too long, not text, or refused by the chat template.
+        """
+        text, ids, _ = self.encode_with_breakpoints(prompt, limits, salt)
+        return text, ids
+
+    def encode_with_breakpoints(
+        self, prompt: Prompt, limits: Limits, salt: str = ""
+    ) -> tuple[str | None, list[int], list[Retention]]:
+        """The same, and what each cache breakpoint of a conversation asks to keep."""
+        retain: list[Retention] = []
+        match prompt:
+            case TokenPrompt():
+                text, ids = None, unpack_ids(prompt.token_ids).tolist()
+            case TextPrompt(text=""):
+                raise RequestError("The prompt is empty; give at least one token.", param="prompt")
+            case TextPrompt():
+                limits.check_text(prompt.text, self._vocabulary.longest_token)
+                text, ids = (
+                    prompt.text,
+                    self._vocabulary.encode(prompt.text, prompt.add_special_tokens),
+                )
+            case ChatPrompt():
+                chat = self._template.render(prompt)
+                limits.check_text(chat.text, self._vocabulary.longest_token)
+                text, ids, lengths = self._template.encode(chat, salt)
+                for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
+                    if length:
+                        retain.append(Retention("high", length, breakpoint.ttl_s))
+        limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
+        return text, ids, retain
+
+
+def size_in_chars(prompt: Prompt) -> int:
+    """About how much text there is to encode."""
+    match prompt:
+        case TokenPrompt():
+            return num_ids(prompt.token_ids)
+        case TextPrompt():
+            return len(prompt.text)
+        case ChatPrompt():
+            return sum(map(_json_size, (prompt.messages, prompt.tools, prompt.template_kwargs)))
+
+
+def _json_size(value: object) -> int:
+    match value:
+        case str():
+            return len(value)
+        case list():
+            return sum(map(_json_size, value))
+        case dict():
+            return sum(map(_json_size, value.values()))
+    return 0

@@ -1,0 +1,166 @@
+"""How is a long conversation encoded without encoding again what did not change?
+
+A special token splits the text: what stands between two of them is encoded by itself, whatever is around it. So
+the ids of such a segment (a message, usually) are kept, and the next turn of a conversation encodes only its new
+messages. A tokenizer takes about a second for a megabyte of text, far longer than a cached prefix takes in the model.
+Answers that the model gave earlier in the conversation keep the tokens that it gave them.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import chain, compress, pairwise, product
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer
+
+from radixrt.messages.ids import TokenIds
+from radixrt.tokenizer.prompt.kept_answers import KeptAnswer, KeptAnswers, text_digest
+from radixrt.tokenizer.prompt.token_memory import TokenMemory
+
+SHORTEST_KEPT = 256
+"""Characters; shorter segments are encoded about as quickly as they are found."""
+
+CAPACITY = 1 << 24
+"""Token ids kept, of four bytes each."""
+
+_PROBES = ("Hello world", " two  spaces ", "\n\nline\n", "ä€😀", "1234 {}", "▁x", "")
+
+
+class Segment(NamedTuple):
+    """A piece of a text: a special token and what comes after it, up to the next one."""
+
+    start: int
+    """Where it begins, in characters."""
+    text: str
+    ids: TokenIds
+    is_answer: bool = False
+    """Its ids are those that the model generated; the tokenizer might choose others."""
+
+
+class SegmentEncoder:
+    """Encodes texts in which special tokens count as such, and adds none of its own. Safe to use from several threads.
+
+    Attributes:
+        answers: what the model wrote, which is not encoded anew; whoever knows an answer keeps it there.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> None:
+        self.answers = KeptAnswers()
+        self._tokenizer = tokenizer
+        self._memory: TokenMemory[TokenIds] = TokenMemory(CAPACITY)
+        self._begin = _beginnings(tokenizer, special_tokens)
+        self._joins_anywhere = _joins_anywhere(tokenizer)
+
+    def encode(self, text: str, salt: str = "", answer_ends: Sequence[int] = ()) -> list[Segment]:
+        """The segments of a text, in order; the first one, and one after an answer, may begin without a special token.
+
+        Args:
+            salt: segments are shared only among texts with the same salt, so that how long this takes tells
+                nobody what others have said.
+            answer_ends: where in the text, beside special tokens, an earlier answer may end.
+        """
+        found = () if self._begin is None else self._begin.finditer(text)
+        starts = {match.start() for match in found}
+        ends = starts.union(answer_ends) if self._joins_anywhere else starts
+        answers = self.answers.find(text, sorted(ends), salt)
+        kept = {answer.start: answer.ids for answer in answers}
+        bounds = _without_inner(sorted({0, len(text)} | starts), answers)
+        pieces = [text[start:end] for start, end in pairwise(bounds)]
+        # Only what begins with a special token: tokenizers may treat the beginning of a text in their own way.
+        keys = [
+            text_digest(salt, piece).digest()
+            if start in starts and start not in kept and len(piece) >= SHORTEST_KEPT
+            else None
+            for start, piece in zip(bounds, pieces, strict=False)
+        ]
+        known = [
+            kept.get(start) if key is None else self._memory.find(key)
+            for start, key in zip(bounds, keys, strict=False)
+        ]
+        unknown = [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
+        new = iter(self._encode_each(unknown))
+        segments = []
+        for start, piece, key, ids_known in zip(bounds, pieces, keys, known, strict=False):
+            ids = next(new) if ids_known is None else ids_known
+            if ids_known is None and key is not None:
+                self._memory.keep(key, ids, len(ids))
+            segments.append(Segment(start, piece, ids, start in kept))
+        return segments
+
+    def _encode_each(self, pieces: list[str]) -> list[TokenIds]:
+        encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+
+def joined(segments: Sequence[Segment]) -> list[int]:
+    """The token ids of a whole text."""
+    return list(chain.from_iterable(segment.ids.tolist() for segment in segments))
+
+
+def _without_inner(bounds: list[int], answers: Sequence[KeptAnswer]) -> list[int]:
+    """Bounds of segments, those of the answers among them and none inside of one; all ascending."""
+    kept: list[int] = []
+    position = 0
+    for answer in answers:
+        kept += bounds[position : bisect_left(bounds, answer.start)]
+        kept += (answer.start, answer.end)
+        position = bisect_right(bounds, answer.end)
+    kept += bounds[position:]
+    return sorted(set(kept))
+
+
+def _beginnings(
+    tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]
+) -> re.Pattern[str] | None:
+    """Where segments begin: at special tokens that split a text cleanly; None if there are none.
+
+    One that swallows the spaces beside it, or is looked for in the normalized text, does not. Nor is any trusted
+    unseen: encoding by segments has to give what encoding at once gives.
+    """
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    clean = [
+        token.content
+        for token in special_tokens
+        if not (token.lstrip or token.rstrip or token.normalized or token.single_word)
+        and not any(_hides(other, token.content) for other in added)
+    ]
+    kept = list(compress(clean, _each_splits(tokenizer, clean)))
+    if not kept:
+        return None
+    return re.compile("|".join(map(re.escape, sorted(kept, key=len, reverse=True))))
+
+
+def _hides(other: str, special: str) -> bool:
+    """Whether ``special`` can begin inside an occurrence of ``other``, where nobody would look for it."""
+    if special[0] not in other[1:]:
+        return False
+    rests = [other[start:] for start in range(1, len(other))]
+    return any(rest.startswith(special) or special.startswith(rest) for rest in rests)
+
+
+def _each_splits(tokenizer: Tokenizer, specials: list[str]) -> list[bool]:
+    """For each special token, whether what comes before it is encoded as if the text ended there."""
+    pairs = list(zip(_PROBES, _PROBES[1:] + _PROBES[:1], strict=True))
+    texts = [
+        text
+        for special in specials
+        for before, after in pairs
+        for text in (before + special + after, before, special + after)
+    ]
+    encodings = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    verdicts = []
+    for _ in specials:
+        cases = [(next(encodings).ids, next(encodings).ids, next(encodings).ids) for _ in pairs]
+        verdicts.append(all(whole == head + tail for whole, head, tail in cases))
+    return verdicts
+
+
+def _joins_anywhere(tokenizer: Tokenizer) -> bool:
+    """Whether a text may be encoded in two parts wherever it is cut, and is the same text to who decodes the tokens."""
+    pairs = list(product(_PROBES, repeat=2))
+    encodings = tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)
+    ids = dict(zip(_PROBES, (encoding.ids for encoding in encodings), strict=True))
+    texts = tokenizer.decode_batch([ids[a] + ids[b] for a, b in pairs], skip_special_tokens=False)
+    return texts == [a + b for a, b in pairs]

@@ -1,0 +1,52 @@
+"""The step's tokens by Triton kernels: the GPU's form of what :mod:`radixrt.worker.sampling.sampler` says, without a sort and
+without waiting for the device."""
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixrt.device.device import Device
+from radixrt.worker.sampling.grammars import ALL_TOKENS, TokenMask
+from radixrt.worker.sampling.state import SamplingBatch, TokenCounts
+
+
+def draw_in_one_kernel(
+    batch: SamplingBatch,
+    counts: TokenCounts,
+    logits: Tensor,
+    positions: Tensor,
+    mask: TokenMask | None,
+    device: Device,
+) -> tuple[Tensor, Tensor]:
+    """See ``radixrt.worker.sampling.sampler.Draw``."""
+    from radixrt_kernels.triton.penalties import penalise
+    from radixrt_kernels.triton.sampling import draw_tokens
+
+    penalised = batch.penalised
+    if penalised is not None:
+        penalise(
+            logits,
+            penalised.rows,
+            penalised.counts_rows,
+            penalised.repetition,
+            penalised.presence,
+            penalised.frequency,
+            counts.in_prompt,
+            counts.in_output,
+        )
+    if batch.biases is not None:
+        batch.biases.add_to(logits, positions)
+    if mask is None:
+        return draw_tokens(logits, batch.packed, positions)
+    mask_rows, mask_bits = device.upload(*_with_a_free_row(mask, len(logits)))
+    return draw_tokens(logits, batch.packed, positions, mask_rows, mask_bits)
+
+
+def _with_a_free_row(mask: TokenMask, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The mask as the kernel reads it: which bits hold for each row (-1: none), and the bits behind a row of ones."""
+    mask_rows = np.full(rows, -1, dtype=np.int32)
+    mask_rows[mask.rows] = np.arange(len(mask.rows), dtype=np.int32)
+    bits = np.empty((1 + len(mask.rows), mask.bits.shape[1]), dtype=np.int32)
+    bits[0] = ALL_TOKENS
+    bits[1:] = mask.bits
+    return mask_rows, bits

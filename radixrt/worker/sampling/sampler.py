@@ -1,0 +1,196 @@
+"""Which token comes next? From a step's logits to one token a sequence.
+
+The order is the field's: penalties, then biases, then the grammars' mask, then temperature, then top-k,
+top-p and min-p, then one draw by the Gumbel-max trick with the noise of :mod:`radixrt.worker.sampling.noise`. What is written here in
+PyTorch, row by row, is what the kernels of CPU and GPU are tested against, and serves where they are missing.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixrt.device.device import Device
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import NO_TOKEN
+from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
+from radixrt.worker.sampling.grammars import TokenMask
+from radixrt.worker.sampling.logprobs import logprob_rows, raw_logprobs
+from radixrt.worker.sampling.noise import gumbel_noise
+from radixrt.worker.sampling.state import (
+    DRAW_SETTINGS,
+    PenalisedRows,
+    SamplingBatch,
+    SamplingState,
+    TokenCounts,
+)
+from radixrt_kernels import available
+
+Draw = Callable[
+    [SamplingBatch, TokenCounts, Tensor, Tensor, TokenMask | None, Device], tuple[Tensor, Tensor]
+]
+"""Of a batch's settings, token counts, logits [rows, vocab] float32 (which may be overwritten), positions [rows] int64, mask
+and device: token ids [rows] int64, and each row's largest logit as the model gave it [rows] float32, NaN or infinite where
+some logit is."""
+
+
+def fastest_draw(device: torch.device) -> Draw:
+    """The way to draw tokens on a device."""
+    if device.type == "cuda":
+        return draw_in_one_kernel
+    return draw_by_native_kernel if available() else draw_by_torch
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token for each row, still on the device."""
+
+    token_ids: Tensor  # [rows] int64
+    batch: SamplingBatch
+    peaks: Tensor  # [rows] float32, each row's largest logit as the model gave it
+    logprobs: tuple[Tensor, Tensor] | None
+    """Token ids and log-probabilities of the rows that asked, as raw_logprobs gives them."""
+
+    def tensors(self) -> list[Tensor]:
+        """What :meth:`read` needs on the host."""
+        token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
+        return [token_ids, *(self.logprobs or ())]
+
+    def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[LogprobRow]]:
+        """Token ids [rows] and the log-probabilities asked for, in row order.
+
+        A row whose logits hold NaN or are infinite has NO_TOKEN.
+
+        Args:
+            tensors: those of :meth:`tensors`, on the host.
+        """
+        rows: list[LogprobRow] = []
+        if self.logprobs is not None and self.batch.logprobs is not None:
+            asked = self.batch.logprobs
+            rows = logprob_rows(tensors[1], tensors[2], asked.slots, asked.num_top)
+        return tensors[0].numpy().astype(np.int32), rows
+
+
+def sample(
+    state: SamplingState,
+    logits: Tensor,
+    slots: Sequence[int] | NDArray[np.integer],
+    positions: Tensor,
+    mask: TokenMask | None = None,
+    draw: Draw | None = None,
+) -> SampledTokens:
+    """Choose the next token of each row and count it where penalties will ask.
+
+    Args:
+        state: settings of the slots.
+        logits: float32 [rows, vocab]; overwritten.
+        slots: slot of each row, without repetition.
+        positions: int64 [rows], the position in its sequence that each sampled token will have.
+        mask: what constrained rows may sample.
+        draw: default: PyTorch's.
+    """
+    batch = state.batch(slots)
+    asked = batch.logprobs
+    raw = None if asked is None else logits[asked.rows]
+    draw = draw or draw_by_torch
+    token_ids, peaks = draw(batch, state.counts, logits, positions, mask, state.device)
+    state.record(batch, token_ids)
+    logprobs = None
+    if raw is not None and asked is not None:
+        logprobs = raw_logprobs(raw, token_ids[asked.rows], max(asked.num_top))
+    return SampledTokens(token_ids, batch, peaks, logprobs)
+
+
+def draw_by_native_kernel(
+    batch: SamplingBatch,
+    counts: TokenCounts,
+    logits: Tensor,
+    positions: Tensor,
+    mask: TokenMask | None,
+    device: Device,
+) -> tuple[Tensor, Tensor]:
+    """On a CPU, without a sort; see ``Draw``."""
+    from radixrt_kernels.sampler import draw_tokens
+
+    _adjust(logits, batch, counts, positions)
+    masked = None
+    if mask is not None:
+        masked = (torch.from_numpy(mask.rows), torch.from_numpy(mask.bits))
+    return draw_tokens(logits, batch.packed, positions, masked)
+
+
+def draw_by_torch(
+    batch: SamplingBatch,
+    counts: TokenCounts,
+    logits: Tensor,
+    positions: Tensor,
+    mask: TokenMask | None,
+    device: Device,
+) -> tuple[Tensor, Tensor]:
+    """On any device; see ``Draw``."""
+    peaks = logits.amax(dim=-1)
+    _adjust(logits, batch, counts, positions)
+    if mask is not None:
+        _keep_allowed(logits, mask, device)
+    token_ids = logits.argmax(dim=-1)
+    for row, settings in enumerate(batch.packed.cpu().numpy().view(DRAW_SETTINGS)[:, 0]):
+        if settings["temperature"] > 0:
+            token_ids[row] = _draw(logits[row], settings, positions[row])
+    return token_ids, peaks
+
+
+def _adjust(logits: Tensor, batch: SamplingBatch, counts: TokenCounts, positions: Tensor) -> None:
+    """Apply penalties and biases in place."""
+    if batch.penalised is not None:
+        _penalise(logits, batch.penalised, counts)
+    if batch.biases is not None:
+        batch.biases.add_to(logits, positions)
+
+
+def _penalise(logits: Tensor, penalised: PenalisedRows, counts: TokenCounts) -> None:
+    """Repetition penalty over prompt and answer, then frequency and presence over the answer."""
+    rows = penalised.rows
+    in_output = counts.in_output[penalised.counts_rows]  # [n, vocab]
+    in_answer = in_output > 0
+    values = logits[rows]
+    repeated = torch.where(values > 0, values / penalised.repetition, values * penalised.repetition)
+    values = torch.where(in_answer | counts.in_prompt[penalised.counts_rows], repeated, values)
+    values -= penalised.frequency * in_output
+    values -= penalised.presence * in_answer
+    logits[rows] = values
+
+
+def _keep_allowed(logits: Tensor, mask: TokenMask, device: Device) -> None:
+    """Set the logits of all tokens that the mask does not allow to minus infinity."""
+    vocab = logits.shape[-1]
+    rows, words = device.upload(mask.rows, mask.bits)
+    places = torch.arange(32, dtype=torch.int32, device=words.device)
+    forbidden = (words.unsqueeze(-1) >> places).bitwise_and_(1).flatten(1)[:, :vocab] == 0
+    logits[rows] = logits[rows].masked_fill_(forbidden, -math.inf)
+
+
+def _draw(logits: Tensor, settings: np.void, position: Tensor) -> Tensor:
+    """One token out of what temperature, top-k, then top-p among what is left, then min-p make of ``logits`` [vocab].
+
+    They keep what reaches a threshold on the value, so all tokens that tie with the last one kept: what may be sampled
+    depends on the logits alone and not on how a sort arranged equal ones (bfloat16 makes many).
+
+    Args:
+        settings: one of ``DRAW_SETTINGS``.
+    """
+    temperature, top_k, top_p, log_min_p, seed_key = settings.tolist()
+    values, token_ids = (logits / temperature).sort(descending=True)
+    kth = values[min(top_k, len(values)) - 1]
+    probabilities = values.softmax(dim=-1).masked_fill_(values < kth, 0.0)
+    mass = probabilities.sum() if top_k < len(values) else 1.0
+    before = probabilities.cumsum(dim=-1) - probabilities
+    size = (before < top_p * mass).sum()
+    nucleus = values[(size - 1).clamp(min=0)]
+    threshold = torch.stack((kth, nucleus, values[0] + log_min_p)).max()
+    noise = gumbel_noise(token_ids.new_tensor([seed_key]), position.view(1), token_ids)[0]
+    return token_ids[(values + noise).masked_fill_(values < threshold, -math.inf).argmax()]

@@ -1,0 +1,303 @@
+"""What does each sequence of the running batch want from sampling?
+
+:class:`SamplingState` keeps the settings of every slot in numpy columns on the host, and token counts
+on the device for the slots whose penalties need them. :meth:`SamplingState.batch` turns the slots of a
+step into a :class:`SamplingBatch`: index and parameter tensors of whoever wants something. It is built when the batch changes and reused while it does not, so a decode step in which nobody
+came or went costs no Python per sequence.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.device.device import CPU, Device
+from radixrt.messages.ids import TokenIds
+from radixrt.worker.sampling.noise import seed_keys
+
+MIN_TEMPERATURE = 1e-5
+"""A sampled request is not let closer to 0: float32 logits divided by less lose their differences."""
+
+FORBIDDEN = -1e30
+"""Bias of a token that must not be sampled. Finite, so that a request which forbids its whole
+vocabulary still has a distribution instead of bringing down the batch."""
+
+NO_LIMIT = 2.0
+"""top_p of a slot without one: above any cumulative probability, however it was rounded."""
+
+DRAW_SETTINGS = np.dtype(
+    [
+        ("temperature", "f4"),  # 0: greedy
+        ("top_k", "i4"),  # vocab_size where there is no limit
+        ("top_p", "f4"),
+        ("log_min_p", "f4"),
+        ("seed_key", "i8"),  # of radixrt.worker.sampling.noise
+    ]
+)
+"""What drawing a token takes: the layout that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read."""
+
+_SETTINGS = np.dtype(
+    [
+        ("counts_row", "i8"),  # in TokenCounts; -1: no penalties
+        ("repetition", "f4"),
+        ("presence", "f4"),
+        ("frequency", "f4"),
+        ("num_top_logprobs", "i8"),  # -1: no logprobs at all
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PenalisedRows:
+    """Rows of the batch whose logits depend on the tokens already there."""
+
+    rows: Tensor  # [n] int64, into the batch
+    counts_rows: Tensor  # [n] int64, into TokenCounts
+    repetition: Tensor  # [n, 1] float32
+    presence: Tensor  # [n, 1] float32
+    frequency: Tensor  # [n, 1] float32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBiases:
+    """Numbers to add to single logits: logit_bias, and what min_tokens forbids."""
+
+    rows: Tensor  # [n] int64, into the batch
+    token_ids: Tensor  # [n] int64
+    values: Tensor  # [n] float32
+    until: Tensor  # [n] int64; the bias holds for positions below this
+
+    def add_to(self, logits: Tensor, positions: Tensor) -> None:
+        """To float32 logits [rows, vocab], in place; ``positions`` are the rows', int64 [rows]."""
+        active = positions[self.rows] < self.until
+        values = torch.where(active, self.values, 0.0)
+        logits.index_put_((self.rows, self.token_ids), values, accumulate=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Rows of the batch that want log-probabilities."""
+
+    rows: Tensor  # [n] int64, into the batch
+    slots: list[int]
+    num_top: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """The slots of a step, and who among them wants what; None: nobody does."""
+
+    slots: NDArray[np.int64]
+    packed: Tensor  # [rows, 6] int32, the words of DRAW_SETTINGS
+    penalised: PenalisedRows | None
+    biases: TokenBiases | None
+    logprobs: LogprobRows | None
+
+
+class TokenCounts:
+    """How often each token came, for the slots whose penalties ask. Grows by doubling.
+
+    A row takes 5 bytes per token of the vocabulary, which is why slots without penalties have none.
+    """
+
+    def __init__(self, vocab_size: int, device: Device) -> None:
+        self._device = device
+        place = device.torch_device
+        self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=place)
+        self.in_output = torch.zeros((0, vocab_size), dtype=torch.int32, device=place)
+        self._free: list[int] = []
+
+    def admit(self, prompt: TokenIds, output: TokenIds) -> int:
+        """Count a sequence's tokens; returns its row."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        prompt_ids, output_ids = self._device.upload(
+            prompt.astype(np.int64), output.astype(np.int64)
+        )
+        self.in_prompt[row].zero_().index_fill_(0, prompt_ids, True)
+        ones = torch.ones_like(output_ids, dtype=torch.int32)
+        self.in_output[row].zero_().index_add_(0, output_ids, ones)
+        return row
+
+    def release(self, row: int) -> None:
+        self._free.append(row)
+
+    def _grow(self) -> None:
+        old = len(self.in_prompt)
+        new = max(2 * old, 4)
+        self._free.extend(range(old, new))
+        self.in_prompt = torch.cat(
+            [self.in_prompt, self.in_prompt.new_zeros(new - old, self.in_prompt.shape[1])]
+        )
+        self.in_output = torch.cat(
+            [self.in_output, self.in_output.new_zeros(new - old, self.in_output.shape[1])]
+        )
+
+
+class SamplingState:
+    """Sampling settings of all slots; owned by the worker."""
+
+    def __init__(
+        self,
+        max_slots: int,
+        vocab_size: int,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        device: Device = CPU,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.counts = TokenCounts(vocab_size, device)
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._draws = np.zeros(max_slots, dtype=DRAW_SETTINGS)
+        self._settings = np.zeros(max_slots, dtype=_SETTINGS)
+        self._settings["counts_row"] = -1
+        self._biases: dict[int, list[tuple[int, float, int]]] = {}
+        """Slot → (token id, value, position below which it holds)."""
+        self._batch: SamplingBatch | None = None
+
+    def admit(
+        self, slot: int, sampling: SamplingParams, token_ids: TokenIds, num_output: int
+    ) -> None:
+        """Take a sequence into a free slot.
+
+        Args:
+            slot: in 0..max_slots - 1.
+            sampling: validated, and with a seed unless it is greedy.
+            token_ids: prompt, followed by what was generated before a retraction.
+            num_output: how many of ``token_ids`` were generated.
+        """
+        if sampling.seed is None and not sampling.is_greedy:
+            raise ValueError("a sequence that is sampled at random needs a seed")
+        num_prompt = len(token_ids) - num_output
+        top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else self.vocab_size
+        self._draws[slot] = (
+            0.0 if sampling.is_greedy else max(sampling.temperature, MIN_TEMPERATURE),
+            top_k,
+            sampling.top_p if sampling.top_p < 1 else NO_LIMIT,
+            math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
+            seed_keys(torch.tensor(sampling.seed or 0)).item(),
+        )
+        settings = self._settings[slot]
+        settings["repetition"] = sampling.repetition_penalty
+        settings["presence"] = sampling.presence_penalty
+        settings["frequency"] = sampling.frequency_penalty
+        settings["num_top_logprobs"] = -1 if sampling.logprobs is None else sampling.logprobs
+        if _has_penalties(sampling):
+            row = self.counts.admit(token_ids[:num_prompt], token_ids[num_prompt:])
+            settings["counts_row"] = row
+        biases = self._biases_of(sampling, num_prompt)
+        if biases:
+            self._biases[slot] = biases
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence of a slot."""
+        settings = self._settings[slot]
+        if settings["counts_row"] >= 0:
+            self.counts.release(int(settings["counts_row"]))
+            settings["counts_row"] = -1
+        self._biases.pop(slot, None)
+        self._batch = None
+
+    def batch(self, slots: Sequence[int] | NDArray[np.integer]) -> SamplingBatch:
+        """What these slots want, in this order.
+
+        The last answer again if it was about the same slots and none was released since: a slot changes
+        its meaning only by way of a release.
+        """
+        slot_array = np.asarray(slots, dtype=np.int64)
+        if self._batch is None or not np.array_equal(self._batch.slots, slot_array):
+            self._batch = self._look_up(slot_array.copy())
+        return self._batch
+
+    def record(self, batch: SamplingBatch, token_ids: Tensor) -> None:
+        """Count the sampled tokens, int64 [rows], where penalties will ask for them."""
+        if batch.penalised is None:
+            return
+        place = (batch.penalised.counts_rows, token_ids[batch.penalised.rows])
+        one = torch.ones((), dtype=torch.int32, device=self.device.torch_device)
+        self.counts.in_output.index_put_(place, one, accumulate=True)
+
+    def count(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Count tokens of a slot that were not sampled, where penalties will ask for them."""
+        row = int(self._settings[slot]["counts_row"])
+        if row >= 0:
+            for token in token_ids:
+                self.counts.in_output[row, token] += 1
+
+    def _biases_of(self, sampling: SamplingParams, num_prompt: int) -> list[tuple[int, float, int]]:
+        forever = np.iinfo(np.int64).max
+        biases = [
+            (token, value, int(forever)) for token, value in (sampling.logit_bias or {}).items()
+        ]
+        if sampling.min_tokens > 0:
+            # Under ignore_eos the end tokens end nothing, so there is no reason to forbid them.
+            eos = () if sampling.ignore_eos else self._eos_token_ids
+            until = num_prompt + sampling.min_tokens
+            biases += [(token, FORBIDDEN, until) for token in {*eos, *sampling.stop_token_ids}]
+        return biases
+
+    def _look_up(self, slots: NDArray[np.int64]) -> SamplingBatch:
+        settings = self._settings[slots]
+        return SamplingBatch(
+            slots=slots,
+            packed=self._tensor(self._draws[slots].view(np.int32).reshape(len(slots), -1)),
+            penalised=self._penalised_rows(settings),
+            biases=self._token_biases(slots),
+            logprobs=self._logprob_rows(slots, settings),
+        )
+
+    def _penalised_rows(self, settings: NDArray) -> PenalisedRows | None:
+        rows = np.flatnonzero(settings["counts_row"] >= 0)
+        if not len(rows):
+            return None
+        chosen = settings[rows]
+        return PenalisedRows(
+            rows=self._tensor(rows),
+            counts_rows=self._tensor(chosen["counts_row"]),
+            repetition=self._tensor(chosen["repetition"]).unsqueeze(-1),
+            presence=self._tensor(chosen["presence"]).unsqueeze(-1),
+            frequency=self._tensor(chosen["frequency"]).unsqueeze(-1),
+        )
+
+    def _token_biases(self, slots: NDArray[np.int64]) -> TokenBiases | None:
+        if not self._biases:
+            return None
+        entries = [
+            (row, *bias)
+            for row, slot in enumerate(slots.tolist())
+            for bias in self._biases.get(slot, ())
+        ]
+        if not entries:
+            return None
+        rows, token_ids, values, until = zip(*entries, strict=True)
+        return TokenBiases(
+            rows=self._tensor(np.array(rows, dtype=np.int64)),
+            token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
+            values=self._tensor(np.array(values, dtype=np.float32)),
+            until=self._tensor(np.array(until, dtype=np.int64)),
+        )
+
+    def _logprob_rows(self, slots: NDArray[np.int64], settings: NDArray) -> LogprobRows | None:
+        rows = np.flatnonzero(settings["num_top_logprobs"] >= 0)
+        if not len(rows):
+            return None
+        num_top = settings["num_top_logprobs"][rows]
+        return LogprobRows(self._tensor(rows), slots[rows].tolist(), num_top.tolist())
+
+    def _tensor(self, column: NDArray) -> Tensor:
+        return self.device.upload(column.copy())[0]
+
+
+def _has_penalties(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1
+        or sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+    )
