@@ -137,6 +137,11 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *of, int device) {
 static int attribute(int which) { /* the driver's and the runtime's numbers are the same */
     switch (which) {
         case cudaDevAttrMaxThreadsPerBlock: return 1024;
+        case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: return 1024;
+        case cudaDevAttrMaxBlockDimZ: return 64;
+        case cudaDevAttrMaxGridDimX: return 2147483647;
+        case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: return 65535;
+        case cudaDevAttrMaxBlocksPerMultiprocessor: return 32;
         case cudaDevAttrMaxSharedMemoryPerBlock: return 49152;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: return 232448;
         case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return 233472;
