@@ -62,7 +62,7 @@ if [ ! -e "$_site/.complete" ]; then
     mkdir -p "$_site"
     # tar needs the program xz; Python has the library.
     {{ tar -xJf "$_pack/site-{stamp}.tar.xz" -C "$_site" 2>/dev/null ||
-        python3 -m tarfile -e "$_pack/site-{stamp}.tar.xz" "$_site"; }} && touch "$_site/.complete"
+        python3 -W ignore -m tarfile -e "$_pack/site-{stamp}.tar.xz" "$_site"; }} && touch "$_site/.complete"
 fi
 export PYTHONPATH="$_site${{PYTHONPATH:+:$PYTHONPATH}}"
 export FLASHINFER_USE_CUDA_NORM=1      # the compiled norms, also where a CuTe DSL is installed
