@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from bench.kernels.case import Case
-from radixrt.attention.backend import AttentionBackend, AttentionSpec, KVCache
+from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
@@ -77,7 +78,7 @@ def _run(
     backend: AttentionBackend,
     metadata: AttentionMetadata,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    layers: list[KVCache],
+    layers: list[LayerKV],
     spec: AttentionSpec,
 ) -> Callable[[], None]:
     """A step of several layers, each with a cache of its own, so that the processor's caches hold none of them."""
@@ -116,7 +117,7 @@ def _metadata(shape: Shape) -> AttentionMetadata:
     )
 
 
-def _caches(shape: Shape, pages: int) -> KVCache:
+def _caches(shape: Shape, pages: int) -> LayerKV:
     size = (pages, PAGE_SIZE, shape.spec.num_kv_heads, shape.spec.head_dim)
     keys, values = torch.empty(size, dtype=shape.dtype), torch.empty(size, dtype=shape.dtype)
     for cache in (keys, values):

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata
 
 
@@ -16,15 +17,13 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Features of a head of queries and keys; that of values is in the layer's :class:`KVSpec`."""
     scale: float
+    """Factor of the scores."""
     sliding_window: int | None = None
     """A query sees itself and the ``sliding_window - 1`` tokens before it; None: everything before it."""
     soft_cap: float | None = None
     """Scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2)."""
-
-
-KVCache = tuple[Tensor, Tensor]
-"""Keys and values of a layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
 
 
 class AttentionBackend(Protocol):
@@ -34,17 +33,19 @@ class AttentionBackend(Protocol):
         """Prepare for one step; called once before the layers run. Host work only."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """Write the step's K and V into the cache, then attend over it.
 
         Args:
             query: [num_tokens, num_heads, head_dim]
-            key, value: [num_tokens, num_kv_heads, head_dim], of the step's tokens
-            kv_cache: of this layer
+            key: [num_tokens, num_kv_heads, head_dim], of the step's tokens.
+            value: [num_tokens, num_kv_heads, v_head_dim]. Where the cache has one tensor, values are the first
+                ``v_head_dim`` features of the keys (a latent cache).
+            kv_cache: of this layer.
 
         Returns:
-            [num_tokens, num_heads, head_dim]
+            [num_tokens, num_heads, v_head_dim]
         """
 
 
@@ -68,5 +69,5 @@ class ForwardContext:
     """What a model's layers need beside the hidden states. Passed as an argument, never global."""
 
     backend: AttentionBackend
-    kv_caches: list[KVCache]
+    kv_caches: list[LayerKV]
     """One a layer."""

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec, KVCache
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
@@ -13,24 +14,33 @@ from radixrt_kernels.attention import AttentionPlan
 CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def why_not(setup: AttentionSetup) -> str | None:
+    """The reason for which the native kernels cannot serve this model here, and what can; None: they can."""
+    device = setup.device.torch_device
+    if device.type != "cpu":
+        return f"it computes on the CPU, and the model is on {device}; use --device cpu"
+    if (kept := setup.other_kv()) is not None:
+        return (
+            f"it reads keys and values of one shape, and a layer of this model keeps {kept}; use "
+            "--attention-backend torch_reference"
+        )
+    if setup.kv_dtype not in CPU_CACHE_DTYPES:
+        return f"it reads no KV cache of {setup.kv_dtype}; use --kv-cache-dtype auto"
+    if not available():
+        return f"it needs the native kernels, and {missing_because}; torch_reference works without them"
+    return None
+
+
 class CpuBackend:
     """Hands each step to ``radixrt_kernels``, which cuts it into tasks for all threads."""
 
     def __init__(self, setup: AttentionSetup) -> None:
-        device = setup.device.torch_device
-        if device.type != "cpu":
-            raise ConfigError(
-                f"--attention-backend cpu computes on the CPU, and the model is on {device}; use --device cpu."
-            )
-        if setup.kv_dtype not in CPU_CACHE_DTYPES:
-            raise ConfigError(
-                f"--attention-backend cpu reads no KV cache of {setup.kv_dtype}; use --kv-cache-dtype auto."
-            )
-        if not available():
-            raise ConfigError(
-                f"--attention-backend cpu needs the native kernels, and {missing_because}; torch_reference works "
-                "without them."
-            )
+        """
+        Raises:
+            ConfigError: the native kernels cannot serve this model here.
+        """
+        if (reason := why_not(setup)) is not None:
+            raise ConfigError(f"--attention-backend cpu can't be used: {reason}.")
         self._cascade = setup.cascade
         self._plan: AttentionPlan | None = None
 
@@ -48,7 +58,7 @@ class CpuBackend:
         )
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         output = torch.empty(query.shape, dtype=query.dtype)

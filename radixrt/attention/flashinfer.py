@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionBackend, AttentionSpec, KVCache
+from radixrt.attention.backend import AttentionBackend, AttentionSpec
 from radixrt.attention.flashinfer_append import Append
 from radixrt.attention.flashinfer_rules import (
     CASCADE_GRAPH_FROM_ROWS,
@@ -24,6 +24,7 @@ from radixrt.attention.flashinfer_rules import (
     prefill_kernel,
 )
 from radixrt.attention.flashinfer_wrappers import Cascade, Decode, Prefill, SharedBuffers
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
 from radixrt.attention.setup import AttentionSetup
@@ -32,13 +33,18 @@ from radixrt.device.flashinfer_library import load_flashinfer
 
 
 def why_not(setup: AttentionSetup) -> str | None:
-    """Why FlashInfer can't serve this model here; None: it can."""
+    """The reason for which FlashInfer cannot serve this model here; None: it can."""
     if setup.device.torch_device.type != "cuda":
         return "it needs an NVIDIA GPU"
     if importlib.util.find_spec("flashinfer") is None:
         return "the package is not installed: pip install 'radixrt[cuda]'"
     if setup.dtype not in (torch.float16, torch.bfloat16):
         return f"it computes in float16 and bfloat16, not in {_name(setup.dtype)}: set --dtype"
+    if (kept := setup.other_kv()) is not None:
+        return (
+            f"it reads keys and values of one shape, and a layer of this model keeps {kept}: use "
+            "--attention-backend torch_reference"
+        )
     for dim in sorted({spec.head_dim for spec in setup.specs} - set(HEAD_DIMS)):
         return f"it has no kernels for heads of {dim}, only of {', '.join(map(str, HEAD_DIMS))}"
     return None
@@ -84,7 +90,7 @@ class FlashInferBackend:
             layers.plan(step)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)
@@ -203,7 +209,7 @@ class _Layers:
             return "fa2"
         return prefill_kernel(table.query_lengths(), self._spec.num_heads)
 
-    def run(self, query: Tensor, kv_cache: KVCache) -> Tensor:
+    def run(self, query: Tensor, kv_cache: LayerKV) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> as query"""
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         decodes = self._num_decodes
@@ -241,7 +247,7 @@ class _GraphBackend:
                 decode.plan(step.decodes)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import KVCache
 from radixrt.attention.flashinfer_wrappers import SharedBuffers
-from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.kv_spec import LayerKV, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 
 
@@ -39,7 +38,7 @@ class Append:
         if self._sequence is None or len(self._sequence) != len(self._slots):
             self._sequence = torch.zeros_like(self._slots)  # all tokens are of the only one
 
-    def run(self, key: Tensor, value: Tensor, kv_cache: KVCache) -> None:
+    def run(self, key: Tensor, value: Tensor, kv_cache: LayerKV) -> None:
         """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]."""
         assert self._slots is not None, "plan() comes before attend()"
         table = self._shared.whole_cache(len(kv_cache[0]))

@@ -1,4 +1,4 @@
-"""What is an attention backend made for? The facts that hold for the life of a worker."""
+"""The facts that an attention backend is made for; they hold for the life of a worker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.kv_spec import KVSpec
 from radixrt.device.device import CPU, Device
 
 
@@ -18,7 +19,7 @@ class AttentionSetup:
     dtype: torch.dtype = torch.float32
     """Of queries, keys and values."""
     kv_dtype: torch.dtype = torch.float32
-    """Of the KV cache."""
+    """Of keys and values in the KV cache."""
     page_size: int = 16
     max_rows: int = 256
     """Sequences in a step."""
@@ -27,3 +28,10 @@ class AttentionSetup:
     device: Device = CPU
     cascade: bool = True
     """Prefixes that decoding sequences share may be read once for all of them."""
+    kv_specs: Sequence[KVSpec] = ()
+    """Of all layers, in the order of their KV caches."""
+
+    def other_kv(self) -> KVSpec | None:
+        """The first layer's cache that is not keys and values of one shape in ``kv_dtype``, which is what most kernels
+        read; None: every layer's is."""
+        return next((kept for kept in self.kv_specs if not kept.is_plain(self.kv_dtype)), None)

@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec, KVCache
-from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.kv_spec import LayerKV, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.setup import AttentionSetup
+from radixrt.base.errors import ConfigError
 
 QUERY_BLOCK = 128
 """Prefill queries attended at once: bounds the score matrix, and skips keys that no query of a block sees.
@@ -43,11 +45,24 @@ class TorchReferenceBackend:
     """Gathers each sequence's keys and values from its pages, then computes dense masked attention.
 
     Decoding sequences are padded to one another and computed together, those of similar length in one
-    block; a prefill is computed alone, in blocks of queries. Which slots and masks that takes is the
-    same for all layers with one sliding window, and is worked out once a step.
+    block; a prefill is computed alone, in blocks of queries. Slots and masks are the same for all layers with one
+    sliding window, and are worked out once a step. A layer keeps keys and values, of different widths perhaps, or one
+    tensor whose first features are the values.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, setup: AttentionSetup | None = None) -> None:
+        """
+        Args:
+            setup: of the worker; None: plain keys and values.
+
+        Raises:
+            ConfigError: a layer keeps tensors other than keys and values, or one for both.
+        """
+        for kept in setup.kv_specs if setup is not None else ():
+            if len(kept.tensors) > 2 or any(len(t.shape) != 2 for t in kept.tensors):
+                raise ConfigError(
+                    f"No attention backend reads a KV cache of {kept}; use --kv-cache-dtype auto."
+                )
         self._metadata: AttentionMetadata | None = None
         self._blocks: dict[int | None, list[_Block]] = {}
 
@@ -56,26 +71,31 @@ class TorchReferenceBackend:
         self._blocks = {}
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
-        # each [slots, num_kv_heads, head_dim]
-        keys, values = (cache.view(-1, *cache.shape[2:]) for cache in kv_cache)
-        _write(keys, self._metadata.kv_slots, key)
-        _write(values, self._metadata.kv_slots, value)
+        width = value.shape[-1]
+        caches = [
+            cache.view(-1, *cache.shape[2:]) for cache in kv_cache
+        ]  # each [slots, heads, features]
+        for cache, states in zip(caches, (key, value), strict=False):
+            _write(cache, self._metadata.kv_slots, states)
         if spec.sliding_window not in self._blocks:
             groups = _group(_spans(self._metadata, spec.sliding_window))
             self._blocks[spec.sliding_window] = [
                 _block(spans, self._metadata, spec.sliding_window) for spans in groups
             ]
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        output = query.new_empty((*query.shape[:-1], width))
         for block in self._blocks[spec.sliding_window]:
-            shape = block.slots.shape
+            keys, *values = (
+                _read(cache, block.slots.flatten(), query.dtype).unflatten(0, block.slots.shape)
+                for cache in caches
+            )
             output[block.tokens] = _dense_attention(
                 query[block.tokens],
-                _read(keys, block.slots.flatten(), query.dtype).unflatten(0, shape),
-                _read(values, block.slots.flatten(), query.dtype).unflatten(0, shape),
+                keys,
+                values[0] if values else keys[..., :width],
                 block.visible,
                 spec,
             )
@@ -83,7 +103,7 @@ class TorchReferenceBackend:
 
 
 def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
-    """``states`` [num_tokens, num_kv_heads, head_dim] go to ``slots`` [num_tokens] of [slots, num_kv_heads, head_dim]."""
+    """Write ``states`` [num_tokens, heads, features] to ``slots`` [num_tokens] of ``cache`` [slots, heads, features]."""
     states = to_kv_dtype(states, cache.dtype)
     if cache.dtype.itemsize == 1:  # torch moves bytes about, and knows no fp8 there
         cache, states = cache.view(torch.uint8), states.view(torch.uint8)
@@ -91,7 +111,7 @@ def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
 
 
 def _read(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """What lies in ``slots`` [n], as ``dtype``: [n, num_kv_heads, head_dim]."""
+    """The content of ``slots`` [n] in ``dtype``: [n, heads, features]."""
     if cache.dtype.itemsize == 1:
         return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype).to(dtype)
     return cache.index_select(0, slots)
@@ -157,11 +177,12 @@ def _dense_attention(
     """
     Args:
         query: [batch, queries, num_heads, head_dim]
-        key, value: [batch, keys, num_kv_heads, head_dim]
+        key: [batch, keys, num_kv_heads, head_dim]
+        value: [batch, keys, num_kv_heads, v_head_dim]
         visible: [batch, 1, queries, keys] bool
 
     Returns:
-        [batch, queries, num_heads, head_dim]
+        [batch, queries, num_heads, v_head_dim]
     """
     num_queries, group = query.shape[1], spec.num_heads // spec.num_kv_heads
     # The heads that share a KV head become further queries of it: no key is copied.

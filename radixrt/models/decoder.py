@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
-from radixrt.layers.attention import SelfAttention
+from radixrt.attention.kv_spec import KVSpec
+from radixrt.layers.attention import AttentionBlock, SelfAttention
 from radixrt.layers.embedding import VocabParallelEmbedding
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
@@ -26,7 +27,7 @@ class DecoderLayer(nn.Module):
     An architecture with another order of things brings a class of its own with this ``forward``.
     """
 
-    def __init__(self, config: Any, self_attn: SelfAttention, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.mlp = mlp
@@ -68,7 +69,7 @@ class CausalLM(nn.Module):
 
     num_parameters: int
     """Of the whole model, not of this rank's shards alone; set by the loader."""
-    layer_class: Callable[[Any, SelfAttention, nn.Module], nn.Module] = DecoderLayer
+    layer_class: Callable[[Any, AttentionBlock, nn.Module], nn.Module] = DecoderLayer
     """Makes a layer of (config, attention, MLP)."""
     embedding_scale: float = 1.0
     """Embeddings are multiplied by it (Gemma)."""
@@ -96,8 +97,13 @@ class CausalLM(nn.Module):
 
     # ------------------------------------------------------------ what architectures override
 
+    def attention(self, index: int, rotary: RotaryEmbedding) -> AttentionBlock:
+        """The attention of layer ``index``, whose KV cache is ``context.kv_caches[index]``. A family whose attention is of
+        another kind brings a block of its own, which says what its KV cache holds."""
+        return SelfAttention(self.config, index, rotary, self.tp, **self.attention_options(index))
+
     def attention_options(self, index: int) -> dict[str, Any]:
-        """What the attention of layer ``index`` has beside the config's sizes: arguments of ``SelfAttention``."""
+        """Arguments of ``SelfAttention`` beside the config's sizes, for layer ``index``."""
         return {}
 
     def mlp(self, index: int) -> nn.Module:
@@ -122,8 +128,7 @@ class CausalLM(nn.Module):
     # ------------------------------------------------------------ what they inherit
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
-        options = self.attention_options(index)
-        attention = SelfAttention(self.config, index, rotary, self.tp, **options)
+        attention = self.attention(index, rotary)
         return type(self).layer_class(self.config, attention, self.mlp(index))
 
     @torch.inference_mode()
@@ -162,8 +167,15 @@ class CausalLM(nn.Module):
         return logits
 
     def attention_specs(self) -> list[AttentionSpec]:
-        """What each layer's KV cache and attention kernel must be like, on this rank."""
-        return [block.spec for block in self.modules() if isinstance(block, SelfAttention)]
+        """The constants of each layer's attention, on this rank."""
+        return [block.spec for block in self._attention_blocks()]
+
+    def kv_specs(self, dtype: torch.dtype) -> list[KVSpec]:
+        """The KV cache of each layer, on this rank; keys and values are kept in ``dtype``."""
+        return [block.kv_spec(dtype) for block in self._attention_blocks()]
+
+    def _attention_blocks(self) -> list[AttentionBlock]:
+        return [block for block in self.modules() if isinstance(block, AttentionBlock)]
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors into the model.

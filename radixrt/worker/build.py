@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from radixrt.attention.cpu import CpuBackend
-from radixrt.attention.kv_dtype import kv_dtype
+from radixrt.attention.kv_spec import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.config import ServerConfig
@@ -124,10 +124,12 @@ def _load(
 def _attention_setup(
     config: ServerConfig, model: CausalLM, device: Device, longest: int
 ) -> AttentionSetup:
+    cached = kv_dtype(config.kv_cache_dtype, model.dtype)
     return AttentionSetup(
         specs=model.attention_specs(),
+        kv_specs=model.kv_specs(cached),
         dtype=model.dtype,
-        kv_dtype=kv_dtype(config.kv_cache_dtype, model.dtype),
+        kv_dtype=cached,
         page_size=config.page_size,
         max_rows=config.max_running_requests,
         max_pages=math.ceil(longest / config.page_size),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from radixrt.attention import flashinfer, flashinfer_rules
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, lacks_kernels, why_not
-from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.kv_spec import to_kv_dtype
 from radixrt.attention.metadata import SharedPrefixes
 from radixrt.attention.page_tables import PrefixGroups
 from radixrt.attention.setup import AttentionSetup

@@ -12,7 +12,7 @@ import torch
 from radixrt.attention import flashinfer
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, make_flashinfer
-from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.kv_spec import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend

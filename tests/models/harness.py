@@ -33,13 +33,16 @@ class Harness:
         self.model = model
         self.page_size = page_size
         self.free_pages = random.Random(0).sample(range(num_pages), num_pages)
-        dtype = model.dtype
-        shapes = [
-            (num_pages, page_size, s.num_kv_heads, s.head_dim) for s in model.attention_specs()
-        ]
+        setup = AttentionSetup(kv_specs=model.kv_specs(model.dtype), kv_dtype=model.dtype)
         self.context = ForwardContext(
-            backend or make_backend("auto", AttentionSetup()),
-            [tuple(torch.full((2, *shape), torch.nan, dtype=dtype)) for shape in shapes],
+            backend or make_backend("auto", setup),
+            [
+                tuple(
+                    torch.full((num_pages, page_size, *t.shape), torch.nan, dtype=t.dtype)
+                    for t in spec.tensors
+                )
+                for spec in setup.kv_specs
+            ],
         )
 
     def step(self, work: list[tuple[Sequence, list[int]]]) -> list[torch.Tensor]:

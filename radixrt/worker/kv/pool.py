@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from radixrt.attention.backend import KVCache
+from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 from radixrt_kernels.memory import advise_huge_pages
@@ -16,7 +16,8 @@ CPU_POOL_LIMIT = 8 * GIB
 
 
 class KVPool:
-    """One K and one V tensor a layer, [num_pages + 1, page_size, num_kv_heads, head_dim]: FlashInfer's NHD layout.
+    """The KV cache of every layer: for each tensor of its :class:`KVSpec` one of [num_pages + 1, page_size, *shape]. Keys
+    and values are in FlashInfer's NHD layout.
 
     The last page is the spare one: no sequence is given it, and padding writes there.
     """
@@ -24,39 +25,38 @@ class KVPool:
     def __init__(self, setup: AttentionSetup, num_pages: int, *, one_for_all: bool = False) -> None:
         """
         Args:
-            setup: which layers there are, and the dtype, page size and device of their cache.
-            one_for_all: layers of one shape share their tensors, which then hold nothing of use: for a trial run.
+            setup: the layers' KV caches, and their page size and device.
+            one_for_all: layers of one spec share their tensors, which then hold nothing of use: for a trial run.
         """
         self.num_pages = num_pages
         self.page_size = setup.page_size
         self.spare_page = num_pages
-        shapes = [
-            (num_pages + 1, self.page_size, spec.num_kv_heads, spec.head_dim)
-            for spec in setup.specs
-        ]
+        self._device = setup.device.torch_device
+        specs = setup.kv_specs
         if one_for_all:
-            of_shape = {shape: _pair(shape, setup) for shape in set(shapes)}
-            self.kv_caches = [of_shape[shape] for shape in shapes]
+            of_spec = {spec: self._layer(spec) for spec in set(specs)}
+            self.kv_caches = [of_spec[spec] for spec in specs]
         else:
-            self.kv_caches = [_pair(shape, setup) for shape in shapes]
+            self.kv_caches = [self._layer(spec) for spec in specs]
 
+    def _layer(self, spec: KVSpec) -> LayerKV:
+        return tuple(self._empty(tensor) for tensor in spec.tensors)
 
-def _pair(shape: tuple[int, ...], setup: AttentionSetup) -> KVCache:
-    return _empty(shape, setup), _empty(shape, setup)
-
-
-def _empty(shape: tuple[int, ...], setup: AttentionSetup) -> torch.Tensor:
-    dtype, device = setup.kv_dtype, setup.device.torch_device
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    if device.type == "cpu" and dtype.is_floating_point and dtype.itemsize > 1:
-        advise_huge_pages(tensor)  # one core read pages at random at 13 instead of 8 GB/s
-    return tensor
+    def _empty(self, cached: CachedTensor) -> torch.Tensor:
+        shape = (self.num_pages + 1, self.page_size, *cached.shape)
+        tensor = torch.empty(shape, dtype=cached.dtype, device=self._device)
+        if (
+            self._device.type == "cpu"
+            and cached.dtype.is_floating_point
+            and cached.dtype.itemsize > 1
+        ):
+            advise_huge_pages(tensor)  # one core read pages at random at 13 instead of 8 GB/s
+        return tensor
 
 
 def bytes_per_token(setup: AttentionSetup) -> int:
     """KV of one token over all layers, on this rank."""
-    itemsize = setup.kv_dtype.itemsize
-    return sum(2 * spec.num_kv_heads * spec.head_dim * itemsize for spec in setup.specs)
+    return sum(spec.bytes_per_token for spec in setup.kv_specs)
 
 
 def pool_pages(
