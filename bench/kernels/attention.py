@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from bench.kernels.case import Case
 from radixrt.attention.backend import AttentionBackend, AttentionSpec
 from radixrt.attention.kv_spec import LayerKV
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
 from radixrt_kernels.memory import advise_huge_pages
@@ -101,9 +102,9 @@ def _metadata(shape: Shape) -> AttentionMetadata:
     positions = torch.arange(shape.tokens - shape.new_tokens, shape.tokens)
     slots = tables[:, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
     groups = shape.sequences // shape.members
-    shared = SharedPrefixes(
-        torch.arange(0, shape.sequences + 1, shape.members).int(),
-        torch.full((groups,), shape.shared_pages).int(),
+    shared = PrefixGroups(
+        np.arange(0, shape.sequences + 1, shape.members, dtype=np.int32),
+        np.full(groups, shape.shared_pages, dtype=np.int32),
     )
     count = shape.sequences
     return AttentionMetadata(

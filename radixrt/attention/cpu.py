@@ -54,7 +54,9 @@ class CpuBackend:
             metadata.kv_indices,
             metadata.kv_slots,
             metadata.page_size,
-            (shared.group_indptr_cpu, shared.num_pages_cpu) if shared else None,
+            None
+            if shared is None
+            else (torch.from_numpy(shared.indptr), torch.from_numpy(shared.num_pages)),
         )
 
     def attend(

@@ -25,8 +25,8 @@ from radixrt.attention.flashinfer_rules import (
 )
 from radixrt.attention.flashinfer_wrappers import Cascade, Decode, Prefill, SharedBuffers
 from radixrt.attention.kv_spec import LayerKV
-from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
+from radixrt.attention.page_tables import CascadeTables, PageTable, StepTables
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 from radixrt.device.flashinfer_library import load_flashinfer
@@ -108,7 +108,7 @@ class FlashInferBackend:
         rows = len(metadata.last_page_len_cpu)
         if metadata.shared_prefixes is None or "cascade" not in self.graph_kinds(rows):
             return "plain"
-        groups = PrefixGroups.of(metadata.shared_prefixes, rows).at_most(graph_groups(rows))
+        groups = metadata.shared_prefixes.first(rows).at_most(graph_groups(rows))
         pays = any(_pays(groups, spec, self._setup) for spec in self._layers)
         return "cascade" if pays else "plain"
 
@@ -144,7 +144,7 @@ class _Step:
         tables = StepTables.of(metadata, setup.device)
         groups = PrefixGroups.none(tables.num_decodes)
         if setup.cascade and metadata.shared_prefixes is not None:
-            groups = PrefixGroups.of(metadata.shared_prefixes, tables.num_decodes)
+            groups = metadata.shared_prefixes.first(tables.num_decodes)
         return _Step(tables, groups, setup)
 
     def cascade(self) -> CascadeTables:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.kv.ragged import RaggedStep
-from radixrt.worker.kv.shared_prefixes import GroupedSlots, PrefixFinder
+from radixrt.worker.kv.shared_prefixes import PrefixFinder
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,7 @@ class PersistentBatch:
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
         jumps = self._take_jumps()
-        groups = self._group_decoding(jumps.slots)
-        decoding = groups.slots
+        decoding, groups = self._group_decoding(jumps.slots)
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
         chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
@@ -163,6 +162,7 @@ class PersistentBatch:
         first_rows = step.qo_indptr[len(decoding) + len(jumps.slots) : -1]
         return self._inputs(
             step,
+            decoding,
             groups,
             [*jumps.token_ids, *prompt_tokens],
             (slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]),
@@ -173,7 +173,8 @@ class PersistentBatch:
     def _inputs(
         self,
         step: RaggedStep,
-        groups: GroupedSlots,
+        decoding: NDArray[np.int64],
+        groups: PrefixGroups,
         known_tokens: list[TokenIds],
         sampling: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]],
         prompt_spans: list[PromptSpan],
@@ -182,10 +183,14 @@ class PersistentBatch:
         """Everything that the device needs for a step, sent to it in one piece.
 
         Args:
-            sampling: who samples a token, each [rows]: slots, their rows of the flat batch, and positions of the new tokens.
+            decoding: slots of the first rows, which decode.
+            groups: of these rows.
+            known_tokens: inputs of the other rows.
+            sampling: rows that sample a token, each [rows]: slots, their rows of the flat batch, and positions of the new
+                tokens.
         """
         sampling_slots, sampling_rows, sampling_positions = sampling
-        decoding, graph_rows = groups.slots, None
+        graph_rows = None
         if self._graph_rows is not None and not known_tokens:
             graph_rows = self._graph_rows(len(decoding))
         if graph_rows is not None:
@@ -205,11 +210,10 @@ class PersistentBatch:
             )
         )
         token_ids = self.last_tokens[decoded]
-        shared = _shared_prefixes(groups, len(step.last_page_len))
         return StepInputs(
             token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
             positions=positions,
-            attention=step.metadata(kv_indices, kv_slots, self._device, shared),
+            attention=step.metadata(kv_indices, kv_slots, self._device, groups),
             graph_rows=graph_rows,
             sampling_slots=sampling_slots,
             sampling_slots_on_device=slots,
@@ -227,13 +231,15 @@ class PersistentBatch:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
         self._forced[slot] = token_ids
 
-    def _group_decoding(self, jumping: list[int]) -> GroupedSlots:
-        """The slots that advance by one token, those that share a prefix side by side."""
+    def _group_decoding(self, jumping: list[int]) -> tuple[NDArray[np.int64], PrefixGroups]:
+        """The slots that advance by one token, those that share a prefix side by side, and their groups."""
         decoding = np.flatnonzero(self.is_decoding)
-        groups = self._prefixes.group(
-            decoding, self.block_tables, self.computed[decoding] // self.page_size
-        )
-        return groups.without(jumping) if jumping else groups
+        whole_pages = self.computed[decoding] // self.page_size
+        slots, groups = self._prefixes.group(decoding, self.block_tables, whole_pages)
+        if not jumping:
+            return slots, groups
+        kept = ~np.isin(slots, jumping)
+        return slots[kept], groups.where(kept)
 
     def _take_jumps(self) -> Jumps:
         """Forced tokens as far as the pages of their slots reach. One position stays free: the scheduler may
@@ -276,15 +282,3 @@ class PersistentBatch:
                 row = first_row + first - (chunk.start + 1)
                 spans.append(PromptSpan(chunk.slot, row, following, sampling.prompt_logprobs))
         return spans
-
-
-def _shared_prefixes(groups: GroupedSlots, num_sequences: int) -> SharedPrefixes | None:
-    """The groups of a step, whose sequences are those of ``groups`` and then others that each stand alone."""
-    if not groups.num_pages.any():
-        return None
-    others = np.arange(len(groups.slots) + 1, num_sequences + 1, dtype=np.int32)
-    num_pages = np.concatenate((groups.num_pages, np.zeros(len(others), dtype=np.int32)))
-    return SharedPrefixes(
-        group_indptr_cpu=torch.from_numpy(np.concatenate((groups.indptr(), others))),
-        num_pages_cpu=torch.from_numpy(num_pages),
-    )

@@ -4,11 +4,12 @@ import math
 import random
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
 from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
 
@@ -122,9 +123,9 @@ def share(step: Step, groups: list[tuple[int, int]]) -> Step:
                 for of_leader, own in zip(step.sequences[first], step.sequences[row], strict=True)
             )
         first += rows
-    prefixes = SharedPrefixes(
-        torch.tensor([0, *(rows for rows, _ in groups)]).cumsum(0).int(),
-        torch.tensor([pages for _, pages in groups]).int(),
+    prefixes = PrefixGroups(
+        np.cumsum([0, *(rows for rows, _ in groups)], dtype=np.int32),
+        np.array([pages for _, pages in groups], dtype=np.int32),
     )
     metadata = replace(step.metadata, kv_indices=indices, shared_prefixes=prefixes)
     return replace(step, metadata=metadata, sequences=sequences)

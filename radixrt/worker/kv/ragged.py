@@ -1,4 +1,4 @@
-"""Which positions and pages does a step touch? The numbers of its flat batch, worked out on the host.
+"""Computes the positions, pages and KV slots of a step's flat batch on the host.
 
 Rows are sequences: decodes with one token each, then jumps and prefill chunks with several. See
 :class:`radixrt.attention.metadata.AttentionMetadata` for the layout that these numbers describe.
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.device.device import Device
 
 
@@ -83,9 +83,17 @@ class RaggedStep:
         kv_indices: torch.Tensor,
         kv_slots: torch.Tensor,
         device: Device,
-        shared_prefixes: SharedPrefixes | None = None,
+        groups: PrefixGroups | None = None,
     ) -> AttentionMetadata:
-        """The step as attention wants it; the two tensors are the arrays of these names on the device."""
+        """The step as attention backends take it.
+
+        Args:
+            kv_indices, kv_slots: the arrays of these names on the device.
+            groups: of the first rows; the others share nothing.
+        """
+        if groups is not None:
+            alone = len(self.last_page_len) - int(groups.indptr[-1])
+            groups = groups.then_alone(alone) if groups.share else None
         qo_indptr, kv_indptr, last_page_len = device.pin(
             self.qo_indptr, self.kv_indptr, self.last_page_len
         )
@@ -96,5 +104,5 @@ class RaggedStep:
             kv_indices=kv_indices,
             kv_slots=kv_slots,
             page_size=self.page_size,
-            shared_prefixes=shared_prefixes,
+            shared_prefixes=groups,
         )

@@ -1,4 +1,4 @@
-"""Which decoding sequences share the beginnings of their block tables, and in what order do they stand together?
+"""Groups decoding sequences whose block tables begin with the same pages, and orders the batch by these groups.
 
 Block tables that begin with the same pages hold the same prefix: the radix tree gave it to them. Attention over such pages
 reads them once for all members of a group (Juravsky et al., 2024, "Hydragen"; FlashInfer calls it a cascade).
@@ -9,25 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.attention.metadata import PrefixGroups
 
-@dataclass(frozen=True, slots=True)
-class GroupedSlots:
-    """Sequences in an order in which the members of each group are neighbours; whoever shares nothing is a group of one."""
-
-    slots: NDArray[np.int64]  # [sequences]
-    group_of: NDArray[np.int64]  # [sequences] ascending from 0 without gaps
-    num_pages: NDArray[np.int32]  # [groups] pages that all members begin with; 0 in groups of one
-
-    def without(self, slots: list[int]) -> "GroupedSlots":
-        """The same order with some sequences left out."""
-        kept = ~np.isin(self.slots, slots)
-        remaining, group_of = np.unique(self.group_of[kept], return_inverse=True)
-        return GroupedSlots(self.slots[kept], group_of, self.num_pages[remaining])
-
-    def indptr(self) -> NDArray[np.int32]:
-        """[groups + 1] where each group begins and ends in ``slots``."""
-        sizes = np.bincount(self.group_of, minlength=len(self.num_pages))
-        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+GroupedSlots = tuple[NDArray[np.int64], PrefixGroups]
+"""Slots [sequences] in an order in which the members of each group are neighbours, and the groups."""
 
 
 class PrefixFinder:
@@ -65,7 +50,7 @@ def find_groups(
     alone, candidates = _by_first_page(slots, block_tables, whole_pages)
     if not len(candidates):
         count = len(slots)
-        return GroupedSlots(slots, np.arange(count), np.zeros(count, dtype=np.int32))
+        return slots, PrefixGroups(np.arange(count + 1, dtype=np.int32), np.zeros(count, np.int32))
     longest = whole_pages[candidates].max()
     tables = block_tables[slots[candidates], :longest].astype(np.int32)
     tables[np.arange(longest) >= whole_pages[candidates][:, None]] = -1  # what is not computed yet
@@ -76,9 +61,8 @@ def find_groups(
     groups = _partition(_common_prefixes(tables[ordered]))
     order = candidates[ordered[[member for group in groups for member in group.members]]]
     sizes = [len(group.members) for group in groups] + [1] * len(alone)
-    return GroupedSlots(
-        slots=slots[np.concatenate((order, alone))],
-        group_of=np.repeat(np.arange(len(sizes)), sizes),
+    return slots[np.concatenate((order, alone))], PrefixGroups(
+        indptr=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
         num_pages=np.array([group.pages for group in groups] + [0] * len(alone), dtype=np.int32),
     )
 
