@@ -1,4 +1,4 @@
-"""Linear layers split over ranks, and how the projections a checkpoint keeps apart are merged."""
+"""Linear layers split over ranks; projections of the same input are merged into one matrix."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -135,15 +135,19 @@ class RowParallelLinear(LinearLayer):
         yield Placement(path, (self.rows, self.input_size), slice(None), 1, start)
 
 
-def allocate_matrices(model: nn.Module, format_of: Callable[[str], MatrixFormat]) -> None:
+def allocate_matrices(
+    model: nn.Module, format_of: Callable[[str, Sequence[str]], MatrixFormat]
+) -> None:
     """Give every layer of ``model`` that has a matrix an empty one.
 
     Args:
-        format_of: by the layer's path in the model; checkpoints keep some layers in other formats.
+        format_of: by the layer's path in the model and the checkpoint's names of the projections merged in it;
+            checkpoints keep some layers in other formats.
     """
     for path, module in model.named_modules():
         if isinstance(module, MatrixLayer):
-            module.allocate(format_of(path))
+            placements = module.placements(path) if isinstance(module, LinearLayer) else ()
+            module.allocate(format_of(path, [placement.name for placement in placements]))
 
 
 def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:

@@ -52,30 +52,31 @@ class Experts(KernelLayer):
         self.intermediate_size = intermediate_size
         self.activation = gated_activation(activation)
         self.share = share = tp.share(intermediate_size, "expert size")
-        # Which layers a checkpoint keeps unquantized is said by parts of names, and "gate" is a router's.
-        self.up_proj = MatrixStack(num_experts, 2 * share, hidden_size)  # gate's rows, then up's
+        self.gate_up_proj = MatrixStack(
+            num_experts, 2 * share, hidden_size
+        )  # gate's rows, then up's
         self.down_proj = MatrixStack(num_experts, hidden_size, share)
 
     def forward(self, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as hidden"""
         output = self.kernels.experts(
-            hidden, weights, experts, self.up_proj, self.down_proj, self.activation
+            hidden, weights, experts, self.gate_up_proj, self.down_proj, self.activation
         )
         return self.tp.all_reduce(output)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         for expert in range(self.num_experts):
-            up, down = self._placements(f"{path}.{expert}", expert)
-            for placement in up:
-                yield from self.up_proj.loadable.slots(placement)
+            gate_up, down = self._placements(f"{path}.{expert}", expert)
+            for placement in gate_up:
+                yield from self.gate_up_proj.loadable.slots(placement)
             yield from self.down_proj.loadable.slots(down)
 
     def _placements(self, path: str, expert: int) -> tuple[list[Placement], Placement]:
         """Of gate and up, and of down."""
-        hidden_size = self.up_proj.columns
+        hidden_size = self.gate_up_proj.columns
         wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
         start = self.tp.rank * self.share
-        both = self.up_proj.rows_of(expert)
+        both = self.gate_up_proj.rows_of(expert)
         gate, up = (
             slice(both.start, both.start + self.share),
             slice(both.start + self.share, both.stop),
