@@ -19,16 +19,11 @@ def why_not(setup: AttentionSetup) -> str | None:
     device = setup.device.torch_device
     if device.type != "cpu":
         return f"it computes on the CPU, and the model is on {device}; use --device cpu"
-    if (kept := setup.other_kv()) is not None:
-        return (
-            f"it reads keys and values of one shape, and a layer of this model keeps {kept}; use "
-            "--attention-backend torch_reference"
-        )
     if setup.kv_dtype not in CPU_CACHE_DTYPES:
         return f"it reads no KV cache of {setup.kv_dtype}; use --kv-cache-dtype auto"
     if not available():
         return f"it needs the native kernels, and {missing_because}; torch_reference works without them"
-    return None
+    return setup.why_not_plain()
 
 
 class CpuBackend:
@@ -46,7 +41,9 @@ class CpuBackend:
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See ``AttentionBackend.plan``."""
-        shared = metadata.shared_prefixes if self._cascade else None
+        groups = None
+        if self._cascade and (shared := metadata.shared_prefixes) is not None:
+            groups = (torch.from_numpy(shared.indptr), torch.from_numpy(shared.num_pages))
         self._plan = AttentionPlan(
             metadata.qo_indptr_cpu,
             metadata.kv_indptr_cpu,
@@ -54,9 +51,7 @@ class CpuBackend:
             metadata.kv_indices,
             metadata.kv_slots,
             metadata.page_size,
-            None
-            if shared is None
-            else (torch.from_numpy(shared.indptr), torch.from_numpy(shared.num_pages)),
+            groups,
         )
 
     def attend(

@@ -40,14 +40,9 @@ def why_not(setup: AttentionSetup) -> str | None:
         return "the package is not installed: pip install 'radixrt[cuda]'"
     if setup.dtype not in (torch.float16, torch.bfloat16):
         return f"it computes in float16 and bfloat16, not in {_name(setup.dtype)}: set --dtype"
-    if (kept := setup.other_kv()) is not None:
-        return (
-            f"it reads keys and values of one shape, and a layer of this model keeps {kept}: use "
-            "--attention-backend torch_reference"
-        )
     for dim in sorted({spec.head_dim for spec in setup.specs} - set(HEAD_DIMS)):
         return f"it has no kernels for heads of {dim}, only of {', '.join(map(str, HEAD_DIMS))}"
-    return None
+    return setup.why_not_plain()
 
 
 def lacks_kernels(error: BaseException) -> ConfigError | None:

@@ -31,7 +31,13 @@ class AttentionSetup:
     kv_specs: Sequence[KVSpec] = ()
     """Of all layers, in the order of their KV caches."""
 
-    def other_kv(self) -> KVSpec | None:
-        """The first layer's cache that is not keys and values of one shape in ``kv_dtype``, which is what most kernels
-        read; None: every layer's is."""
-        return next((kept for kept in self.kv_specs if not kept.is_plain(self.kv_dtype)), None)
+    def why_not_plain(self) -> str | None:
+        """The reason for which kernels of keys and values of one shape in ``kv_dtype`` cannot serve this model; None: they
+        can."""
+        for kept in self.kv_specs:
+            if not kept.is_plain(self.kv_dtype):
+                return (
+                    f"it reads keys and values of one shape, and a layer of this model keeps {kept}; use "
+                    "--attention-backend torch_reference"
+                )
+        return None

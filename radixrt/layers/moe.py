@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from radixrt.layers.activation import gated_activation
 from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import LinearLayer
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
+from radixrt.layers.mlp import gated_activation
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
@@ -65,26 +65,18 @@ class Experts(KernelLayer):
         return self.tp.all_reduce(output)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
-        for expert in range(self.num_experts):
-            gate_up, down = self._placements(f"{path}.{expert}", expert)
-            for placement in gate_up:
-                yield from self.gate_up_proj.loadable.slots(placement)
-            yield from self.down_proj.loadable.slots(down)
-
-    def _placements(self, path: str, expert: int) -> tuple[list[Placement], Placement]:
-        """Of gate and up, and of down."""
-        hidden_size = self.gate_up_proj.columns
+        hidden_size, start = self.gate_up_proj.columns, self.tp.rank * self.share
         wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
-        start = self.tp.rank * self.share
-        both = self.gate_up_proj.rows_of(expert)
-        gate, up = (
-            slice(both.start, both.start + self.share),
-            slice(both.start + self.share, both.stop),
-        )
-        return [
-            Placement(f"{path}.gate_proj", wide, gate, 0, start),
-            Placement(f"{path}.up_proj", wide, up, 0, start),
-        ], Placement(f"{path}.down_proj", tall, self.down_proj.rows_of(expert), 1, start)
+        for expert in range(self.num_experts):
+            first = self.gate_up_proj.rows_of(expert).start
+            for name in ("gate_proj", "up_proj"):
+                rows = slice(first, first + self.share)
+                first += self.share
+                placement = Placement(f"{path}.{expert}.{name}", wide, rows, 0, start)
+                yield from self.gate_up_proj.loadable.slots(placement)
+            rows = self.down_proj.rows_of(expert)
+            down = Placement(f"{path}.{expert}.down_proj", tall, rows, 1, start)
+            yield from self.down_proj.loadable.slots(down)
 
 
 class SparseMoE(KernelLayer):

@@ -108,10 +108,9 @@ class CausalLM(nn.Module):
 
     def mlp(self, index: int) -> nn.Module:
         """The MLP of layer ``index``."""
-        config = self.config
-        return GatedMLP(
-            config.hidden_size, config.intermediate_size, self.tp, activation=config.hidden_act
-        )
+        config, bias = self.config, getattr(self.config, "mlp_bias", False)
+        size, act = config.intermediate_size, config.hidden_act
+        return GatedMLP(config.hidden_size, size, self.tp, activation=act, bias=bias)
 
     def norm(self, size: int) -> RMSNorm:
         """The final norm, and those of query and key where there are any."""

@@ -1,4 +1,4 @@
-"""The tensors that hold the KV cache, and how large they may be."""
+"""Allocates the tensors of the KV cache, and computes how many pages fit into memory."""
 
 from pathlib import Path
 
@@ -66,31 +66,30 @@ def pool_pages(
     max_total_tokens: int | None,
     max_useful_tokens: int,
 ) -> int:
-    """How many pages the pool has.
+    """The number of pages of the pool, without the spare one.
 
     Args:
         mem_fraction: share of the memory that weights (already there) and pool may fill.
-        max_total_tokens: the user's own wish, in tokens.
-        max_useful_tokens: more than this many tokens are never asked for by default.
+        max_total_tokens: tokens that the user asks for; None: as many as fit, up to ``max_useful_tokens``.
+        max_useful_tokens: tokens beyond which no request would ever use the pool.
 
     Raises:
         ConfigError: the memory does not hold it.
     """
-    device, page_size, token_bytes = (
-        setup.device.torch_device, setup.page_size, bytes_per_token(setup)
-    )  # fmt: skip
+    device, page_size = setup.device.torch_device, setup.page_size
+    page_bytes = page_size * bytes_per_token(setup)
     available = _available_bytes(device, mem_fraction)
-    if max_total_tokens is not None:
-        tokens, wanted_by = max_total_tokens, f"--max-total-tokens {max_total_tokens}"
+    if max_total_tokens is None:
+        wanted_by = "a KV pool of one page"
+        pages = min(available // page_bytes, max_useful_tokens // page_size)
     else:
-        tokens, wanted_by = (
-            min(available // token_bytes, max_useful_tokens),
-            "a KV pool of one page",
-        )
-    pages = tokens // page_size
-    needed = max(1, pages) * page_size * token_bytes
-    if pages < 1 and max_total_tokens is not None:
-        raise ConfigError(f"{wanted_by} is less than one page of {page_size} tokens (--page-size).")
+        wanted_by = f"--max-total-tokens {max_total_tokens}"
+        pages = max_total_tokens // page_size
+        if pages < 1:
+            raise ConfigError(
+                f"{wanted_by} is less than one page of {page_size} tokens (--page-size)."
+            )
+    needed = max(1, pages) * page_bytes
     if pages < 1 or needed > available:
         raise ConfigError(
             f"{wanted_by} needs {needed / GIB:.2f} GiB on {device}, and {max(0, available) / GIB:.2f} GiB may be "

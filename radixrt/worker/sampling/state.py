@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -132,12 +133,8 @@ class TokenCounts:
         old = len(self.in_prompt)
         new = max(2 * old, 4)
         self._free.extend(range(old, new))
-        self.in_prompt = torch.cat(
-            [self.in_prompt, self.in_prompt.new_zeros(new - old, self.in_prompt.shape[1])]
-        )
-        self.in_output = torch.cat(
-            [self.in_output, self.in_output.new_zeros(new - old, self.in_output.shape[1])]
-        )
+        self.in_prompt = F.pad(self.in_prompt, (0, 0, 0, new - old))
+        self.in_output = F.pad(self.in_output, (0, 0, 0, new - old))
 
 
 class SamplingState:
@@ -296,8 +293,5 @@ class SamplingState:
 
 
 def _has_penalties(sampling: SamplingParams) -> bool:
-    return (
-        sampling.repetition_penalty != 1
-        or sampling.presence_penalty != 0
-        or sampling.frequency_penalty != 0
-    )
+    additive = sampling.presence_penalty, sampling.frequency_penalty
+    return sampling.repetition_penalty != 1 or any(additive)
