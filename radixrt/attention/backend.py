@@ -27,7 +27,7 @@ class AttentionSpec:
 
 
 class AttentionBackend(Protocol):
-    """Computes attention for all layers of one worker. One instance a worker."""
+    """Computes attention for all layers of one worker; a worker has one instance."""
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """Prepare for one step; called once before the layers run. Host work only."""
@@ -35,7 +35,7 @@ class AttentionBackend(Protocol):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
-        """Write the step's K and V into the cache, then attend over it.
+        """Write the step's keys and values into the cache, then attend over it.
 
         Args:
             query: [num_tokens, num_heads, head_dim]
@@ -54,19 +54,19 @@ class CapturableBackend(AttentionBackend, Protocol):
     """A backend that can be part of a captured graph."""
 
     def graph_kinds(self, rows: int) -> Sequence[str]:
-        """Ways to compute a decode step of so many rows, each of which needs a graph of its own; the first serves any step."""
+        """The kinds of graphs for decode steps of ``rows`` rows; the first serves any step."""
 
     def graph_kind(self, metadata: AttentionMetadata) -> str:
-        """The one that serves this step best."""
+        """The kind of graph that computes this step fastest."""
 
     def for_graph(self, rows: int, kind: str) -> AttentionBackend:
         """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured: each ``plan`` changes
-        what a replay reads, in place."""
+        in place the tables that a replay reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What a model's layers need beside the hidden states. Passed as an argument, never global."""
+    """The inputs of a model's layers beside the hidden states. Passed as an argument, never global."""
 
     backend: AttentionBackend
     kv_caches: list[LayerKV]

@@ -1,4 +1,4 @@
-"""Attention on the CPU by the native kernels: flash-style, shared prefixes read once."""
+"""The attention backend of the native CPU kernels, which read a shared prefix once for all its sequences."""
 
 import torch
 from torch import Tensor
@@ -73,6 +73,6 @@ class CpuBackend:
         return output
 
     def _attend_by_plan(self, *arguments: Tensor | float) -> None:
-        """By the plan of the step that is computed, which is another one when a tape is replayed."""
+        """Use the plan of the current step: a tape repeats this call, and the plan has changed by then."""
         assert self._plan is not None, "plan() comes before attend()"
         self._plan.attend_into(*arguments)

@@ -1,4 +1,4 @@
-"""How do a step's keys and values get into the paged cache? FlashInfer's append kernel, with a table that never changes."""
+"""Writes a step's keys and values into the paged KV cache by FlashInfer's append kernel."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from radixrt.attention.metadata import AttentionMetadata
 class Append:
     """Writes a step's K and V into the cache.
 
-    The kernel finds a token's page by the page table of its sequence. A step's metadata says already which slot of the
-    cache each token gets, so the kernel is given one sequence that owns every page in order, in which
-    a token's position is its slot. That table never changes, and padding needs no care: its slots are on the spare page.
+    The kernel finds a token's page in the page table of its sequence. A step's metadata holds the cache slot of each
+    token already, so the kernel gets the page table of one sequence that owns every page in order: a token's position in it
+    is its slot. That table never changes. Slots of padding are on the spare page.
     """
 
     def __init__(self, library: Any, shared: SharedBuffers, slots: Tensor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Which of FlashInfer's kernels computes what? The rules that measurements decide, in one place.
+"""Rules that choose among FlashInfer's kernels; measurements decide them.
 
 No number below has been measured on a GPU yet: they follow from how the kernels are built, and ``make gpu-check`` measures
 what they should be.

@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers as radixrt uses them: what they share, how they are planned, and what each computes.
+"""Wraps FlashInfer's decode, prefill and cascade wrappers: their shared memory, planning and runs.
 
 A wrapper is planned on the host for the page tables of a step, and run once a layer. See the library's
 ``flashinfer/decode.py`` and ``flashinfer/prefill.py``.

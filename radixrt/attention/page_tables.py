@@ -12,7 +12,7 @@ from radixrt.device.device import Device
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Rows of queries and the pages that each row sees: what FlashInfer plans for."""
+    """Rows of queries and the pages that each row reads: the input of FlashInfer's plans."""
 
     qo_indptr: Tensor  # [rows + 1] int32, on the host, pinned; begins at 0
     kv_indptr: Tensor  # [rows + 1] int32, on the host, pinned; begins at 0
@@ -30,7 +30,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class StepTables:
-    """A step's decodes, then its prefills; None: it has none of them.
+    """The page tables of a step's decodes and of its prefills; None: it has none.
 
     A kernel cuts the queries of a batch into tiles whose size follows from their mean number. One long prefill
     among many decodes would make each of those pay for a large tile, so each kind gets a plan of its own.
@@ -45,7 +45,7 @@ class StepTables:
 
     @staticmethod
     def of(metadata: AttentionMetadata, device: Device) -> "StepTables":
-        """Rows of one query before the first longer one decode."""
+        """Cut ``metadata`` before the first row of several queries: the rows before it decode."""
         qo_indptr = metadata.qo_indptr_cpu.numpy()
         kv_indptr = metadata.kv_indptr_cpu.numpy()
         longer = np.flatnonzero(np.diff(qo_indptr) != 1)

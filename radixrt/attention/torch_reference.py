@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch: runs on any device, short enough to read, and what other backends are tested against."""
+"""The reference attention backend in plain PyTorch, which the others are tested against; it runs on any device."""
 
 from dataclasses import dataclass
 
@@ -48,6 +48,27 @@ class TorchReferenceBackend:
     block; a prefill is computed alone, in blocks of queries. Slots and masks are the same for all layers with one
     sliding window, and are worked out once a step. A layer keeps keys and values, of different widths perhaps, or one
     tensor whose first features are the values.
+
+    A prompt of three tokens on page 1 of a cache with pages of four tokens; its first token sees itself alone:
+
+    >>> spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=8, scale=8**-0.5)
+    >>> metadata = AttentionMetadata(
+    ...     qo_indptr_cpu=torch.tensor([0, 3], dtype=torch.int32),
+    ...     kv_indptr_cpu=torch.tensor([0, 1], dtype=torch.int32),
+    ...     last_page_len_cpu=torch.tensor([3], dtype=torch.int32),
+    ...     kv_indices=torch.tensor([1], dtype=torch.int32),
+    ...     kv_slots=torch.tensor([4, 5, 6]),
+    ...     page_size=4,
+    ... )
+    >>> kv_cache = torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8)
+    >>> query, key, value = torch.randn(3, 2, 8), torch.randn(3, 1, 8), torch.randn(3, 1, 8)
+    >>> backend = TorchReferenceBackend()
+    >>> backend.plan(metadata)
+    >>> output = backend.attend(query, key, value, kv_cache, spec)
+    >>> output.shape, torch.allclose(output[0], value[0].expand(2, 8))
+    (torch.Size([3, 2, 8]), True)
+    >>> torch.equal(kv_cache[0][1, :3], key)
+    True
     """
 
     def __init__(self, setup: AttentionSetup | None = None) -> None:
@@ -146,7 +167,7 @@ def _group(spans: list[_Span]) -> list[list[_Span]]:
 
 
 def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) -> _Block:
-    """Where the spans' keys lie in the cache, and who sees which."""
+    """The cache slots of the spans' keys, and the keys that each query sees."""
     page_size, device = metadata.page_size, metadata.kv_indices.device
     first_pages = metadata.kv_indptr_cpu.tolist()
     rows = torch.tensor(

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router sends each token to a few of many small MLPs."""
+"""Mixture of experts (Shazeer et al., 2017): a router sends each token to a few of many small MLPs."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from radixrt.layers.weights import WeightSlot
 
 
 class Router(LinearLayer):
-    """Says how well each expert suits a token; the same on every rank. Its weights are plain in every checkpoint."""
+    """Scores the experts for each token; the same on every rank. Its weights are plain in every checkpoint."""
 
     def __init__(self, hidden_size: int, num_experts: int, top_k: int, normalize: bool) -> None:
         """
@@ -36,7 +36,7 @@ class Router(LinearLayer):
 
 
 class Experts(KernelLayer):
-    """Gated MLPs, each split over ranks like a dense one. Loads ``experts.0.gate_proj.weight``, ..."""
+    """Gated MLPs, each split over ranks like a dense one; loads ``experts.0.gate_proj.weight``, ..."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class SparseMoE(KernelLayer):
 
 
 def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Experts that a checkpoint keeps in one tensor, as the single ones that ``Experts`` loads.
+    """Split the experts that a checkpoint keeps in one tensor into those that ``Experts`` loads.
 
     Args:
         name: of ``...experts.gate_up_proj`` [experts, 2 * size, hidden_size] or ``...experts.down_proj``

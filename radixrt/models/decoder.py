@@ -1,7 +1,7 @@
-"""The decoder-only language model that every architecture here is an instance of.
+"""The decoder-only language model that every architecture derives from.
 
-An architecture's own file says how its layers are made up; this one says what happens to them: tokens
-in, hidden states through the layers, logits out, weights loaded.
+An architecture's own file overrides how its layers are made. This file runs them: tokens in, hidden states through the
+layers, logits out; and it loads the weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from radixrt.layers.weights import load_into, weight_slots
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream: Llama's layer.
 
-    An architecture with another order of things brings a class of its own with this ``forward``.
+    An architecture with another order of norms and blocks has a class of its own with this ``forward``.
     """
 
     def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
@@ -37,7 +37,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """Activations travel as the last block's output and the residual stream it is yet to join.
+        """Compute one layer. The last block's output and the residual stream are added in the next norm.
 
         Args:
             hidden, residual: [num_tokens, hidden_size]
@@ -53,7 +53,7 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """Embedding, layers and final norm; holds what checkpoints name ``model.*``."""
+    """Embedding, layers and final norm: the tensors that checkpoints name ``model.*``."""
 
     def __init__(
         self, config: Any, tp: TensorParallel, layers: Sequence[nn.Module], norm: RMSNorm
@@ -65,7 +65,7 @@ class DecoderModel(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder with an LM head: Llama's without biases. Architectures override what they do otherwise."""
+    """A decoder with an LM head: Llama's without biases. Architectures override the methods in which they differ."""
 
     num_parameters: int
     """Of the whole model, not of this rank's shards alone; set by the loader."""
@@ -98,8 +98,8 @@ class CausalLM(nn.Module):
     # ------------------------------------------------------------ what architectures override
 
     def attention(self, index: int, rotary: RotaryEmbedding) -> AttentionBlock:
-        """The attention of layer ``index``, whose KV cache is ``context.kv_caches[index]``. A family whose attention is of
-        another kind brings a block of its own, which says what its KV cache holds."""
+        """The attention of layer ``index``, whose KV cache is ``context.kv_caches[index]``. A family with another kind of
+        attention overrides this with a block of its own, whose ``kv_spec`` describes its KV cache."""
         return SelfAttention(self.config, index, rotary, self.tp, **self.attention_options(index))
 
     def attention_options(self, index: int) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class CausalLM(nn.Module):
         return RMSNorm(size, self.config.rms_norm_eps)
 
     def rope_layer_type(self, index: int) -> str | None:
-        """Under which key of the config's ``rope_parameters`` those of layer ``index`` stand; None: it is not nested."""
+        """The key of layer ``index`` in the config's ``rope_parameters``; None: these are the same for all layers."""
         return None
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

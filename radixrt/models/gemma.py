@@ -1,4 +1,4 @@
-"""What Gemma 2 and Gemma 3 share: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
+"""The common part of Gemma 2 and Gemma 3: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
 
 from typing import Any
 

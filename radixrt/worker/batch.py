@@ -1,8 +1,7 @@
 """The worker's persistent batch: step plans change it, forward passes read it.
 
-A plan says only what changes. Everything else a forward pass needs (block tables, lengths, the tokens
-sampled last) stays here between steps; the sampled tokens stay on the device, so a decode step needs
-nothing from the scheduler.
+A plan holds only changes. The other inputs of a forward pass (block tables, lengths, the tokens sampled last) stay here
+between steps. The sampled tokens stay on the device, so a decode step needs nothing from the scheduler.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from radixrt.worker.kv.shared_prefixes import PrefixFinder
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Hidden states whose next prompt tokens want log-probabilities."""
+    """Consecutive prompt positions for whose next tokens a request asks log-probabilities."""
 
     slot: int
     first_row: int
@@ -40,19 +39,18 @@ class StepInputs:
     positions: torch.Tensor  # [num_tokens] int64, on the device
     attention: AttentionMetadata
     graph_rows: int | None
-    """So many rows of a captured graph, of which the first are those that sample and the others padding; None: the
-    step is of another kind."""
+    """Rows of the captured graph that computes this step: first those that sample, then padding. None: no graph does."""
     sampling_slots: NDArray[np.int64]  # [rows] slots that sample a token
     sampling_slots_on_device: torch.Tensor  # [rows] int64
     sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
-    sampling_positions: torch.Tensor  # [rows] int64, where the sampled tokens will stand
+    sampling_positions: torch.Tensor  # [rows] int64, of the sampled tokens in their sequences
     prompt_spans: list[PromptSpan]
     jumps: "Jumps"
 
 
 @dataclass(frozen=True, slots=True)
 class Jumps:
-    """Slots whose next tokens a grammar has forced: several are computed at once."""
+    """Slots whose next tokens a grammar forces, so that several are computed in one step."""
 
     slots: list[int]
     token_ids: list[TokenIds]
@@ -62,7 +60,7 @@ class Jumps:
 
     @property
     def beyond(self) -> list[int]:
-        """How many tokens each slot is advanced by beyond the one of a plain decode step."""
+        """Tokens by which each slot advances beyond the one of a plain decode step."""
         return [len(tokens) - 1 for tokens in self.token_ids]
 
 
@@ -85,12 +83,13 @@ class PersistentBatch:
     ) -> None:
         """
         Args:
-            max_slots: sequences at a time.
-            max_pages: of one sequence.
+            max_slots: sequences in the batch at a time.
+            max_pages: pages of one sequence.
             page_size: tokens in a page.
-            device: that computes the steps.
-            spare_page: where padding writes to; no sequence has it.
-            graph_rows: to how many rows a decode step of so many is padded, or None if it isn't; None: none is.
+            device: computes the steps.
+            spare_page: page that padding writes to; no sequence has it.
+            graph_rows: from the rows of a decode step to those that it is padded to, or None where it is not padded; None:
+                no step is padded.
         """
         self.page_size = page_size
         self._graph_rows = graph_rows
@@ -109,7 +108,7 @@ class PersistentBatch:
         self._forced: dict[int, TokenIds] = {}
         """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
 
-    # ------------------------------------------------------------ what a plan changes
+    # ------------------------------------------------------------ changes by a plan
 
     def release(self, slot: int) -> None:
         self.is_decoding[slot] = False
@@ -180,7 +179,7 @@ class PersistentBatch:
         prompt_spans: list[PromptSpan],
         jumps: Jumps,
     ) -> StepInputs:
-        """Everything that the device needs for a step, sent to it in one piece.
+        """The inputs of a step, sent to the device in one transfer.
 
         Args:
             decoding: slots of the first rows, which decode.
@@ -258,7 +257,7 @@ class PersistentBatch:
         return Jumps(slots, inputs, complete)
 
     def _finish_prompts(self, chunk_slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which chunks reach the end of their prompt; those slots decode from the next step on."""
+        """[chunks] whether a chunk reaches the end of its prompt; those slots decode from the next step on."""
         known = np.array(
             [num_ids(self._prompts[slot].token_ids) for slot in chunk_slots.tolist()],
             dtype=np.int64,

@@ -1,4 +1,4 @@
-"""How does a model runner come about? Weights are loaded, the largest step is tried, and the KV pool gets what is left."""
+"""Builds a model runner: loads the weights, tries the largest step, and gives the remaining memory to the KV pool."""
 
 import logging
 import math
@@ -47,9 +47,9 @@ def build_runner(
     Args:
         config: of the server.
         device: of this rank.
-        tp: this rank among the others.
+        tp: this rank's place among the others.
         tokenizer_file: a tokenizer.json, read when the first grammar is loaded.
-        report_grammar: told of every grammar that is ready, from other threads.
+        report_grammar: called with every grammar that is ready, from other threads.
 
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and KV pool.
@@ -91,7 +91,7 @@ def build_runner(
 
 
 def is_gpu(device: Device) -> bool:
-    """It has memory of its own, of which the KV pool gets what is left."""
+    """Whether it has memory of its own, of which the KV pool gets the rest."""
     return device.torch_device.type == "cuda"
 
 

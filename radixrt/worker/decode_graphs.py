@@ -1,4 +1,4 @@
-"""Decode steps as captured graphs: the layers' hundreds of kernels become one order to the device.
+"""Captures decode steps as CUDA graphs, so that the layers' hundreds of kernels are launched at once.
 
 A graph's shapes and addresses are fixed. So there is one for each rung of a ladder of batch sizes, steps are padded to
 the next rung, and what changes from step to step (tokens, positions, page tables) is copied into place before a replay.

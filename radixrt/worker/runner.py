@@ -1,9 +1,9 @@
-"""One step on the worker: apply the plan, run the model, sample.
+"""Executes a step on the worker: applies the plan, runs the model, samples.
 
 On a GPU, steps overlap. A step's forward pass is launched before the tokens of the step ahead of it are on the host: its
-inputs are on the device. While it is computed, those tokens come back, grammars take them and say what this
-step may sample; then its sampling is launched, and the next plan is taken up. The host is a step behind the device
-and never waits for what it has just ordered. On a CPU a step is over when it returns.
+inputs are on the device. While it is computed, those tokens arrive, the matchers take them and fill this step's mask;
+then its sampling is launched, and the next plan is taken up. The host is one step behind the device and never waits for
+kernels that it has just launched. On a CPU a step is over when it returns.
 """
 
 import time
@@ -31,8 +31,8 @@ PROMPT_LOGITS_ROWS = 256
 """Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128 MiB."""
 
 SHORTEST_JUMP = 4
-"""Where steps overlap: fewer forced tokens are sampled one by one. A jump takes the step out of the captured graphs and
-saves one step less than it has tokens. To be measured on a GPU."""
+"""Where steps overlap, fewer forced tokens than this are sampled one by one. A jump cannot use a captured graph, and saves
+one step less than it has tokens. Not measured on a GPU yet."""
 
 
 class ModelRunner:
@@ -76,7 +76,7 @@ class ModelRunner:
         """Launch one plan, for which the worker has waited ``waited_s``.
 
         Returns:
-            What the step ahead of it has brought, where steps overlap; else its own result.
+            The result of the step ahead of it, where steps overlap; else its own.
         """
         begun = time.perf_counter()
         self._apply(plan)
@@ -109,7 +109,7 @@ class ModelRunner:
         return results if self._device.overlaps else self.collect()
 
     def collect(self) -> list[StepResult]:
-        """Wait for the step in flight; what it has brought, or nothing if there is none."""
+        """Wait for the step in flight. Returns its result, or nothing if there is none."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return []
@@ -135,7 +135,7 @@ class ModelRunner:
             )
         ]
 
-    # ------------------------------------------------------------ what a plan changes
+    # ------------------------------------------------------------ changes by a plan
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.release:
@@ -228,8 +228,8 @@ class ModelRunner:
         return forced
 
     def _force_next(self, inputs: StepInputs) -> dict[int, list[int]]:
-        """What is forced after the tokens that have come back begins with the token that this step is about to sample, so
-        it is known before; the step after this one computes all of it. By slot."""
+        """The tokens forced after those that have arrived, by slot. The first is the token that this step is about to
+        sample; the step after this one computes all of them."""
         forced = self.grammars.take_forced(inputs.sampling_slots, SHORTEST_JUMP)
         for slot, tokens in forced.items():
             self.grammars.sample_next(slot, tokens[0])

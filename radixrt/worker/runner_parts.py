@@ -1,4 +1,4 @@
-"""What is a model runner put together from? All of it is made once, but for the KV pool: the trial run has one of its own."""
+"""The parts of a model runner, which are made once. The KV pool is not among them: the trial run has one of its own."""
 
 import logging
 import time

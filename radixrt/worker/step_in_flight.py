@@ -1,4 +1,4 @@
-"""What is left of a step once it is launched, until its tokens are on the host."""
+"""A launched step, kept until its tokens are on the host."""
 
 from dataclasses import dataclass, field
 
@@ -40,14 +40,14 @@ class StepInFlight:
     sampled_all: Mark
     waited_s: float
     begun: float
-    """Time on the host when its plan was taken up."""
+    """``time.perf_counter`` in seconds when its plan was taken up."""
     forced: dict[int, list[int]] = field(default_factory=dict)
-    """By slot: the tokens that follow the sampled one, as was known before it was sampled. The matcher has taken all."""
+    """By slot: the sampled token and those that follow it, known before it was sampled. The matcher has taken them."""
     released: set[int] = field(default_factory=set)
-    """Slots whose sequences have left since."""
+    """Slots whose sequences were released since the launch."""
 
     def read(self) -> tuple[TokenIds, list[LogprobRow], list[LogprobRow]]:
-        """Wait for the tokens [rows]; with them come the log-probabilities asked for, of answers and of prompts."""
+        """Wait for the tokens. Returns token ids [rows], and the log-probabilities of answers and of prompts."""
         arrived = self.download.wait()
         in_prompts = len(arrived) - 2 * len(self.prompt_logprobs)
         token_ids: TokenIds = np.empty(0, dtype=np.int32)

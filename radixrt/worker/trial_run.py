@@ -1,4 +1,4 @@
-"""How much memory does the largest step take? It is run once, before the KV pool gets what is left."""
+"""Runs the largest step once, so that the KV pool gets only memory that no step needs."""
 
 import math
 
@@ -61,7 +61,7 @@ def num_pages(plan: StepPlan) -> int:
 
 
 def _too_large(config: ServerConfig, error: torch.OutOfMemoryError) -> ConfigError:
-    """What to say when it does not fit."""
+    """The error for a step that does not fit."""
     return ConfigError(
         f"A step of --max-prefill-tokens {config.prefill_budget('cuda')} and --max-running-requests "
         f"{config.max_running_requests} does not fit into the memory that the weights leave: lower one of them, or spread "

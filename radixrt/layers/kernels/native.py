@@ -11,7 +11,7 @@ from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary
 
 
 class NativeKernels(LayerKernels):
-    """See ``LayerKernels``. What has no native kernel is PyTorch's."""
+    """See ``LayerKernels``. Operations without a native kernel are PyTorch's."""
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)

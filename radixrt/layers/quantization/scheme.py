@@ -23,7 +23,7 @@ class QuantizationScheme:
     """``rounding``, ``fp8_rounding``: the checkpoint is plain, and its weights are quantized while they are loaded."""
     bits: int
     group_size: int | None
-    """Columns (input features) that share scale and zero; None: the whole row."""
+    """Columns (input features) that share a scale and a zero; None: the whole row."""
     symmetric: bool = False
     """Of rounding: the zero is the middle of the codes."""
     zeros_less_one: bool = False

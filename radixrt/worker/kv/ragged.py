@@ -36,11 +36,22 @@ class RaggedStep:
         lengths: NDArray[np.int64],
         starts: NDArray[np.int64],
     ) -> "RaggedStep":
-        """
+        """The flat batch of a step.
+
+        Slot 1 decodes position 2, and slot 0 computes three tokens from position 4 on:
+
+        >>> tables = np.array([[7, 3], [5, 0]], dtype=np.int32)
+        >>> step = RaggedStep.of(tables, 4, np.array([1, 0]), lengths=np.array([1, 3]), starts=np.array([2, 4]))
+        >>> step.positions.tolist(), step.kv_slots.tolist()
+        ([2, 4, 5, 6], [22, 12, 13, 14])
+        >>> step.qo_indptr.tolist(), step.kv_indptr.tolist(), step.kv_indices.tolist(), step.last_page_len.tolist()
+        ([0, 1, 4], [0, 1, 3], [5, 7, 3], [3, 3])
+
         Args:
-            block_tables: [max_slots, max_pages] of all slots.
-            slots: [rows] of the batch whose sequences take part.
-            lengths: [rows] tokens that each computes.
+            block_tables: [max_slots, max_pages] page ids of all slots.
+            page_size: tokens in a page.
+            slots: [rows] slot of each row's sequence.
+            lengths: [rows] tokens that the step computes of each.
             starts: [rows] position of the first of them.
         """
         ends = starts + lengths
@@ -63,8 +74,8 @@ class RaggedStep:
         )
 
     def padded(self, rows: int, spare_page: int) -> "RaggedStep":
-        """This pure decode step with rows added up to ``rows``: each one token long, alone on a page that no sequence
-        is ever given, so that whatever they compute is nobody's."""
+        """This pure decode step with padding up to ``rows`` rows: each is one token on the spare page, which belongs to no
+        sequence."""
         more = rows - len(self.last_page_len)
         tokens, pages = self.qo_indptr[-1], self.kv_indptr[-1]
         counts = np.arange(1, more + 1, dtype=np.int32)

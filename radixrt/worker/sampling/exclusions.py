@@ -1,8 +1,8 @@
-"""Which tokens must not come because they would lead again where an answer has failed before?
+"""Bans the token paths on which an answer has failed a check before.
 
-An answer that a check found invalid is taken back and goes on from an earlier point with the failed path
-excluded. Forbidding the last token of that path would do nothing where the grammar leaves no other, so
-each path is cut back to the last point where something else is possible.
+An answer that a check found invalid is cut back to an earlier point and goes on from there without the failed path.
+Banning the last token of that path would do nothing where the grammar allows no other, so each path is cut back to the
+last point at which another token is possible.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.matcher import Matcher
 
 LONGEST_SEARCH = 64
-"""Tokens before the end of a path among which another way is looked for; each costs one mask."""
+"""Tokens before the end of a path at which another token is searched for; each costs one mask."""
 
 Path = tuple[int, ...]
 
@@ -52,24 +52,24 @@ class Exclusions:
                 return
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """These tokens have come."""
+        """Take the tokens that the sequence has got."""
         if len(self._since) < self._longest:
             self._since += token_ids
 
     def forbid(self, row: BitmaskRow) -> None:
-        """Take what must not come now out of a row of the bitmask."""
+        """Remove the tokens that are banned now from a row of the bitmask."""
         if len(self._since) < self._longest:
             forbid(row, self._banned.get(tuple(self._since), ()))
 
 
 def forbid(row: BitmaskRow, token_ids: Sequence[int] | set[int]) -> None:
-    """Take tokens out of a row of the bitmask."""
+    """Remove tokens from a row of the bitmask."""
     words = row.view(np.uint32)
     for token in token_ids:
         words[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << (token % 32)))
 
 
 def allow_only(row: BitmaskRow, token_id: int) -> None:
-    """Take all tokens but one out of a row of the bitmask."""
+    """Remove all tokens but one from a row of the bitmask."""
     row.fill(0)
     row.view(np.uint32)[token_id // 32] = np.uint32(1 << (token_id % 32))

@@ -1,9 +1,9 @@
-"""What does each sequence of the running batch want from sampling?
+"""Keeps the sampling settings of every slot of the running batch.
 
-:class:`SamplingState` keeps the settings of every slot in numpy columns on the host, and token counts
-on the device for the slots whose penalties need them. :meth:`SamplingState.batch` turns the slots of a
-step into a :class:`SamplingBatch`: index and parameter tensors of whoever wants something. It is built when the batch changes and reused while it does not, so a decode step in which nobody
-came or went costs no Python per sequence.
+:class:`SamplingState` keeps the settings in numpy columns on the host, and token counts on the device for the slots with
+penalties. :meth:`SamplingState.batch` turns the slots of a step into a :class:`SamplingBatch`: index and parameter tensors
+of the rows that have a setting. It is built when the batch changes and reused while it does not, so a decode step of the
+same sequences costs no Python per sequence.
 """
 
 import math
@@ -22,11 +22,11 @@ from radixrt.messages.ids import TokenIds
 from radixrt.worker.sampling.noise import seed_keys
 
 MIN_TEMPERATURE = 1e-5
-"""A sampled request is not let closer to 0: float32 logits divided by less lose their differences."""
+"""Smallest temperature of a sampled request: float32 logits divided by less lose their differences."""
 
 FORBIDDEN = -1e30
-"""Bias of a token that must not be sampled. Finite, so that a request which forbids its whole
-vocabulary still has a distribution instead of bringing down the batch."""
+"""Bias of a token that must not be sampled. Finite, so that a request which forbids its whole vocabulary still has a
+distribution and does not fail the batch."""
 
 NO_LIMIT = 2.0
 """top_p of a slot without one: above any cumulative probability, however it was rounded."""
@@ -40,7 +40,7 @@ DRAW_SETTINGS = np.dtype(
         ("seed_key", "i8"),  # of radixrt.worker.sampling.noise
     ]
 )
-"""What drawing a token takes: the layout that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read."""
+"""The settings of a draw, in the layout that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read."""
 
 _SETTINGS = np.dtype(
     [
@@ -66,7 +66,7 @@ class PenalisedRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenBiases:
-    """Numbers to add to single logits: logit_bias, and what min_tokens forbids."""
+    """Numbers to add to single logits: logit_bias, and the tokens that min_tokens forbids."""
 
     rows: Tensor  # [n] int64, into the batch
     token_ids: Tensor  # [n] int64
@@ -82,7 +82,7 @@ class TokenBiases:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """Rows of the batch that want log-probabilities."""
+    """Rows of the batch that ask for log-probabilities."""
 
     rows: Tensor  # [n] int64, into the batch
     slots: list[int]
@@ -91,7 +91,7 @@ class LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The slots of a step, and who among them wants what; None: nobody does."""
+    """The slots of a step and their settings; None: no row has such a setting."""
 
     slots: NDArray[np.int64]
     packed: Tensor  # [rows, 6] int32, the words of DRAW_SETTINGS
@@ -101,7 +101,7 @@ class SamplingBatch:
 
 
 class TokenCounts:
-    """How often each token came, for the slots whose penalties ask. Grows by doubling.
+    """Counts of each token in prompt and answer, for the slots with penalties. Grows by doubling.
 
     A row takes 5 bytes per token of the vocabulary, which is why slots without penalties have none.
     """
@@ -203,10 +203,10 @@ class SamplingState:
         self._batch = None
 
     def batch(self, slots: Sequence[int] | NDArray[np.integer]) -> SamplingBatch:
-        """What these slots want, in this order.
+        """The settings of these slots, in this order.
 
-        The last answer again if it was about the same slots and none was released since: a slot changes
-        its meaning only by way of a release.
+        Returns the last batch again if it has the same slots and none was released since: the settings of a slot change only
+        after a release.
         """
         slot_array = np.asarray(slots, dtype=np.int64)
         if self._batch is None or not np.array_equal(self._batch.slots, slot_array):
@@ -214,7 +214,7 @@ class SamplingState:
         return self._batch
 
     def record(self, batch: SamplingBatch, token_ids: Tensor) -> None:
-        """Count the sampled tokens, int64 [rows], where penalties will ask for them."""
+        """Count the sampled tokens, int64 [rows], in the rows with penalties."""
         if batch.penalised is None:
             return
         place = (batch.penalised.counts_rows, token_ids[batch.penalised.rows])
@@ -222,7 +222,7 @@ class SamplingState:
         self.counts.in_output.index_put_(place, one, accumulate=True)
 
     def count(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Count tokens of a slot that were not sampled, where penalties will ask for them."""
+        """Count tokens of a slot that were forced, not sampled, if it has penalties."""
         row = int(self._settings[slot]["counts_row"])
         if row >= 0:
             for token in token_ids:
