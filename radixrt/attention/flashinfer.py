@@ -46,7 +46,7 @@ def why_not(setup: AttentionSetup) -> str | None:
 
 
 def lacks_kernels(error: BaseException) -> ConfigError | None:
-    """What to say of an error that comes from FlashInfer's compiling or looking for a kernel; None: it doesn't."""
+    """The error to raise where ``error`` comes from FlashInfer's search for a kernel or its compiling; None: it doesn't."""
     frames = traceback.walk_tb(error.__traceback__)
     if not any(f.f_globals.get("__name__", "").startswith("flashinfer.jit") for f, _ in frames):
         return None
@@ -67,7 +67,7 @@ class FlashInferBackend:
     def __init__(self, setup: AttentionSetup, library: Any) -> None:
         """
         Args:
-            setup: what it is made for.
+            setup: facts about the worker.
             library: the package ``flashinfer``.
         """
         self._setup = setup

@@ -24,8 +24,8 @@ class CachedTensor:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one layer keeps of each token. The KV pool, its accounting and the attention backends read it; the scheduler
-    counts pages and knows nothing of it.
+    """The KV cache of one layer. The KV pool, its accounting and the attention backends read it; the scheduler counts pages
+    and does not know it.
 
     A layer of 8 KV heads of 128, and a latent of 512 features with a rotated key of 64 (multi-head latent attention,
     DeepSeek-V2, 2024):
@@ -48,7 +48,7 @@ class KVSpec:
         return KVSpec(tuple(CachedTensor(shape, dtype) for shape in shapes))
 
     def is_plain(self, dtype: torch.dtype) -> bool:
-        """Keys and values of one shape in ``dtype``, and nothing else: what most kernels read."""
+        """Whether it is keys and values of one shape in ``dtype``, and nothing else, as most kernels need."""
         first = CachedTensor(self.tensors[0].shape, dtype)
         return self.tensors == (first, first)
 

@@ -12,7 +12,7 @@ from radixrt.device.device import CPU, Device
 
 @dataclass(frozen=True, slots=True)
 class AttentionSetup:
-    """The model's layers on this rank, their KV cache, and what computes."""
+    """The model's layers on this rank, their KV caches, the device, and the largest step."""
 
     specs: Sequence[AttentionSpec] = ()
     """Of all layers; many are equal."""

@@ -102,7 +102,7 @@ def check_checkpoint(
         the content of config.json
 
     Raises:
-        ConfigError: one sentence on what is wrong.
+        ConfigError: something is wrong; the message names it.
     """
     config = read_config(model_dir)
     check_architecture(config)

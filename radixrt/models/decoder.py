@@ -95,7 +95,7 @@ class CausalLM(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
 
-    # ------------------------------------------------------------ what architectures override
+    # ------------------------------------------------------------ overridden by architectures
 
     def attention(self, index: int, rotary: RotaryEmbedding) -> AttentionBlock:
         """The attention of layer ``index``, whose KV cache is ``context.kv_caches[index]``. A family with another kind of
@@ -124,7 +124,7 @@ class CausalLM(nn.Module):
         """A checkpoint's tensor under the names used here: renamed, split into several, or dropped."""
         yield name, tensor
 
-    # ------------------------------------------------------------ what they inherit
+    # ------------------------------------------------------------ inherited by them
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         attention = self.attention(index, rotary)

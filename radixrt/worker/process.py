@@ -113,6 +113,6 @@ def join_ranks(run_dir: Path, rank: int, size: int, device: torch.device) -> Ten
 def run_worker(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
     """Entry point of ``python -m radixrt.worker``."""
     process = WorkerProcess(config, channels, arguments.rank)
-    keep_freed_memory()  # weights and KV pool are there; what follows comes again in every step
+    keep_freed_memory()  # weights and KV pool are allocated; later allocations recur in every step
     gc.freeze()
     process.run()

@@ -90,7 +90,7 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         tensors = [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
-        # Before the download: what comes before the mark is done when that is there.
+        # Before the download: once that has arrived, everything before this mark is done.
         sampled_all = self._device.mark()
         self._in_flight = StepInFlight(
             step_id=plan.step_id,
@@ -220,7 +220,7 @@ class ModelRunner:
         return np.repeat(slots, lengths), np.concatenate(new_tokens).astype(np.int32)
 
     def _jump_at_once(self, slots: NDArray[np.int64], token_ids: TokenIds) -> dict[int, list[int]]:
-        """Let the next step compute the tokens just sampled and what the grammars force after them, by slot."""
+        """Let the next step compute the tokens just sampled and those forced after them. Returns the forced, by slot."""
         sampled = dict(zip(slots.tolist(), token_ids.tolist(), strict=True))
         forced = self.grammars.take_forced(slots[token_ids >= 0])
         for slot, tokens in forced.items():

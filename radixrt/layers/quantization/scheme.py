@@ -8,7 +8,7 @@ from typing import Any, Literal
 from radixrt.base.errors import ConfigError
 
 DEFAULT_GROUP_SIZE = 128
-"""Columns that share a scale, where radixrt does the rounding: what published AWQ and GPTQ checkpoints use."""
+"""Columns that share a scale where radixrt does the rounding, as in published AWQ and GPTQ checkpoints."""
 
 HEAD_BITS = 8
 """Of the LM head where radixrt does the rounding: an error there is an error of the logits, and of a tied
@@ -85,7 +85,7 @@ def quantization_scheme(
 
     Args:
         config: the content of its config.json.
-        quantization: ``auto`` for what the checkpoint says, or a name of ``ROUNDINGS``.
+        quantization: ``auto`` for the checkpoint's own, or a name of ``ROUNDINGS``.
 
     Raises:
         ConfigError: a form that is not served, or a checkpoint that would be quantized twice.

@@ -11,7 +11,7 @@ from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
 CPU_POOL_SHARE = 0.5
-"""On a CPU other programs want memory too: the pool takes at most this share of what is available."""
+"""Share of the available memory that the pool takes at most on a CPU, where other programs need memory too."""
 CPU_POOL_LIMIT = 8 * GIB
 
 

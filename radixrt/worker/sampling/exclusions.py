@@ -19,7 +19,7 @@ Path = tuple[int, ...]
 
 
 class Exclusions:
-    """What must not come next, as a sequence goes on from the point where the paths begin."""
+    """The banned paths of one sequence, which goes on from the point where they begin."""
 
     def __init__(self, matcher: Matcher, paths: Sequence[Sequence[int]], num_words: int) -> None:
         """
