@@ -73,7 +73,7 @@ def build_runner(
         try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest)
     pool = KVPool(setup, pages)
-    return parts.runner(pool, parts.decode_graphs(pool)), EngineInfo(
+    return ModelRunner(parts, pool, parts.decode_graphs(pool)), EngineInfo(
         context_length=longest,
         vocab_size=model.vocab_size,
         kv_pool_tokens=pages * config.page_size,

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.backend import AttentionBackend, ForwardContext
-from radixrt.device.device import Device, Mark
+from radixrt.attention.backend import ForwardContext
+from radixrt.device.device import Mark
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult
-from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
 from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs
+from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.grammars import GrammarState
 from radixrt.worker.sampling.logprobs import raw_logprobs
 from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
 from radixrt.worker.sampling.state import SamplingState
-from radixrt.worker.step_in_flight import SpanLogprobs, StepInFlight
 from radixrt.worker.step_tapes import StepTapes
 
 PROMPT_LOGITS_ROWS = 256
@@ -39,33 +39,37 @@ class ModelRunner:
     """Holds the model, its KV pool and the persistent batch; executes step plans in order."""
 
     def __init__(
-        self,
-        model: CausalLM,
-        backend: AttentionBackend,
-        pool: KVPool,
-        batch: PersistentBatch,
-        sampling: SamplingState,
-        grammars: GrammarState,
-        device: Device,
-        graphs: DecodeGraphs | None = None,
-        *,
-        taped: bool = False,
+        self, parts: RunnerParts, pool: KVPool, graphs: DecodeGraphs | None = None
     ) -> None:
-        self._model = model
-        self._backend = backend
-        self._batch = batch
-        self._sampling = sampling
-        self.grammars = grammars
+        """
+        Args:
+            graphs: captured on the same ``pool``; None: every step is launched kernel by kernel.
+        """
+        config, device, vocab_size = parts.config, parts.setup.device, parts.model.vocab_size
+        slots, ends = config.max_running_requests, parts.eos_token_ids
+        self._model = parts.model
+        self._backend = parts.backend
         self._device = device
+        self._batch = PersistentBatch(
+            slots,
+            parts.setup.max_pages,
+            config.page_size,
+            device,
+            spare_page=pool.spare_page,
+            graph_rows=None if graphs is None else graphs.rows_for,
+        )
+        self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
+        jumps = not config.disable_jump_forward
+        self.grammars = GrammarState(parts.shop, vocab_size, eos_token_ids=ends, jump_forward=jumps)
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
-        self._context = ForwardContext(backend, pool.kv_caches)
-        self._tapes = StepTapes(model, self._context) if taped else None
-        self._in_flight: StepInFlight | None = None
+        self._context = ForwardContext(parts.backend, pool.kv_caches)
+        self._tapes = StepTapes(parts.model, self._context) if parts.taped else None
+        self._in_flight: LaunchedStep | None = None
         self._last_end: Mark | None = None
 
     @property
-    def in_flight(self) -> StepInFlight | None:
+    def in_flight(self) -> LaunchedStep | None:
         """The step that was launched and is not collected."""
         return self._in_flight
 
@@ -92,7 +96,7 @@ class ModelRunner:
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
         # Before the download: once that has arrived, everything before this mark is done.
         sampled_all = self._device.mark()
-        self._in_flight = StepInFlight(
+        self._in_flight = LaunchedStep(
             step_id=plan.step_id,
             slots=inputs.sampling_slots,
             jumps=inputs.jumps,
@@ -198,7 +202,7 @@ class ModelRunner:
     # ------------------------------------------------------------ grammars and jumps
 
     def _advance_grammars(
-        self, step: StepInFlight, token_ids: TokenIds
+        self, step: LaunchedStep, token_ids: TokenIds
     ) -> tuple[NDArray[np.int64], TokenIds]:
         """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their slots."""
         slots = step.slots

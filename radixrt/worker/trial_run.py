@@ -12,6 +12,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
 
 DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
@@ -28,7 +29,7 @@ def try_largest_step(parts: RunnerParts, context_length: int) -> None:
     plan = largest_step(parts.config, context_length)
     decode = StepPlan(step_id=1)  # of every slot: other kernels, which are loaded now
     try:
-        runner = parts.runner(KVPool(parts.setup, num_pages(plan), one_for_all=True))
+        runner = ModelRunner(parts, KVPool(parts.setup, num_pages(plan), one_for_all=True))
         runner.step(plan)
         runner.step(decode)
         runner.collect()

@@ -255,13 +255,9 @@ class SamplingState:
         if not len(rows):
             return None
         chosen = settings[rows]
-        return PenalisedRows(
-            rows=self._tensor(rows),
-            counts_rows=self._tensor(chosen["counts_row"]),
-            repetition=self._tensor(chosen["repetition"]).unsqueeze(-1),
-            presence=self._tensor(chosen["presence"]).unsqueeze(-1),
-            frequency=self._tensor(chosen["frequency"]).unsqueeze(-1),
-        )
+        names = ("repetition", "presence", "frequency")
+        penalties = (self._tensor(chosen[name]).unsqueeze(-1) for name in names)
+        return PenalisedRows(self._tensor(rows), self._tensor(chosen["counts_row"]), *penalties)
 
     def _token_biases(self, slots: NDArray[np.int64]) -> TokenBiases | None:
         if not self._biases:
@@ -273,13 +269,9 @@ class SamplingState:
         ]
         if not entries:
             return None
-        rows, token_ids, values, until = zip(*entries, strict=True)
-        return TokenBiases(
-            rows=self._tensor(np.array(rows, dtype=np.int64)),
-            token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
-            values=self._tensor(np.array(values, dtype=np.float32)),
-            until=self._tensor(np.array(until, dtype=np.int64)),
-        )
+        dtypes = (np.int64, np.int64, np.float32, np.int64)
+        columns = zip(zip(*entries, strict=True), dtypes, strict=True)
+        return TokenBiases(*(self._tensor(np.array(of, dtype=dtype)) for of, dtype in columns))
 
     def _logprob_rows(self, slots: NDArray[np.int64], settings: NDArray) -> LogprobRows | None:
         rows = np.flatnonzero(settings["num_top_logprobs"] >= 0)

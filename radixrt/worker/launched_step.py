@@ -24,7 +24,7 @@ class SpanLogprobs:
 
 
 @dataclass(slots=True)
-class StepInFlight:
+class LaunchedStep:
     """A launched step. Its slots may have been released, or given to others, when its tokens come."""
 
     step_id: int
@@ -56,6 +56,6 @@ class StepInFlight:
             token_ids, rows = self.sampled.read(arrived[:in_prompts])
         pairs = zip(arrived[in_prompts::2], arrived[in_prompts + 1 :: 2], strict=True)
         prompt_rows: list[LogprobRow] = []
-        for asked, (ids, logprobs) in zip(self.prompt_logprobs, pairs, strict=True):
-            prompt_rows += prompt_logprob_rows(ids, logprobs, asked.span.slot, asked.span.num_top)
+        for part, (ids, logprobs) in zip(self.prompt_logprobs, pairs, strict=True):
+            prompt_rows += prompt_logprob_rows(ids, logprobs, part.span.slot, part.span.num_top)
         return token_ids, rows, prompt_rows
