@@ -29,7 +29,7 @@ class AttentionSetup:
     cascade: bool = True
     """Prefixes that decoding sequences share may be read once for all of them."""
     kv_specs: Sequence[KVSpec] = ()
-    """Of all layers, in the order of their KV caches."""
+    """Of all layers, one for each of ``specs``."""
 
     def why_not_plain(self) -> str | None:
         """The reason for which kernels of keys and values of one shape in ``kv_dtype`` cannot serve this model; None: they

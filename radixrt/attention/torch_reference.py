@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.kv_spec import LayerKV, to_kv_dtype
+from radixrt.attention.kv_spec import KVSpec, LayerKV, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
@@ -79,8 +79,8 @@ class TorchReferenceBackend:
         Raises:
             ConfigError: a layer keeps tensors other than keys and values, or one for both.
         """
-        for kept in setup.kv_specs if setup is not None else ():
-            if len(kept.tensors) > 2 or any(len(t.shape) != 2 for t in kept.tensors):
+        for spec, kept in zip(setup.specs, setup.kv_specs, strict=True) if setup else ():
+            if not _reads(spec, kept):
                 raise ConfigError(
                     f"No attention backend reads a KV cache of {kept}; use --kv-cache-dtype auto."
                 )
@@ -97,9 +97,8 @@ class TorchReferenceBackend:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
         width = value.shape[-1]
-        caches = [
-            cache.view(-1, *cache.shape[2:]) for cache in kv_cache
-        ]  # each [slots, heads, features]
+        # each [slots, heads, features]
+        caches = [cache.view(-1, *cache.shape[2:]) for cache in kv_cache]
         for cache, states in zip(caches, (key, value), strict=False):
             _write(cache, self._metadata.kv_slots, states)
         if spec.sliding_window not in self._blocks:
@@ -121,6 +120,17 @@ class TorchReferenceBackend:
                 spec,
             )
         return output
+
+
+def _reads(spec: AttentionSpec, kept: KVSpec) -> bool:
+    """Whether a KV cache is floating-point keys, and values with as many heads or none."""
+    keys, *values = kept.tensors
+    return (
+        keys.shape == (spec.num_kv_heads, spec.head_dim)
+        and len(values) <= 1
+        and all(len(t.shape) == 2 and t.shape[0] == spec.num_kv_heads for t in values)
+        and all(t.dtype.is_floating_point for t in kept.tensors)
+    )
 
 
 def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:

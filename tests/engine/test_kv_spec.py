@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.kv_spec import CachedTensor, KVSpec
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
@@ -120,9 +121,25 @@ def test_kernels_of_plain_keys_and_values_refuse_and_name_what_to_use(
 
 def test_eight_bit_keys_and_values_with_scales_have_a_place_in_the_pool() -> None:
     codes, scale = CachedTensor((8, 64), torch.int8), CachedTensor((8,), torch.float32)
-    setup = AttentionSetup(kv_specs=[KVSpec((codes, codes, scale, scale))] * 2, page_size=4)
+    kv_specs = [KVSpec((codes, codes, scale, scale))] * 2
+    setup = AttentionSetup([AttentionSpec(8, 8, 64, 0.125)] * 2, kv_specs=kv_specs, page_size=4)
     assert bytes_per_token(setup) == 2 * (2 * 8 * 64 + 2 * 8 * 4)
     (layer, _) = KVPool(setup, num_pages=3).kv_caches
     assert [tuple(t.shape) for t in layer] == [(4, 4, 8, 64), (4, 4, 8, 64), (4, 4, 8), (4, 4, 8)]
     with pytest.raises(ConfigError, match="No attention backend reads a KV cache of 4 tensors"):
+        make_backend("torch_reference", setup)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        KVSpec((CachedTensor((1, 24), torch.float32), CachedTensor((2, 8), torch.float32))),
+        KVSpec((CachedTensor((1, 24), torch.float32),)),
+        KVSpec.keys_and_values(1, 32, torch.int8),
+    ],
+    ids=["other heads", "other width", "integers"],
+)
+def test_a_cache_that_is_not_what_the_attention_reads_is_refused(kept: KVSpec) -> None:
+    setup = AttentionSetup([AttentionSpec(4, 1, 32, 0.2)], kv_specs=[kept])
+    with pytest.raises(ConfigError, match="No attention backend reads"):
         make_backend("torch_reference", setup)

@@ -33,7 +33,12 @@ class Harness:
         self.model = model
         self.page_size = page_size
         self.free_pages = random.Random(0).sample(range(num_pages), num_pages)
-        setup = AttentionSetup(kv_specs=model.kv_specs(model.dtype), kv_dtype=model.dtype)
+        setup = AttentionSetup(
+            model.attention_specs(),
+            model.dtype,
+            kv_dtype=model.dtype,
+            kv_specs=model.kv_specs(model.dtype),
+        )
         self.context = ForwardContext(
             backend or make_backend("auto", setup),
             [
