@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
-from radixrt.messages.answers import AnswerReport, AnswerTimes, EngineInfo, RequestFailed
+from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import (
     CacheTreeCall,
@@ -193,7 +193,9 @@ def _report(request: SequenceRequest, **end: object) -> AnswerReport:
         prompt_tokens=num_ids(request.token_ids) - request.num_output,
         cached_tokens=CACHED_TOKENS,
         cache_write_tokens=CACHE_WRITE_TOKENS,
-        times=AnswerTimes(queued_s=0.001, prefill_s=0.002, total_s=0.5 if end else 0.0),
+        queued_s=0.001,
+        prefill_s=0.002,
+        total_s=0.5 if end else 0.0,
         **end,  # type: ignore[arg-type]
     )
 

@@ -107,13 +107,13 @@ class AnswerTimer:
     def _observe_end(self, chunk: AnswerChunk, now: float) -> None:
         self._metrics.e2e.observe(now - self._began)
         self._metrics.answers.labels(chunk.finish_reason).inc()
-        times, num_tokens = chunk.report.times, chunk.report.output_tokens
-        first_s = times.queued_s + times.prefill_s
+        report = chunk.report
+        first_s = report.queued_s + report.prefill_s
         if not self._streams:
             self._metrics.ttft.observe(first_s)
-        if num_tokens > 1:
-            decode_s = max(0.0, times.total_s - first_s)
-            self._metrics.tpot.observe(decode_s / (num_tokens - 1))
+        if report.output_tokens > 1:
+            decode_s = max(0.0, report.total_s - first_s)
+            self._metrics.tpot.observe(decode_s / (report.output_tokens - 1))
 
 
 class EngineCollector(Collector):

@@ -35,7 +35,7 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations in seconds, as the scheduler saw them."""
+    """Durations in seconds, by the scheduler's clock."""
 
     queued_s: float = 0.0
     """From arrival at the scheduler to the first planned chunk."""
@@ -45,7 +45,7 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """From arrival at the scheduler to the last token."""
 
 
-class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The facts about one answer beside its text.
 
     The scheduler makes it with the first token and again with the last one; the tokenizer process adds the facts
@@ -63,14 +63,21 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """None until the answer is complete."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the answer; None if the model's own end token did."""
-    times: AnswerTimes = AnswerTimes()
-    """``total_s`` is set when the answer is complete."""
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    total_s: float = 0.0
+    """Durations as in :class:`AnswerTimes`; ``total_s`` is 0 until the answer is complete."""
     retries: int = 0
     """How often a part of this answer was taken back because a check found it invalid."""
     unenforced: tuple[Unenforced, ...] = ()
     """Of a complete answer: what it was not held to (only where the request allowed it)."""
     violation: str | None = None
     """Of a complete answer: how it breaks that; None: it does not."""
+
+    @property
+    def times(self) -> AnswerTimes:
+        """The durations by themselves."""
+        return msgspec.convert(self, AnswerTimes, from_attributes=True)
 
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.messages.answers import AnswerReport, AnswerTimes, FinishReason
+from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import GrammarUse
@@ -138,9 +138,8 @@ class Sequence:
             prompt_tokens=self.num_prompt,
             cached_tokens=cached,
             cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
-            times=AnswerTimes(
-                queued_s=self.first_planned - self.arrived, prefill_s=now - self.first_planned
-            ),
+            queued_s=self.first_planned - self.arrived,
+            prefill_s=now - self.first_planned,
         )
         return self.report
 
@@ -152,5 +151,5 @@ class Sequence:
             output_tokens=self.num_output,
             finish_reason=reason,
             stop_reason=last if stopped else None,
-            times=msgspec.structs.replace(self.report.times, total_s=now - self.arrived),
+            total_s=now - self.arrived,
         )

@@ -134,8 +134,8 @@ class _NativeAnswer:
         if report.retries:
             meta["structured_output_retries"] = report.retries
         if report.finish_reason is not None:
-            meta["queue_time"] = report.times.queued_s
-            meta["prefill_time"] = report.times.prefill_s
+            meta["queue_time"] = report.queued_s
+            meta["prefill_time"] = report.prefill_s
             meta["e2e_latency"] = time.monotonic() - self._started_at
         return meta
 

@@ -186,12 +186,11 @@ class AnswerState:
 
     def _end_here(self, reason: FinishReason, stop: str | None) -> None:
         """The answer ends at a stop string, or because its client has left: the scheduler did not end it."""
-        total_s = time.monotonic() - self._sent_at
         self._report = msgspec.structs.replace(
             self._report,
             finish_reason=reason,
             stop_reason=stop,
-            times=msgspec.structs.replace(self._report.times, total_s=total_s),
+            total_s=time.monotonic() - self._sent_at,
         )
 
     def _keep_tokens(self, rendered_chat: str) -> None:

@@ -119,8 +119,7 @@ class CheckedSequence:
 
     def _finish(self, end: AnswerReport) -> None:
         self.is_over = True
-        times = msgspec.structs.replace(end.times, total_s=time.monotonic() - self._begun)
-        self._news.finished = msgspec.structs.replace(end, times=times)
+        self._news.finished = msgspec.structs.replace(end, total_s=time.monotonic() - self._begun)
         is_complete = end.finish_reason == "stop" and not self._begin_after
         was_stopped_by_request = end.stop_reason is not None
         self._checked.finish(cut_off=not is_complete or was_stopped_by_request)
