@@ -1,4 +1,4 @@
-"""What do scheduler and worker tell each other of steps, and of the grammars that they need?"""
+"""The messages between scheduler and workers: plans and results of steps, grammars to load."""
 
 import msgspec
 
@@ -6,7 +6,6 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.sequences import LogprobRow
 
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""
@@ -99,6 +98,14 @@ class GrammarLoaded(Message, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position of a slot: the chosen token first, then the likeliest, descending."""
+
+    slot: int
+    token_ids: PackedIds
+    logprobs: list[float]
+
+
 class StepResult(Message, frozen=True, kw_only=True):
     """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
 
@@ -109,8 +116,8 @@ class StepResult(Message, frozen=True, kw_only=True):
     jump_slots: PackedIds = b""
     jump_tokens: PackedIds = b""
     """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` forced tokens beyond the one of a decode step."""
-    logprobs: list[LogprobRow] = []
-    prompt_logprobs: list[LogprobRow] = []
+    logprobs: list[SlotLogprobs] = []
+    prompt_logprobs: list[SlotLogprobs] = []
     forward_s: float = 0.0
     """The model's forward pass, logits included."""
     wait_s: float = 0.0

@@ -11,7 +11,8 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.sequences import Constraint, LogprobRow, SequenceRequest, TokenBatch
+from radixrt.messages.requests import RequestOptions
+from radixrt.messages.sequences import Constraint, SequenceLogprobs, SequenceRequest, TokenBatch
 from radixrt.messages.steps import GrammarLoaded, LoadGrammar, StepPlan
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.process import scheduler_limits
@@ -44,8 +45,8 @@ class InProcessEngine:
         self.scheduler = Scheduler(scheduler_limits(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
-        self.logprobs: list[list[LogprobRow]] = []
-        self.prompt_logprobs: list[list[LogprobRow]] = []
+        self.logprobs: list[list[SequenceLogprobs]] = []
+        self.prompt_logprobs: list[list[SequenceLogprobs]] = []
         self._next_id = 0
         self._sent: deque[StepPlan] = deque()
 
@@ -76,9 +77,8 @@ class InProcessEngine:
             SequenceRequest(
                 seq_id=self._next_id + index,
                 token_ids=pack_ids(prompt),
-                sampling=params,
-                cache_salt=salt,
                 constraint=constraint,
+                options=RequestOptions(sampling=params, cache_salt=salt),
             )
             for index, (prompt, params, constraint) in enumerate(
                 zip(prompts, each, constraints or [None] * len(prompts), strict=True)
@@ -94,9 +94,9 @@ class InProcessEngine:
         request = SequenceRequest(
             seq_id=self._next_id,
             token_ids=pack_ids(prompt + begun),
-            sampling=sampling,
             num_output=len(begun),
             constraint=constraint,
+            options=RequestOptions(sampling=sampling),
         )
         self._next_id += 1
         return self._run([request])[0]
@@ -104,23 +104,23 @@ class InProcessEngine:
     def _run(self, requests: list[SequenceRequest]) -> list[list[int]]:
         answers: dict[int, list[int]] = {request.seq_id: [] for request in requests}
         cached: dict[int, int] = {}
-        logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
-        prompt_logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
+        logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
+        prompt_logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
         for request in requests:
             assert self.scheduler.add(request) is None
         while True:
             self._load_grammars()
             batches = self.advance()
             for batch in batches:
-                cached.update({started.seq_id: started.cached_tokens for started in batch.started})
+                cached |= {seq_id: report.cached_tokens for seq_id, report in batch.started.items()}
                 for seq_id, token in zip(
                     unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
                 ):
                     answers[int(seq_id)].append(int(token))
                 for row in batch.logprobs:
-                    logprobs[row.owner].append(row)
+                    logprobs[row.seq_id].append(row)
                 for row in batch.prompt_logprobs:
-                    prompt_logprobs[row.owner].append(row)
+                    prompt_logprobs[row.seq_id].append(row)
             if not batches and not self.scheduler.num_in_flight:
                 break
         assert not self.scheduler.grammars.num_waiting

@@ -1,30 +1,33 @@
-"""Which constraint does a request ask for? All the fields of OpenAI and of other servers that can hold one."""
+"""Reads the constraint of a request, from the fields of OpenAI and of other servers that can hold one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from radixrt.api.openai.protocol import StructuredOutputs
+from radixrt.api.requests.protocol import StructuredOutputs
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.spec import JsonSchema, Spec
 from radixrt.constrained.structural_tags import structural_tag
-from radixrt.messages.answers import AnswerChunk
 
 
-def constraint_field(fields: msgspec.Struct) -> str:
-    """The field that holds a request's only constraint."""
-    names = (*_READERS, "structured_outputs", "tools")
-    nothing = (None, {"type": "text"})
-    return next((name for name in names if getattr(fields, name, None) not in nothing), "")
+class AskedConstraint(NamedTuple):
+    """The constraint that a request asks for."""
+
+    spec: Spec | None
+    field: str = ""
+    """The request's field that holds it, which errors name."""
 
 
-def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str = "") -> Spec | None:
-    """
+def asked_constraint(
+    fields: msgspec.Struct, config: ServerConfig, prefix: str = ""
+) -> AskedConstraint:
+    """Read the constraint of a request.
+
     Args:
-        fields: a struct with some of the fields of :class:`radixrt.api.openai.protocol.ConstraintFields`.
+        fields: a struct with some of the fields of :class:`radixrt.api.requests.protocol.ConstraintFields`.
         prefix: goes before their names in errors.
 
     Raises:
@@ -38,7 +41,8 @@ def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str =
     _check_whitespace(
         getattr(fields, "guided_whitespace_pattern", None), "guided_whitespace_pattern", config
     )
-    return requests.only_one(asked)
+    spec = requests.only_one(asked)
+    return AskedConstraint(spec, asked[0][0].partition(".")[0] if asked else "")
 
 
 def _read(
@@ -51,17 +55,6 @@ def _read(
         if value is not None and (spec := read(value, prefix + name)) is not None:
             asked.append((prefix + name, spec))
     return asked
-
-
-def structured_extras(chunk: AnswerChunk) -> dict[str, Any]:
-    """What a finished answer was not held to, where the request allowed that."""
-    if chunk.finish_reason is None or not (chunk.unenforced or chunk.violation):
-        return {}
-    report = {
-        "unenforced": [msgspec.to_builtins(one) for one in chunk.unenforced],
-        "violation": chunk.violation,
-    }
-    return {"structured_output": report}
 
 
 # ---------------------------------------------------------------- one field each
@@ -100,7 +93,7 @@ def _openai_schema(value: Any, param: str) -> JsonSchema:
 
 
 Reader = Callable[[Any, str], Spec | None]
-"""Makes a spec of a field's value; None: it asks for nothing. Errors name the field as they are told."""
+"""Makes a spec of a field's value; None: no constraint. The second argument is the field's name in errors."""
 
 _READERS: dict[str, Reader] = {
     "response_format": _response_format,
@@ -113,7 +106,7 @@ _READERS: dict[str, Reader] = {
     "ebnf": requests.ebnf,
     "structural_tag": structural_tag,
 }
-"""By field: what makes a spec of its value."""
+"""The reader of each field."""
 
 
 def _structured_outputs(
@@ -147,7 +140,7 @@ _OUTPUT_READERS: dict[str, Reader] = {
     "json_object": _json_object,
     "structural_tag": structural_tag,
 }
-"""The same of :class:`StructuredOutputs`."""
+"""The reader of each field of :class:`StructuredOutputs`."""
 
 _LIBRARIES = {"guidance": "llguidance"}
 """vLLM's names of backends, where they differ from ours."""
@@ -178,7 +171,9 @@ def _check_whitespace(pattern: str | None, param: str, config: ServerConfig) -> 
 
 
 def _refuse_other_keys(value: dict[str, Any], known: set[str], param: str) -> None:
-    """What is not known would have to be ignored."""
+    """Raises:
+    RequestError: the value has a key that would have to be ignored.
+    """
     for name in value.keys() - known:
         raise RequestError(
             f"{param}: {name!r:.50} is not supported; leave it out. There are {', '.join(sorted(known))}.",

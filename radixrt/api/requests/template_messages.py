@@ -1,10 +1,10 @@
-"""What do chat messages look like to a chat template? Text alone, with tool arguments as objects."""
+"""Turns chat messages into the form of chat templates: text only, tool arguments as objects."""
 
 from typing import Any
 
 import orjson
 
-from radixrt.api.openai.protocol import ChatMessage
+from radixrt.api.requests.protocol import ChatMessage
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth
 

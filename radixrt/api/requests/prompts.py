@@ -1,14 +1,14 @@
-"""Which prompt does a request mean? Messages for the chat template, a text, or token ids."""
+"""Reads the prompt of a request: messages for the chat template, a text, or token ids."""
 
 from typing import Any
 
 from fastapi import Request
 
-from radixrt.api.cache.cache_control import cache_breakpoints, without_cache_control
 from radixrt.api.conversations.continuation import Continuation
-from radixrt.api.openai.protocol import ChatCompletionRequest, ChatMessage, PromptRequest
-from radixrt.api.openai.template_messages import to_template_messages
-from radixrt.api.openai.tools import offered_tools
+from radixrt.api.requests.cache_control import cache_breakpoints, without_cache_control
+from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, PromptRequest
+from radixrt.api.requests.template_messages import to_template_messages
+from radixrt.api.requests.tools import offered_tools
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth
@@ -19,7 +19,7 @@ from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPromp
 def one_prompt(
     fields: PromptRequest, state: ServerState, request: Request, opens_turn: bool = True
 ) -> TextPrompt | ChatPrompt:
-    """Of a request that has one, as messages or as a text.
+    """The prompt of a request that has one, as messages or as a text.
 
     Raises:
         RequestError: there is not exactly one prompt, or it is not well formed.
@@ -36,21 +36,21 @@ def one_prompt(
 def chat_prompt(
     fields: ChatCompletionRequest | PromptRequest,
     new: list[ChatMessage],
-    remembered: list[dict[str, Any]],
+    kept: list[dict[str, Any]],
     opens_turn: bool = True,
 ) -> ChatPrompt:
     """
     Args:
         new: the request's own messages.
-        remembered: those that come before them.
-        opens_turn: whether the template opens the assistant's turn, if the request does not say.
+        kept: the messages of a kept conversation before them.
+        opens_turn: whether the template adds a generation prompt, unless the request decides it.
 
     Raises:
-        RequestError: there are none, or they are not what a chat template can take.
+        RequestError: there are no messages, or a chat template can't take them.
     """
     tools = offered_tools(fields)
     check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
-    messages = [*remembered, *to_template_messages(new)]
+    messages = [*kept, *to_template_messages(new)]
     if not messages:
         raise RequestError("messages is empty; give at least one message.", param="messages")
     if fields.continue_final_message:
@@ -76,7 +76,7 @@ def chat_prompt(
         add_generation_prompt=opens_turn,
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
-        cache_breakpoints=cache_breakpoints(new, tools, len(remembered)),
+        cache_breakpoints=cache_breakpoints(new, tools, len(kept)),
     )
 
 
