@@ -8,8 +8,12 @@ import msgspec
 Backend = Literal["llguidance", "xgrammar", "fsm"]
 
 
+GrammarKey = bytes
+"""SHA-256 of a grammar's backend and source: equal grammars have equal keys."""
+
+
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint in the form that a worker loads within milliseconds."""
+    """A compiled constraint, in the form that a worker loads within milliseconds. Made by :meth:`compiled`."""
 
     backend: Backend
     """Whose matcher: llguidance's, xgrammar's, or a token-level finite-state machine that outlines-core made."""
@@ -17,10 +21,12 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """In the backend's own form: llguidance's grammar text, xgrammar's serialised compiled grammar, the
     state machine's transition table."""
 
-    @property
-    def key(self) -> bytes:
-        """Equal grammars have equal keys."""
-        return hashlib.sha256(self.backend.encode() + b"\0" + self.source).digest()
+    key: GrammarKey
+
+    @classmethod
+    def compiled(cls, backend: Backend, source: bytes) -> "Grammar":
+        """A grammar with its key. Only the process that compiles it computes the digest."""
+        return cls(backend, source, hashlib.sha256(backend.encode() + b"\0" + source).digest())
 
 
 class Unenforced(msgspec.Struct, frozen=True, kw_only=True):

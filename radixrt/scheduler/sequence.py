@@ -5,7 +5,6 @@ import numpy as np
 from radixrt.messages.answers import FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceFinished, SequenceRequest, SequenceStarted
-from radixrt.messages.steps import GrammarUse
 from radixrt.scheduler.radix.eviction.policy import Use
 from radixrt.scheduler.radix.node import Node
 
@@ -18,7 +17,6 @@ class Sequence:
     Args:
         arrived: when; on the scheduler's clock, like the other times.
         eos_token_ids: of the model.
-        grammar: what the answer is held to, as the worker knows it.
     """
 
     def __init__(
@@ -26,7 +24,6 @@ class Sequence:
         request: SequenceRequest,
         arrived: float,
         eos_token_ids: tuple[int, ...],
-        grammar: GrammarUse | None = None,
     ) -> None:
         sampling = request.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
@@ -46,7 +43,7 @@ class Sequence:
         self.deadline = request.deadline
         self.cache_hints = request.cache_hints
         self.arrived = arrived
-        self.grammar = grammar
+        self.grammar = request.grammar
 
         self.slot = NO_SLOT
         """Place in the worker's persistent batch while it runs."""

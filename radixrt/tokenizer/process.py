@@ -170,9 +170,9 @@ class TokenizerProcess:
 
     def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
         """Hand the n answers of a request to the scheduler."""
-        constraint = None
+        grammar = None
         if compiled is not None:
-            constraint = self._structured.constraint(compiled, encoded.request, encoded.text)
+            grammar = self._structured.grammar_use(compiled, encoded.request, encoded.text)
         request, token_ids = encoded.request, encoded.token_ids
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
         continues_prompt = chat is None or chat.continue_final_message
@@ -187,7 +187,7 @@ class TokenizerProcess:
                 priority=request.priority,
                 cache_hints=encoded.cache_hints,
                 deadline=request.deadline,
-                constraint=constraint,
+                grammar=grammar,
             )
             answer = Answer(
                 request,
@@ -199,11 +199,12 @@ class TokenizerProcess:
                 continues_prompt,
                 conversation,
             )
-            checked = None
-            if compiled is not None:
+            if compiled is None:
+                self._under_way.begin(sequence, answer)
+            else:
                 answer.unenforced = compiled.unenforced
                 checked = self._structured.checked(sequence, compiled)
-            self._under_way.begin(sequence, answer, checked)
+                self._under_way.begin(sequence, answer, checked, compiled.grammar)
 
     def _prompt_info(
         self, request: GenerateRequest, text: str | None, token_ids: list[int], packed: PackedIds

@@ -15,6 +15,7 @@ import msgspec
 from radixrt.base.errors import RequestError, unexpected_error
 from radixrt.constrained.checks.checked_answer import DueCheck
 from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import (
@@ -25,6 +26,7 @@ from radixrt.messages.sequences import (
 )
 from radixrt.tokenizer.answer.answers import Answer, SequenceNews, news_by_sequence
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
+from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
 from radixrt.tokenizer.constraints.structured import StructuredOutput
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ class _UnderWay:
     answer: Answer
     checked: CheckedSequence | None
     """What holds it back until its values are validated."""
+    grammar_key: GrammarKey | None
+    """Of the grammar that it uses."""
 
     @property
     def request_id(self) -> str:
@@ -53,6 +57,7 @@ class AnswersUnderWay:
         self._structured = structured
         self._to_api = to_api
         self._to_scheduler = to_scheduler
+        self._grammars = SentGrammars(to_scheduler)
         self._by_seq_id: dict[int, _UnderWay] = {}
         self._seq_ids_of: dict[str, set[int]] = {}
         """Unfinished answers of each request; empty while its prompt is being encoded."""
@@ -67,10 +72,17 @@ class AnswersUnderWay:
         self._seq_ids_of[request_id] = set()
 
     def begin(
-        self, sequence: SequenceRequest, answer: Answer, checked: CheckedSequence | None
+        self,
+        sequence: SequenceRequest,
+        answer: Answer,
+        checked: CheckedSequence | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
-        """Hand one answer of a request that is expected to the scheduler."""
-        self._add(_UnderWay(sequence.seq_id, answer, checked))
+        """Hand one answer of a request that is expected to the scheduler, with the grammar that it uses."""
+        key = None if grammar is None else grammar.key
+        if grammar is not None:
+            self._grammars.use(grammar)
+        self._add(_UnderWay(sequence.seq_id, answer, checked, key))
         self._to_scheduler(sequence)
 
     def abort(self, request_id: str) -> None:
@@ -111,6 +123,8 @@ class AnswersUnderWay:
         """The scheduler can't go on with a sequence."""
         under_way = self._by_seq_id.get(refused.seq_id)
         if under_way is not None:
+            if refused.grammar_lost and under_way.grammar_key is not None:
+                self._grammars.lost(under_way.grammar_key)
             error = RequestError(
                 refused.message, status=refused.status, retry_after_s=refused.retry_after_s
             )
@@ -135,6 +149,7 @@ class AnswersUnderWay:
                 del self._seq_ids_of[under_way.request_id]
             if not is_over:
                 self._release({under_way.seq_id}, complete=True)
+            self._release_grammar(under_way)
         return chunk
 
     # ------------------------------------------------------------ values that are validated
@@ -198,13 +213,19 @@ class AnswersUnderWay:
 
     def _drop(self, request_id: str) -> None:
         seq_ids = self._seq_ids_of.pop(request_id, set())
-        for seq_id in seq_ids:
-            del self._by_seq_id[seq_id]
+        dropped = [self._by_seq_id.pop(seq_id) for seq_id in seq_ids]
         self._release(seq_ids)
+        for under_way in dropped:
+            self._release_grammar(under_way)
 
     def _release(self, seq_ids: set[int], *, complete: bool = False) -> None:
         if seq_ids:
             self._to_scheduler(ReleaseSequences(pack_ids(sorted(seq_ids)), complete))
+
+    def _release_grammar(self, under_way: _UnderWay) -> None:
+        """The answer is over, and the scheduler knows it or was told before."""
+        if under_way.grammar_key is not None:
+            self._grammars.release(under_way.grammar_key)
 
     def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
         if told := [chunk for chunk in chunks if chunk is not None]:

@@ -21,7 +21,7 @@ from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
 from radixrt.messages.answers import EngineInfo
-from radixrt.messages.steps import GrammarLoaded
+from radixrt.messages.grammars import GrammarLoaded
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model

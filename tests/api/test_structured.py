@@ -188,9 +188,9 @@ def test_the_scheduler_gets_the_constraint(server: RunningServer) -> None:
     server.answer_with("yes")
     body = {"prompt": ["a", "b"], "n": 2, "guided_choice": ["yes", "no"]}
     assert post(server, "/v1/completions", body)[0] == 200
-    constraints = [request.constraint for request in server.scheduler.requests]
-    assert len(constraints) == 4 and constraints[0] is not None
-    assert all(c == constraints[0] for c in constraints)
+    grammars = [request.grammar for request in server.scheduler.requests]
+    assert len(grammars) == 4 and grammars[0] is not None
+    assert all(grammar == grammars[0] for grammar in grammars)
 
 
 # ---------------------------------------------------------------- native
@@ -201,7 +201,7 @@ def test_native_constraints_stand_in_sampling_params(server: RunningServer) -> N
     ask = {"text": ["a", "b"], "sampling_params": [{"regex": "yes|no"}, {}]}
     with server.http as http:
         assert http.post("/generate", json=ask).status_code == 200
-    held = [request.constraint is not None for request in server.scheduler.requests]
+    held = [request.grammar is not None for request in server.scheduler.requests]
     assert sorted(held) == [False, True]
 
 
@@ -411,10 +411,10 @@ def test_a_constraint_begins_after_the_thought(thinking: RunningServer) -> None:
     thinking.answer_with("<think>Hm, </think>yes")
     body = {"model": "tiny", "messages": HELLO, "max_tokens": 200}
     constrained = thinking.openai.chat.completions.create(**body, extra_body={"regex": "yes|no"})
-    constraint = thinking.scheduler.requests[-1].constraint
+    grammar = thinking.scheduler.requests[-1].grammar
     closing = thinking.vocabulary.encode("</think>", add_special_tokens=False)
-    assert constraint is not None
-    assert list(memoryview(constraint.begin_after).cast("i")) == closing
+    assert grammar is not None
+    assert list(memoryview(grammar.begin_after).cast("i")) == closing
     message = constrained.choices[0].message
     assert (message.reasoning_content, message.content) == ("Hm,", "yes")
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from radixrt.base.ipc import Channels, Inbox, Outbox
+from radixrt.messages.grammars import DropGrammar
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToSchedulerFromWorker
-from radixrt.messages.steps import DropGrammar, StepPlan, StepResult
+from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.worker.process import WorkerProcess
 
 
@@ -103,7 +104,7 @@ def test_a_plan_is_taken_up_while_the_step_before_is_computed(ends) -> None:
 def test_the_last_step_is_answered_when_it_is_done_and_nothing_follows(ends) -> None:
     to_worker, results, runner = ends
     to_worker.send(StepPlan(step_id=0))
-    to_worker.send(DropGrammar(grammar_id=3))  # orders about grammars don't wait for the step
+    to_worker.send(DropGrammar(b"key"))  # orders about grammars don't wait for the step
     while not runner.shop.orders:
         pass
     assert results.receive_waiting() == []

@@ -37,7 +37,7 @@ def compile_regex(pattern: str, exact: Grammar, facts: TokenizerFacts) -> Gramma
         return None
     _vocabulary(facts)  # before the fork, so that it is made once
     source = _within_budget(lambda: _build(pattern, exact, facts))
-    return Grammar("fsm", source) if source else None
+    return Grammar.compiled("fsm", source) if source else None
 
 
 @functools.lru_cache(maxsize=4)

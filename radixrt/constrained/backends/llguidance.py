@@ -121,7 +121,7 @@ def _checked(source: str, facts: TokenizerFacts) -> Grammar:
         )
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
-    return Grammar("llguidance", source.encode())
+    return Grammar.compiled("llguidance", source.encode())
 
 
 def _sentence(error: str) -> str:

@@ -71,7 +71,7 @@ def _checked(
     XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled)).fill_mask(row)
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
-    return Grammar("xgrammar", compiled.serialize_json().encode())
+    return Grammar.compiled("xgrammar", compiled.serialize_json().encode())
 
 
 def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":

@@ -15,7 +15,7 @@ from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.grammar import SpanCheck
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
+from radixrt.messages.sequences import SequenceFinished, SequenceRequest
 from radixrt.tokenizer.answer.answers import SequenceNews
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer_sampling import answer_seed
@@ -40,19 +40,19 @@ class CheckedSequence:
     ) -> None:
         """
         Args:
-            request: as it was sent to the scheduler; it has a constraint.
+            request: as it was sent to the scheduler; it names a grammar.
             checks: of the answer's values; may be empty.
             vocabulary: of the model.
             token_texts: of the model.
             max_attempts: failures of one value before the request fails.
             final_schema: to validate the finished answer against, only to know.
         """
-        assert request.constraint is not None
+        assert request.grammar is not None
         self.seq_id = request.seq_id
         self.is_over = False
         """The scheduler has ended the sequence."""
         self._request = request
-        self._constraint: Constraint = request.constraint
+        self._grammar = request.grammar
         self._vocabulary = vocabulary
         self._final = (
             None
@@ -64,7 +64,7 @@ class CheckedSequence:
         )
         self._detokenizer = self._new_detokenizer()
         self._begun = time.monotonic()
-        self._begin_after = unpack_ids(self._constraint.begin_after).tolist()
+        self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
         """Tokens after which the grammar begins; empty once it has."""
         self._tokens: list[int] = []
         self._num_before = 0
@@ -194,8 +194,10 @@ class CheckedSequence:
             sampling=msgspec.structs.replace(
                 sampling, seed=answer_seed(sampling.seed or 0, rewind.retries)
             ),
-            constraint=msgspec.structs.replace(
-                self._constraint, excluded=[pack_ids(path) for path in rewind.excluded]
+            grammar=msgspec.structs.replace(
+                self._grammar,
+                excluded=[pack_ids(path) for path in rewind.excluded],
+                excluded_from=kept,
             ),
         )
 

@@ -20,9 +20,10 @@ from radixrt.constrained.compiler.route import BackendChoice, CompileOptions
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.spec import Spec
 from radixrt.messages.answers import EngineInfo
+from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds, pack_ids
 from radixrt.messages.requests import GenerateRequest
-from radixrt.messages.sequences import Constraint, SequenceRequest
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.stats import StructuredStats
 from radixrt.tokenizer.answer.reasoning import FORMATS
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
@@ -96,13 +97,11 @@ class StructuredOutput:
         self.counters.checks += 1
         return await self._pool.validate(due.check.schema, due.text)
 
-    def constraint(
+    def grammar_use(
         self, compiled: Compiled, request: GenerateRequest, prompt_text: str | None
-    ) -> Constraint:
-        """What the scheduler is told of it."""
-        return Constraint(
-            grammar=compiled.grammar, begin_after=self._begin_after(request, prompt_text)
-        )
+    ) -> GrammarUse:
+        """How the answers of a request are held to its compiled constraint."""
+        return GrammarUse(compiled.grammar.key, begin_after=self._begin_after(request, prompt_text))
 
     def _begin_after(self, request: GenerateRequest, prompt_text: str | None) -> PackedIds:
         """The tokens that close the thought, unless the prompt has closed it already."""

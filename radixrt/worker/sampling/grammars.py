@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from radixrt.base.errors import RadixrtError
 from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import GrammarExhausted
+from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.constrained.loader import fill_masks, load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.steps import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.worker.sampling.exclusions import Exclusions, allow_only, forbid
 
 log = logging.getLogger(__name__)
@@ -79,38 +80,32 @@ class GrammarShop:
         self._report = report
         self._one_at_a_time = threading.Lock()
         self._facts: TokenizerFacts | None = None
-        self._loaded: dict[int, Matcher] = {}
-        self._wanted: set[int] = set()
-        """Those that no order has dropped: another rank may have failed while this one is still loading."""
+        self._loaded: dict[GrammarKey, Matcher] = {}
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
 
     def order(self, message: LoadGrammar | DropGrammar) -> None:
         """Begin to load a grammar, or drop one."""
         match message:
             case LoadGrammar():
-                self._wanted.add(message.grammar_id)
-                self._threads.submit(self._make, message)
-            case DropGrammar():
-                self._wanted.discard(message.grammar_id)
-                self._loaded.pop(message.grammar_id, None)
+                self._threads.submit(self._load, message.grammar)
+            case DropGrammar():  # comes when every rank has answered the load
+                self._loaded.pop(message.key, None)
 
-    def matcher(self, grammar_id: int) -> Matcher:
+    def matcher(self, key: GrammarKey) -> Matcher:
         """A new matcher of a loaded grammar, in its initial state."""
-        return self._loaded[grammar_id].fork()
+        return self._loaded[key].fork()
 
-    def _make(self, message: LoadGrammar) -> None:
+    def _load(self, grammar: Grammar) -> None:
         error = None
         try:
-            matcher = load_grammar(message.grammar, self._read_facts())
-            if message.grammar_id in self._wanted:
-                self._loaded[message.grammar_id] = matcher
+            self._loaded[grammar.key] = load_grammar(grammar, self._read_facts())
         except RadixrtError as refused:
             error = str(refused)
         except Exception:
             log.exception("A grammar that was compiled could not be loaded.")
             error = "The worker can't load the grammar; the server's log says more."
         with self._one_at_a_time:
-            self._report(GrammarLoaded(grammar_id=message.grammar_id, error=error))
+            self._report(GrammarLoaded(key=grammar.key, error=error))
 
     def _read_facts(self) -> TokenizerFacts:
         with self._one_at_a_time:
@@ -150,7 +145,7 @@ class GrammarState:
             may_jump: forced tokens may be given without being sampled.
         """
         held = _Held(
-            self.shop.matcher(use.grammar_id),
+            self.shop.matcher(use.key),
             unpack_ids(use.begin_after).tolist(),
             may_jump,
         )
