@@ -11,7 +11,7 @@ import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
@@ -176,7 +176,7 @@ class EngineClient:
         )
         return value.text
 
-    async def compile(self, structured: Spec) -> CompileReport:
+    async def compile(self, structured: Constraint) -> CompileReport:
         """Compile a constraint ahead of the requests that will use it.
 
         Raises:

@@ -53,7 +53,7 @@ class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of compiling one spec."""
+    """What is known of a constraint after it was compiled."""
 
     grammar: Grammar
     checks: tuple[SpanCheck, ...] = ()
@@ -61,4 +61,4 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     unenforced: tuple[Unenforced, ...] = ()
     """Only of a JSON schema with ``strict`` false."""
     validator: Any = None
-    """The JSON schema that a finished answer must satisfy (2020-12, self-contained), where the spec is one."""
+    """The JSON schema that a finished answer must satisfy (2020-12, self-contained), where the constraint is one."""

@@ -10,12 +10,12 @@ from typing import Any
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
-from radixrt.constrained.spec import AnyText, Choice, Content, Spec, StructuralTag, Tag
+from radixrt.constrained.constraint import AnyText, Choice, Constraint, Content, StructuralTag, Tag
 
 _Object = dict[str, Any]
 
 
-def structural_tag(value: Any, param: str) -> Spec:
+def structural_tag(value: Any, param: str) -> Constraint:
     """
     Args:
         value: an object or its JSON text.
@@ -72,7 +72,7 @@ def _older_form(given: _Object, param: str) -> StructuralTag:
     return check_triggers(StructuralTag(tags=tuple(tags), triggers=triggers), param)
 
 
-def _format(value: Any, where: str) -> Spec:
+def _format(value: Any, where: str) -> Constraint:
     """The format of a whole answer."""
     given = _object(value, where)
     kind = given.get("type")

@@ -9,7 +9,7 @@ import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
-from radixrt.constrained.spec import AnyJson, JsonSchema, StructuralTag, Tag
+from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag, Tag
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What is asked of the engine besides answers? Each call is answered by one :class:`radixrt.messages.replies.CallReply`, by whichever process knows."""
 
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 from radixrt.messages.requests import Prompt
@@ -72,7 +72,7 @@ class CompileCall(Message, frozen=True, kw_only=True):
     """
 
     call_id: int
-    structured: Spec
+    structured: Constraint
 
 
 class StatsCall(Message, frozen=True):

@@ -16,8 +16,8 @@ from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_in_process
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
-from radixrt.constrained.spec import Spec
 from radixrt.kv.cache_hint import CacheHint, check_seconds, hints_of
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.kv.warming import DEFAULT_PIN_S, Warmed
@@ -49,7 +49,7 @@ class _ForAll:
 
     cache_salt: str
     hints: CacheHints
-    structured: Spec | None
+    structured: Constraint | None
 
 
 class LLM:
@@ -117,7 +117,7 @@ class LLM:
             constraint: what all answers are held to, one of: ``schema`` (a JSON schema as a dict or its text, or a
                 type such as a pydantic model; with ``strict=False`` as far as it can be enforced), ``regex``,
                 ``choices`` (a list of texts), ``grammar`` (EBNF or Lark), ``structured`` (any constraint of
-                :mod:`radixrt.constrained.spec`).
+                :mod:`radixrt.constrained.constraint`).
 
         Returns:
             An :class:`Output` for one prompt, a list of them for many, in their order.

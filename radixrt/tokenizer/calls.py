@@ -30,7 +30,7 @@ from radixrt.messages.replies import (
 )
 from radixrt.messages.requests import Prompt
 from radixrt.tokenizer.cache_tree import described, num_shown_tokens
-from radixrt.tokenizer.constraints.structured import StructuredOutput
+from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.turns import Turns
@@ -59,7 +59,7 @@ class Calls:
     vocabulary: Vocabulary
     encoder: PromptEncoder
     limits: Limits
-    structured: StructuredOutput
+    constraints: ConstraintManager
     turns: Turns
     shows_cache_texts: bool
     to_api: Send
@@ -96,7 +96,7 @@ class Calls:
             self._in_turn(reply.call_id, num_shown_tokens(tree), work)
             return
         if reply.error is None and isinstance(call, StatsCall):
-            reply.value["structured"] = msgspec.to_builtins(self.structured.stats())
+            reply.value["structured"] = msgspec.to_builtins(self.constraints.stats())
         self.to_api(reply)
 
     def _in_turn(self, call_id: int, size: int, work: Callable[[], Any]) -> None:
@@ -135,7 +135,7 @@ class Calls:
 
     async def _compile_ahead(self, call: CompileCall) -> CompileReport:
         begin = time.perf_counter()
-        compiled = await self.structured.compile(call.structured)
+        compiled = await self.constraints.compile(call.structured)
         return CompileReport(
             backend=compiled.grammar.backend,
             checks=[

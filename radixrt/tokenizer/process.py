@@ -34,7 +34,7 @@ from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.tokenizer.answer.answers import Answer
 from radixrt.tokenizer.answer_sampling import per_answer_params
 from radixrt.tokenizer.calls import Calls
-from radixrt.tokenizer.constraints.structured import StructuredOutput
+from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.turns import Turns
@@ -83,18 +83,18 @@ class TokenizerProcess:
             log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
         self._info = info
         self._limits = Limits.of(info)
-        self._structured = StructuredOutput(
+        self._constraints = ConstraintManager(
             self._config, self._tokenizer_file, self._vocabulary, info
         )
-        self._structured.start()
+        self._constraints.start()
         self._under_way = AnswersUnderWay(
-            self._structured, self._to_api.send, self._to_scheduler.send
+            self._constraints, self._to_api.send, self._to_scheduler.send
         )
         self._calls = Calls(
             vocabulary=self._vocabulary,
             encoder=self._encoder,
             limits=self._limits,
-            structured=self._structured,
+            constraints=self._constraints,
             turns=self._turns,
             shows_cache_texts=not self._config.hide_cache_texts,
             to_api=self._to_api.send,
@@ -104,7 +104,7 @@ class TokenizerProcess:
         try:
             await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._turns.serve())
         finally:
-            await self._structured.close()
+            await self._constraints.close()
 
     def close(self) -> None:
         self._turns.close()
@@ -141,7 +141,7 @@ class TokenizerProcess:
             if request.structured is None:
                 self._start(await encoding)
             else:
-                compiling = self._structured.compile(request.structured)
+                compiling = self._constraints.compile(request.structured)
                 encoded, compiled = await asyncio.gather(encoding, compiling)
                 self._start(encoded, compiled)
         except Exception as error:
@@ -172,7 +172,7 @@ class TokenizerProcess:
         """Hand the n answers of a request to the scheduler."""
         grammar = None
         if compiled is not None:
-            grammar = self._structured.grammar_use(compiled, encoded.request, encoded.text)
+            grammar = self._constraints.grammar_use(compiled, encoded.request, encoded.text)
         request, token_ids = encoded.request, encoded.token_ids
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
         continues_prompt = chat is None or chat.continue_final_message
@@ -203,7 +203,7 @@ class TokenizerProcess:
                 self._under_way.begin(sequence, answer)
             else:
                 answer.unenforced = compiled.unenforced
-                checked = self._structured.checked(sequence, compiled)
+                checked = self._constraints.checked(sequence, compiled)
                 self._under_way.begin(sequence, answer, checked, compiled.grammar)
 
     def _prompt_info(

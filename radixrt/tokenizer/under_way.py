@@ -26,8 +26,8 @@ from radixrt.messages.sequences import (
 )
 from radixrt.tokenizer.answer.answers import Answer, SequenceNews, news_by_sequence
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
+from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
-from radixrt.tokenizer.constraints.structured import StructuredOutput
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class _UnderWay:
 class AnswersUnderWay:
     """All answers of this engine that have not finished."""
 
-    def __init__(self, structured: StructuredOutput, to_api: Send, to_scheduler: Send) -> None:
-        self._structured = structured
+    def __init__(self, constraints: ConstraintManager, to_api: Send, to_scheduler: Send) -> None:
+        self._constraints = constraints
         self._to_api = to_api
         self._to_scheduler = to_scheduler
         self._grammars = SentGrammars(to_scheduler)
@@ -165,8 +165,8 @@ class AnswersUnderWay:
             return None
         answer = under_way.answer
         if checked.violation is not None and not answer.unenforced:
-            spec = answer.request.structured
-            raise self._structured.report_violation(spec, checked.text, checked.violation)
+            constraint = answer.request.structured
+            raise self._constraints.report_violation(constraint, checked.text, checked.violation)
         answer.violation, answer.retries = checked.violation, checked.retries
         return self._tell(under_way, news, is_over=checked.is_over)
 
@@ -174,7 +174,7 @@ class AnswersUnderWay:
         self, under_way: _UnderWay, checked: CheckedSequence, due: DueCheck
     ) -> None:
         try:
-            errors = await self._structured.validate(due)
+            errors = await self._constraints.validate(due)
             if self._is_here(under_way):
                 self._take_verdict(under_way, checked, due, errors)
         except Exception as error:
@@ -192,7 +192,7 @@ class AnswersUnderWay:
         errors: list[SpanError],
     ) -> None:
         """Tell more of an answer, or let it go on from an earlier point."""
-        again = self._structured.verdict(checked, due, errors, self.new_seq_id())
+        again = self._constraints.verdict(checked, due, errors, self.new_seq_id())
         if again is not None:
             self._remove(under_way)
             self._release({under_way.seq_id})

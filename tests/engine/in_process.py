@@ -156,6 +156,6 @@ class InProcessEngine:
 
     def _load_grammars(self) -> None:
         for order in self.scheduler.grammars.take_orders():
-            self.runner.grammars.shop.order(order)
+            self.runner.matchers.loader.order(order)
             if isinstance(order, LoadGrammar):
                 assert self.scheduler.grammar_loaded(self.loaded.get()) == []

@@ -17,7 +17,7 @@ import pytest
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.spec import JsonSchema
+from radixrt.constrained.constraint import JsonSchema
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine

@@ -16,7 +16,7 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import SequenceFinished, SequenceRequest
 from radixrt.tokenizer.answer.answers import SequenceNews
 from radixrt.tokenizer.constraints.checked_sequence import FINAL_CHECK, CheckedSequence
-from radixrt.tokenizer.constraints.structured import token_texts
+from radixrt.tokenizer.constraints.manager import token_texts
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import save_byte_level
 

@@ -8,8 +8,8 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Choice, Constraint, JsonSchema, Regex
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.spec import Choice, JsonSchema, Regex, Spec
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import unpack_ids
@@ -39,7 +39,7 @@ UNIQUE = {
 END_TOKEN = 1
 
 
-def request(constraint: Spec, n: int = 1, name: str = "r") -> GenerateRequest:
+def request(constraint: Constraint, n: int = 1, name: str = "r") -> GenerateRequest:
     return GenerateRequest(
         request_id=name,
         prompt=TextPrompt("hi"),

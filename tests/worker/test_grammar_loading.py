@@ -7,7 +7,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
-from radixrt.worker.sampling.grammars import GrammarShop
+from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from tests.tiny_tokenizers import save_byte_level
 
 VOCAB_SIZE, EOS = 420, (1,)
@@ -19,7 +19,7 @@ def test_each_load_is_answered_with_the_matcher_ready_or_the_reason_why_not(tmp_
     good = llguidance.compile_regex("a+", facts)
     bad = [Grammar.compiled("fsm", b"\0" * 100), Grammar.compiled("xgrammar", b"{}")]
     answers: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
-    loader = GrammarShop(file, VOCAB_SIZE, EOS, answers.put)
+    loader = GrammarLoader(file, VOCAB_SIZE, EOS, answers.put)
     for grammar in (*bad, good):
         loader.order(LoadGrammar(grammar))
     errors = {answer.key: answer.error for answer in (answers.get(timeout=60) for _ in range(3))}

@@ -14,7 +14,7 @@ from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.worker.process import WorkerProcess
 
 
-class Shop:
+class Loader:
     def __init__(self) -> None:
         self.orders: list[object] = []
 
@@ -39,8 +39,8 @@ class Runner:
         self.in_flight: Step | None = None
         self.done = threading.Event()
         self.waited: list[float] = []
-        self.grammars = self
-        self.shop = Shop()
+        self.matchers = self
+        self.loader = Loader()
 
     def step(self, plan: StepPlan, waited_s: float) -> list[StepResult]:
         self.waited.append(waited_s)
@@ -105,7 +105,7 @@ def test_the_last_step_is_answered_when_it_is_done_and_nothing_follows(ends) -> 
     to_worker, results, runner = ends
     to_worker.send(StepPlan(step_id=0))
     to_worker.send(DropGrammar(b"key"))  # orders about grammars don't wait for the step
-    while not runner.shop.orders:
+    while not runner.loader.orders:
         pass
     assert results.receive_waiting() == []
     runner.done.set()

@@ -16,8 +16,8 @@ from radixrt.api.openai.sampling import queueing, sampling_of
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.constrained.spec import Spec
 from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -108,9 +108,11 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
         common = queueing(fields, state.config) | {"stream": bool(fields.stream), "owner": call_id}
         requests = [
             GenerateRequest(
-                request_id=name, prompt=prompt, sampling=params, structured=spec, **common
+                request_id=name, prompt=prompt, sampling=params, structured=constraint, **common
             )
-            for name, prompt, params, spec in zip(names, prompts, sampling, structured, strict=True)
+            for name, prompt, params, constraint in zip(
+                names, prompts, sampling, structured, strict=True
+            )
         ]
         return NativePlan(
             id=call_id,
@@ -199,7 +201,9 @@ def _sampling(
         return sampling_of(settings, state)
 
 
-def _constraint(given: NativeSampling, sampling: SamplingParams, state: ServerState) -> Spec | None:
+def _constraint(
+    given: NativeSampling, sampling: SamplingParams, state: ServerState
+) -> Constraint | None:
     """Raises:
     RequestError: there are several, or one is not well formed, or there will be no answer.
     """

@@ -17,8 +17,8 @@ from radixrt.api.openai.sampling import queueing, sampling_from_fields
 from radixrt.api.openai.tools import call_as_json, call_delta, calls_tools, tool_constraint
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.constrained.spec import Spec
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
@@ -138,7 +138,7 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
 
 
 def _reasoning_parser(
-    fields: ChatCompletionRequest, state: ServerState, structured: Spec | None
+    fields: ChatCompletionRequest, state: ServerState, structured: Constraint | None
 ) -> str:
     """How the thought is marked that is to be taken out of the answer; "" if it is not."""
     if state.config.reasoning_parser == "none" or fields.continue_final_message:

@@ -9,7 +9,7 @@ from radixrt.api.openai.protocol import StructuredOutputs
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
-from radixrt.constrained.spec import JsonSchema, Spec
+from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.constrained.structural_tags import structural_tag
 from radixrt.messages.answers import AnswerChunk
 
@@ -21,7 +21,9 @@ def constraint_field(fields: msgspec.Struct) -> str:
     return next((name for name in names if getattr(fields, name, None) not in nothing), "")
 
 
-def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str = "") -> Spec | None:
+def asked_constraint(
+    fields: msgspec.Struct, config: ServerConfig, prefix: str = ""
+) -> Constraint | None:
     """
     Args:
         fields: a struct with some of the fields of :class:`radixrt.api.openai.protocol.ConstraintFields`.
@@ -43,13 +45,13 @@ def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str =
 
 def _read(
     readers: "dict[str, Reader]", fields: msgspec.Struct, prefix: str
-) -> list[tuple[str, Spec]]:
+) -> list[tuple[str, Constraint]]:
     """The constraints of all these fields that hold one, each with the name that errors give it."""
     asked = []
     for name, read in readers.items():
         value = getattr(fields, name, None)
-        if value is not None and (spec := read(value, prefix + name)) is not None:
-            asked.append((prefix + name, spec))
+        if value is not None and (constraint := read(value, prefix + name)) is not None:
+            asked.append((prefix + name, constraint))
     return asked
 
 
@@ -67,7 +69,7 @@ def structured_extras(chunk: AnswerChunk) -> dict[str, Any]:
 # ---------------------------------------------------------------- one field each
 
 
-def _response_format(value: dict[str, Any], param: str) -> Spec | None:
+def _response_format(value: dict[str, Any], param: str) -> Constraint | None:
     kind = value.get("type")
     if kind == "structural_tag":
         return structural_tag(value, param)
@@ -99,8 +101,8 @@ def _openai_schema(value: Any, param: str) -> JsonSchema:
     return requests.json_schema(value["schema"], f"{param}.schema", strict is not False)
 
 
-Reader = Callable[[Any, str], Spec | None]
-"""Makes a spec of a field's value; None: it asks for nothing. Errors name the field as they are told."""
+Reader = Callable[[Any, str], Constraint | None]
+"""Makes a constraint of a field's value; None: it asks for nothing. Errors name the field as they are told."""
 
 _READERS: dict[str, Reader] = {
     "response_format": _response_format,
@@ -113,12 +115,12 @@ _READERS: dict[str, Reader] = {
     "ebnf": requests.ebnf,
     "structural_tag": structural_tag,
 }
-"""By field: what makes a spec of its value."""
+"""By field: what makes a constraint of its value."""
 
 
 def _structured_outputs(
     value: StructuredOutputs, param: str, config: ServerConfig
-) -> list[tuple[str, Spec]]:
+) -> list[tuple[str, Constraint]]:
     if value.disable_additional_properties:
         raise RequestError(
             f'{param}.disable_additional_properties is not supported; write "additionalProperties": false into '
@@ -135,7 +137,7 @@ def _structured_outputs(
     return _read(_OUTPUT_READERS, value, f"{param}.")
 
 
-def _json_object(value: bool, param: str) -> Spec | None:
+def _json_object(value: bool, param: str) -> Constraint | None:
     return requests.any_json() if value else None
 
 
@@ -149,7 +151,7 @@ _OUTPUT_READERS: dict[str, Reader] = {
 }
 """The same of :class:`StructuredOutputs`."""
 
-_LIBRARIES = {"guidance": "llguidance"}
+_LIBRARIES = {"guidance": "llguidance", "outlines": "fsm"}
 """vLLM's names of backends, where they differ from ours."""
 
 

@@ -8,7 +8,7 @@ from radixrt.api.openai.constraint import constraint_field
 from radixrt.api.openai.protocol import ChatCompletionRequest, PromptRequest
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth
-from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
+from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
 from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
 from radixrt.messages.answers import ToolCall
 
@@ -29,8 +29,8 @@ def calls_tools(fields: ChatCompletionRequest) -> bool:
 
 
 def tool_constraint(
-    fields: ChatCompletionRequest, written: ToolCallFormat, other: Spec | None
-) -> Spec | None:
+    fields: ChatCompletionRequest, written: ToolCallFormat, other: Constraint | None
+) -> Constraint | None:
     """What an answer is held to, given its tools.
 
     Args:
@@ -67,8 +67,8 @@ def tool_constraint(
 
 
 def _call_or(
-    tools: Iterable[Tool], written: ToolCallFormat, other: Spec, parallel: bool | None
-) -> Spec:
+    tools: Iterable[Tool], written: ToolCallFormat, other: Constraint, parallel: bool | None
+) -> Constraint:
     """Either one call, or content that satisfies the other constraint, as the model decides."""
     if not isinstance(other, JsonSchema | AnyJson) or not written.opening:
         raise RequestError(

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from radixrt.constrained.compiler import jobs
-from radixrt.constrained.spec import Ebnf
+from radixrt.constrained.constraint import Ebnf
 
 START_LIMIT_S = 120.0
 XGRAMMAR_IMPORT_S = 60.0
@@ -86,7 +86,7 @@ class Helper:
 
     def preparation_s(self, job: jobs.Job) -> float:
         """Seconds that this helper may take before it begins a job, not to be blamed on the job."""
-        needs_import = isinstance(job, jobs.CompileJob) and isinstance(job.spec, Ebnf)
+        needs_import = isinstance(job, jobs.CompileJob) and isinstance(job.constraint, Ebnf)
         return XGRAMMAR_IMPORT_S if needs_import and not self._has_xgrammar else 0.0
 
     async def do(self, job: jobs.Job) -> jobs.Reply:

@@ -10,8 +10,8 @@ import msgspec
 
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler.route import CompileOptions
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.spec import Spec
 
 LENGTH = struct.Struct("<Q")
 
@@ -42,7 +42,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CompileJob(msgspec.Struct, frozen=True, tag=True):
     """Answered by a CompileDone, or one of the failures."""
 
-    spec: Spec
+    constraint: Constraint
 
 
 class ValidateJob(msgspec.Struct, frozen=True, tag=True):

@@ -21,8 +21,8 @@ from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.spec import Spec
 
 logger = logging.getLogger(__name__)
 
@@ -81,19 +81,19 @@ class CompilePool:
         self._quick.clear()
         self._slow.clear()
 
-    async def compile(self, spec: Spec) -> Compiled:
+    async def compile(self, constraint: Constraint) -> Compiled:
         """Compile a constraint. Equal ones are compiled once, also those that are asked for at the same time.
 
         Raises:
             RequestError: it can't be enforced, or takes more time or memory than it may (400); too many jobs
                 wait (503).
         """
-        key = hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
+        key = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         if (compiled := self.compiled.get(key)) is not None:
             return compiled
         task = self._under_way.get(key)
         if task is None:
-            task = asyncio.create_task(self._compile(key, spec))
+            task = asyncio.create_task(self._compile(key, constraint))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._under_way[key] = task
         self._num_waiting_for[task] = self._num_waiting_for.get(task, 0) + 1
@@ -112,9 +112,9 @@ class CompilePool:
             task.cancel()
             asyncio.get_running_loop().call_soon(self._drop_abandoned)
 
-    async def _compile(self, key: bytes, spec: Spec) -> Compiled:
+    async def _compile(self, key: bytes, constraint: Constraint) -> Compiled:
         try:
-            reply = await self._do(jobs.CompileJob(spec), "The constraint takes")
+            reply = await self._do(jobs.CompileJob(constraint), "The constraint takes")
             if not isinstance(reply, jobs.CompileDone):
                 raise _error_of(reply)
             size = len(msgspec.msgpack.encode(reply.compiled))

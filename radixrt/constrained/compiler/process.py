@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from radixrt.base.errors import RadixrtError, RequestError
 from radixrt.constrained.compiler import jobs
-from radixrt.constrained.compiler.route import compile_spec, refusal
-from radixrt.constrained.spec import AnyJson, Ebnf, Regex
+from radixrt.constrained.compiler.route import compile_constraint, refusal
+from radixrt.constrained.constraint import AnyJson, Ebnf, Regex
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _PR_SET_PDEATHSIG = 1
@@ -58,7 +58,7 @@ def _answer(
     memory: "_MemoryLimit",
 ) -> None:
     job = jobs.decode_job(body)
-    if isinstance(job, jobs.CompileJob) and isinstance(job.spec, Ebnf):
+    if isinstance(job, jobs.CompileJob) and isinstance(job.constraint, Ebnf):
         memory.import_xgrammar()
     try:
         reply = jobs.frame(jobs.encode(_do(job, facts, config)))
@@ -85,9 +85,9 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
         return jobs.ValidateDone(validate_text(job.schema, job.text))
     try:
-        return jobs.CompileDone(compile_spec(job.spec, facts, config.options))
+        return jobs.CompileDone(compile_constraint(job.constraint, facts, config.options))
     except RecursionError:
-        error = refusal(job.spec, "It is nested too deeply.")
+        error = refusal(job.constraint, "It is nested too deeply.")
     except RequestError as caught:
         error = caught
     return jobs.Refused(error.message, error.status, error.param, error.code)
@@ -95,8 +95,8 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
 def _warm_up(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
     """What the first jobs would else wait for: the libraries' trees of all tokens."""
-    compile_spec(AnyJson(), facts, config.options)
-    compile_spec(Regex(pattern="a"), facts, config.options)
+    compile_constraint(AnyJson(), facts, config.options)
+    compile_constraint(Regex(pattern="a"), facts, config.options)
 
 
 def _send(replies: BinaryIO, reply: jobs.Reply) -> None:

@@ -3,7 +3,7 @@
 from collections import deque
 
 from radixrt.constrained import tool_calls
-from radixrt.constrained.spec import StructuralTag
+from radixrt.constrained.constraint import StructuralTag
 from radixrt.messages.answers import ToolCall
 from radixrt.messages.requests import GenerateRequest
 from radixrt.tokenizer.answer import reasoning

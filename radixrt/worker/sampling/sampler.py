@@ -19,8 +19,8 @@ from radixrt.messages.ids import TokenIds
 from radixrt.messages.sequences import LogprobRow
 from radixrt.messages.steps import NO_TOKEN
 from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
-from radixrt.worker.sampling.grammars import TokenMask
 from radixrt.worker.sampling.logprobs import logprob_rows, raw_logprobs
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.noise import gumbel_noise
 from radixrt.worker.sampling.state import (
     DRAW_SETTINGS,

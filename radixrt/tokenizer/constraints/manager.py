@@ -16,9 +16,9 @@ from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
-from radixrt.constrained.compiler.route import BackendChoice, CompileOptions
+from radixrt.constrained.compiler.route import CompileOptions
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.spec import Spec
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds, pack_ids
@@ -31,15 +31,8 @@ from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
-_BACKENDS: dict[str, BackendChoice] = {
-    "auto": "auto",
-    "llguidance": "llguidance",
-    "xgrammar": "xgrammar",
-    "outlines": "fsm",
-}
 
-
-class StructuredOutput:
+class ConstraintManager:
     """The compile pool of one engine, and what is known of its model's vocabulary."""
 
     def __init__(
@@ -59,7 +52,7 @@ class StructuredOutput:
                 vocab_size=info.vocab_size,
                 eos_token_ids=info.eos_token_ids,
                 options=CompileOptions(
-                    backend=_BACKENDS[config.grammar_backend], whitespace=config.grammar_whitespace
+                    backend=config.grammar_backend, whitespace=config.grammar_whitespace
                 ),
                 time_limit_s=config.grammar_compile_timeout,
                 memory_limit_bytes=config.grammar_compile_memory,
@@ -74,7 +67,7 @@ class StructuredOutput:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def compile(self, spec: Spec) -> Compiled:
+    async def compile(self, constraint: Constraint) -> Compiled:
         """Raises:
         RequestError: the constraint can't be enforced, or takes too long.
         """
@@ -85,7 +78,7 @@ class StructuredOutput:
             )
         self.counters.requests += 1
         try:
-            return await self._pool.compile(spec)
+            return await self._pool.compile(constraint)
         except RequestError:
             self.counters.refused += 1
             raise
@@ -144,12 +137,14 @@ class StructuredOutput:
         self.counters.retries += again is not None
         return again
 
-    def report_violation(self, spec: Spec | None, text: str, violation: str) -> RequestError:
+    def report_violation(
+        self, constraint: Constraint | None, text: str, violation: str
+    ) -> RequestError:
         """An answer broke a schema that was enforced."""
         self.counters.violations += 1
         log.error(
             "An answer breaks its constraint, which is a bug in radixrt: %s. Constraint: %s. Answer: %s",
-            violation, spec, text,
+            violation, constraint, text,
         )  # fmt: skip
         return RequestError(
             f"The answer breaks its schema, which is a bug in radixrt: {violation}",
