@@ -1,4 +1,4 @@
-"""How is it written down which tokens may come next? A bit for each, in rows of int32 words."""
+"""Layout of the token bitmask: one bit per token, in rows of int32 words."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""What can a request ask of its answer? The wire form of every kind of constraint, before anything is compiled."""
+"""The kinds of constraint that a request can ask for, in the form in which they travel before compilation."""
 
 from typing import Annotated
 

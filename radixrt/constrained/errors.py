@@ -1,4 +1,4 @@
-"""What can go wrong between a constraint and its masks?"""
+"""Errors of compiling and matching grammars."""
 
 from radixrt.base.errors import RadixrtError
 

@@ -1,4 +1,4 @@
-"""What leaves the compiler: a grammar for the worker, and what has to be checked beside it."""
+"""The result of compiling a constraint: a grammar for the worker, and the checks that the grammar leaves."""
 
 import hashlib
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""How does the worker hold a sequence to its grammar? One interface, whichever library does the work."""
+"""The interface of all backends: a matcher holds the state of one sequence in its grammar."""
 
 import abc
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""What does a user mean by a schema, a regex, choices or a grammar? One place for the server and for ``LLM``.
+"""Reads constraints from the values that users give, for the server and for ``LLM``.
 
-Only form is judged here; whether a constraint can be held to is for the compiler to say.
+Only the form is checked here; the compiler decides whether a constraint can be enforced.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How do models write tool calls? What writes a constraint for calls and what reads them share this table."""
+"""The formats in which models write tool calls. Both the constraint for calls and the parser use this table."""
 
 import dataclasses
 import json

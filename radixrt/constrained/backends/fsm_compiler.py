@@ -1,8 +1,8 @@
-"""When may a finite-state machine stand in for llguidance? When it is small, quickly built, and proven equal.
+"""Compiles a regular expression to a finite-state machine over tokens, if the machine is proven equal to llguidance's.
 
-outlines-core builds the machine. It is fast to walk, but its index is known to lose tokens (after ``1``,
-``1(a[0-9]+)?`` forbids ``a``), and some syntax it reads in its own way. So each state is reached with
-llguidance as well, and must allow the same tokens there; a machine that differs anywhere is thrown away.
+outlines-core builds the machine. Its masks are the cheapest, but its index is known to lose tokens (after ``1``,
+``1(a[0-9]+)?`` forbids ``a``), and it reads some syntax differently. So every state of the machine is also reached
+with llguidance and must allow the same tokens there. A machine that differs in any state is not used.
 """
 
 import functools

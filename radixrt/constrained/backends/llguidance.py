@@ -1,6 +1,6 @@
-"""How does llguidance hold an answer to a grammar? Compiling to its grammar text, and matching by it.
+"""Compiles constraints to llguidance's grammar text, and matches answers against it.
 
-It is the default for JSON schemas: on 9,795 real schemas it accepted no invalid instance.
+llguidance is the default for JSON schemas: on 9,795 real schemas it accepted no invalid instance.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""How is text with tags in it held to its grammar? As one llguidance grammar, in which free text can't write a trigger.
+"""Compiles structural tags to one llguidance grammar, in which free text can't contain a trigger.
 
-xgrammar has structural tags of its own, but compiles the schemas inside with its own converter, which
-drops keywords. Here the schema of a tag is enforced as exactly as a schema that is the whole answer.
+xgrammar has structural tags of its own, but compiles the schemas inside them with its own converter, which
+drops keywords. Here the schema of a tag is enforced as exactly as a schema of the whole answer.
 """
 
 import itertools

@@ -1,7 +1,8 @@
-"""How does xgrammar hold an answer to an EBNF grammar? It parses byte by byte, so nothing is lost between lexemes.
+"""Compiles EBNF grammars and audited JSON schemas with xgrammar, and matches answers against them.
 
-Of JSON schemas only those come here that the audit allows: its converter drops keywords without a word. Importing this module takes
-seconds (xgrammar imports torch and transformers), so import it only when such a grammar is there.
+xgrammar parses EBNF byte by byte, so no token is lost at the border between lexemes. Its converter of JSON
+schemas drops some keywords silently; only schemas that the audit allows are compiled here. Importing this module
+takes seconds (xgrammar imports torch and transformers), so it is imported only when such a grammar comes.
 """
 
 import functools

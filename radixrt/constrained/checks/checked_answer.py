@@ -1,8 +1,8 @@
-"""How far does an answer hold, and where does it go on when a part of it does not?
+"""Tracks which part of an answer is confirmed by validators, and where the answer goes on after a failed value.
 
-The tokenizer process keeps one of these for each answer whose schema the grammar does not cover. It knows no
-model, no validator and no socket: tokens come in, values to be validated go out, verdicts come in, and what
-comes out of them is either text that may be told or a point to go back to.
+The tokenizer process keeps one :class:`CheckedAnswer` for each answer whose schema the grammar does not fully
+cover. It uses no model, validator or socket. Its inputs are tokens and verdicts; its outputs are values to
+validate, confirmed text, and positions to go back to.
 """
 
 import bisect

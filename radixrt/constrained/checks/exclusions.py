@@ -1,12 +1,12 @@
-"""Which tokens must not come again after a point of return?
+"""Forbids the token paths that failed, from the point where an answer was taken back.
 
-A trie of the paths that failed. A path is forbidden *early*: the text ``red`` failed, so every token that
-begins to spell it (``r``, ``re``, ``red``) is forbidden, and the model leaves it at the first decision. That is
-too much where ``rose`` is the only other value. A worker ignores what would forbid every token; when a
-forbidden token comes nevertheless, this concludes, from the back to the front:
+A trie holds the failed paths. A path is forbidden *early*: when the text ``red`` failed, every token that begins to
+spell it (``r``, ``re``, ``red``) is forbidden, so the model leaves the path at its first decision. This forbids too
+much where ``rose`` is the only other value. The worker ignores a set that would forbid every token. If a forbidden
+token comes nevertheless, the trie is corrected from the end of the path to its start:
 
-- if some of what was forbidden there only begins a failed text, it is forbidden one token later from now on;
-- if all of it was the end of failed texts, the token before leads nowhere: it is forbidden, once and for all.
+- if some of the tokens forbidden there only begin a failed text, that text is forbidden one token later from now on;
+- if all of them end failed texts, the token before them leads only to failures, and is forbidden for good.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,13 +1,12 @@
-"""Where does the next attempt part from the one that failed?
+"""Chooses the position in a failed value where the next attempt must differ.
 
-To forbid only the last token of a failed value explores uselessly (``[1,1]`` becomes ``[1,1,1]``), to forbid the
-first throws away what was right. The errors tell more. *Candidates* are places in the failed text, the likeliest
-culprit first; at the chosen place every token that would continue along the failed text is forbidden, and so
-at the few decisions behind it, for the case that the grammar leaves no other token there (a worker ignores
-what would forbid everything). Attempt n takes candidate number 0, 1, 0, 2, 0, 1, 0, 3, …: half of the attempts
-go to the likeliest place, and no place is left out for ever (the ruler sequence; Luby, Sinclair and Zuckerman,
-"Optimal speedup of Las Vegas algorithms", 1993, on why). Measured against simpler policies in
-docs/checked_spans.md.
+Forbidding only the last token of a failed value explores uselessly (``[1,1]`` becomes ``[1,1,1]``); forbidding the
+first discards the valid part. The validator's errors point closer. *Candidates* are positions in the failed text,
+ordered by likelihood of the fault. At the chosen position every token that would continue along the failed text is
+forbidden, and also at the next few decisions, in case the grammar leaves no other token there (the worker ignores a
+set that would forbid every token). Attempt n takes candidate 0, 1, 0, 2, 0, 1, 0, 3, …: half of the attempts go to
+the likeliest position, and every position has its turn (the ruler sequence; Luby, Sinclair and Zuckerman, "Optimal
+speedup of Las Vegas algorithms", 1993, on why). Measured against simpler policies in docs/checked_spans.md.
 """
 
 import bisect

@@ -1,16 +1,16 @@
-"""Where in a growing JSON text are the sub-values that have to be checked?
+"""Finds the sub-values to validate in a growing JSON text.
 
-Which value a check is for is told by its path, a step a level. In an object a step that is a name means the
-property of that name (compared as decoded, so ``"\\u0061"`` is ``a``), and None means any property whose name
-no check names at this place; in an array None means any element, and a name means nothing. *At this place*
-is meant literally: the checks whose paths are equal up to this step. So whoever writes paths
+The path of a check names its values, one step per level. In an object, a name means the property of that name
+(compared after decoding, so ``"\\u0061"`` is ``a``), and None means any property that no check names at this place.
+In an array, None means any element, and a name matches nothing. *This place* means: among the checks whose paths
+are equal up to this step. So the author of paths
 
 - writes None for ``additionalProperties`` only if every property that the schema declares beside it has a
-  check of its own there; otherwise declared properties would be taken for others, and the check belongs to
-  the enclosing object as a whole;
-- writes None for ``items`` only if it holds for every element (no ``prefixItems``) and the value can't be an
-  object, and a name only where nothing else applies to that property (a ``patternProperties`` that matches
-  it as well is part of the same check).
+  check of its own there. Otherwise declared properties would be taken for additional ones, and the check belongs
+  to the enclosing object as a whole;
+- writes None for ``items`` only if it applies to every element (no ``prefixItems``) and the value can't be an
+  object; and writes a name only if nothing else applies to that property (a ``patternProperties`` that matches
+  it is part of the same check).
 """
 
 import json

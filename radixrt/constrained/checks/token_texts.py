@@ -1,4 +1,4 @@
-"""Which tokens go along a given text? What is forbidden must not come back in another spelling."""
+"""Finds the tokens that spell the beginning of a given text, so that a forbidden text can't come back in other tokens."""
 
 import bisect
 from collections.abc import Iterable

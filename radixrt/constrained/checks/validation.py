@@ -1,6 +1,6 @@
-"""Is a value valid under its schema, and if not, which part of it is to blame?
+"""Validates a value against its schema, and locates the fault in the text of the value.
 
-Runs where a slow or hostile schema does no harm: in the helper processes of the compiler pool.
+Runs in the helper processes of the compile pool, where a slow or hostile schema does no harm.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Where in the text of a JSON value is each of its parts?"""
+"""Locates each part of a JSON value in its text."""
 
 import dataclasses
 import json

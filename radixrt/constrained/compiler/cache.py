@@ -1,4 +1,4 @@
-"""Which compiled constraints are kept? The last used ones, as many as fit into so many bytes."""
+"""An LRU cache bounded by bytes, for compiled constraints."""
 
 import collections
 from typing import Generic, TypeVar

@@ -1,4 +1,4 @@
-"""How is a helper process started, asked and killed? The parent's end of one."""
+"""Starts, asks and kills one helper process; the parent's side of the pipes."""
 
 import asyncio
 import contextlib

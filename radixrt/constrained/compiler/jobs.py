@@ -1,4 +1,4 @@
-"""What do the tokenizer process and its compiler helpers say to each other? Frames of msgpack over two pipes.
+"""Messages between the tokenizer process and its compiler helpers: frames of msgpack over two pipes.
 
 A frame is its length in 8 bytes, little-endian, then that many bytes.
 """

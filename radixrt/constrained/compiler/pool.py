@@ -1,7 +1,7 @@
-"""How are grammars compiled and answers validated without holding up the server? In helper processes that may be killed.
+"""The compile pool: compiles constraints and validates values in helper processes that may be killed.
 
-A schema can be written so that compiling it, or matching its patterns, takes for ever or all memory. So
-each job runs in a helper with limits of time and memory; one that is over a limit dies, alone.
+A schema can be written so that compiling it, or matching its patterns, takes unlimited time or memory. So
+each job runs in a helper with limits of both; a helper over a limit is killed, without effect on the server.
 """
 
 import asyncio

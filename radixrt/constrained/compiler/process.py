@@ -1,4 +1,4 @@
-"""How does a helper process work? One job after another, in memory that is limited; it dies with its parent."""
+"""The loop of a helper process: one job after another, within a memory limit. It ends with its parent."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Which backend holds an answer to a constraint? One function for every kind, and its refusals as errors of the request."""
+"""Chooses the backend of a constraint, compiles it, and turns refusals into errors of the request."""
 
 import json
 from typing import Literal

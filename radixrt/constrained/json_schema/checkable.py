@@ -1,4 +1,4 @@
-"""How is a schema written for a validator in Python, so that it decides as the specification has it?"""
+"""Writes a schema for a validator in Python, so that the validator follows the specification exactly."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""How is a ``pattern`` written so that an engine reads it as ECMA-262 does?
+"""Writes a ``pattern`` so that another regex engine reads it as ECMA-262 does.
 
-Engines differ about ``\\d``, ``\\w``, ``\\s``, the dot and the end. So these are spelled out.
+Engines differ about ``\\d``, ``\\w``, ``\\s``, the dot and the end. These are written as explicit classes.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What does a ``pattern`` say? ECMA-262 regular expressions, as JSON schema uses them, as a list of tokens.
+"""Parses ``pattern``, an ECMA-262 regular expression, into a list of tokens.
 
 Escapes that engines read differently (``\\Z``, ``\\h``) and syntax that ECMA-262 does not have raise
 :class:`UnknownSyntax`: such a pattern is never handed to a grammar.

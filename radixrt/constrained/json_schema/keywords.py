@@ -1,4 +1,4 @@
-"""Which words of JSON schema mean something, about which type of value, and where do subschemas stand in them?"""
+"""The keywords of JSON schema: the type of value that each constrains, and where it holds subschemas."""
 
 from typing import Any
 

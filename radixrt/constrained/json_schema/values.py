@@ -1,4 +1,4 @@
-"""Which JSON values are equal, and of which type is one?"""
+"""Equality and types of JSON values."""
 
 from collections.abc import Iterable
 from typing import Any

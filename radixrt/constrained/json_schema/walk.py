@@ -1,4 +1,4 @@
-"""Where are the subschemas of a schema, and where does a ``$ref`` lead?
+"""Lists the subschemas of a schema, and resolves ``$ref``.
 
 A subschema's place is the path of keys from the root, e.g. ``("properties", "a", "items")``.
 """

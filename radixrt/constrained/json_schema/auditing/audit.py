@@ -1,4 +1,4 @@
-"""Who holds an answer to this schema? A backend measured to enforce all of it, or one with checks beside it, or nobody.
+"""Plans the enforcement of a schema: a backend measured to enforce all of it, a backend with checks, or a refusal.
 
 normalised schema ──▶ prepared for a backend ──▶ faults ──▶ superset without them ──▶ trial compile
                                                     └─────▶ checks on the smallest values that hold them

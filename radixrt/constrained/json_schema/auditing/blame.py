@@ -1,4 +1,4 @@
-"""Which keyword does a library mean that refuses a schema without a pointer? Found by compiling parts of it."""
+"""Finds the keyword because of which a library refuses a schema, by compiling parts of the schema."""
 
 import json
 from typing import Any

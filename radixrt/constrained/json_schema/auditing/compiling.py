@@ -1,4 +1,4 @@
-"""Does a library compile this schema, and if not, what does it say?"""
+"""Compiles a schema with a library for trial, and returns the library's reason if it refuses."""
 
 import functools
 import json

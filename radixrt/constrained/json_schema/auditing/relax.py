@@ -1,4 +1,4 @@
-"""Which schema allows all that a node allows, without a keyword? The way to a superset that a grammar enforces."""
+"""Removes a keyword from a node: returns a superset of the node that a grammar can enforce."""
 
 import itertools
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Which arrays satisfy all of these schemas?"""
+"""Normalises a conjunction of schemas for arrays."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What does the schema that the user sent say, and which part of it does each reference mean?"""
+"""The schema that the user sent, with its references resolved to the schemas that they mean."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Is it certain, at little cost, that no value satisfies a conjunction of schemas?"""
+"""Proves cheaply, where possible, that no value satisfies a conjunction of schemas."""
 
 from radixrt.constrained.json_schema.keywords import Schema
 from radixrt.constrained.json_schema.normal.arrays import item_conjuncts, longest_prefix

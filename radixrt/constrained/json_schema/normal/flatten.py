@@ -1,4 +1,4 @@
-"""What does a conjunction of schemas hold one value to, once references, ``allOf`` and negations are opened?"""
+"""Flattens a conjunction of schemas: opens its references, ``allOf`` and negations."""
 
 import dataclasses
 from typing import Any

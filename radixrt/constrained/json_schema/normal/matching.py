@@ -1,4 +1,4 @@
-"""Does a pattern surely match a text, and which pattern matches all texts but a few?"""
+"""Decides whether a pattern certainly matches a text, and writes patterns that match all texts except some."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Which values does a schema reject, said as a schema?"""
+"""Writes the negation of a schema as a schema."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

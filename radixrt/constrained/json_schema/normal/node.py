@@ -1,4 +1,4 @@
-"""What is a normalised schema made of while it is being made?"""
+"""The nodes of a normalised schema while it is built."""
 
 import dataclasses
 from collections.abc import Callable

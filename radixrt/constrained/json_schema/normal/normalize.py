@@ -1,6 +1,6 @@
-"""Which schema of few, plain forms accepts exactly the values that the user's schema accepts?
+"""Rewrites a schema into the normal form, which accepts exactly the same values.
 
-The words of a normalised schema stand in few places, so that it is easy to say which of them a backend
+Each keyword of a normalised schema stands in few places, which makes it easy to say which keywords a backend
 enforces. A schema is one of
 
 - ``{"anyOf": [...]}``, of schemas that are not ``anyOf`` themselves;
@@ -9,7 +9,7 @@ enforces. A schema is one of
 - ``{"$ref": "#/$defs/..."}``; true, and below ``properties`` or ``additionalProperties`` false;
 - ``{"oneOf": [...]}``, where branches may overlap.
 
-What can't be said in this way stands beside it: ``not``, ``if``, ``allOf``, ``contains``, ``uniqueItems``, ...
+What this form can't express stands beside it: ``not``, ``if``, ``allOf``, ``contains``, ``uniqueItems``, ...
 """
 
 import contextlib

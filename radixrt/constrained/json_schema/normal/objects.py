@@ -1,4 +1,4 @@
-"""Which objects satisfy all of these schemas?"""
+"""Normalises a conjunction of schemas for objects."""
 
 import itertools
 import math

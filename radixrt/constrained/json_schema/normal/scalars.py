@@ -1,4 +1,4 @@
-"""Which numbers and which strings satisfy all of these schemas?"""
+"""Normalises a conjunction of schemas for numbers and for strings."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Which schemas must the property of a name satisfy? What three words say of it together."""
+"""Resolves ``properties``, ``patternProperties`` and ``additionalProperties`` to the schemas of one property name."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What would a subschema of an older draft say in the words of 2020-12?"""
+"""Translates subschemas of older drafts into draft 2020-12."""
 
 from typing import Any
 

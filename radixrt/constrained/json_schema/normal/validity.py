@@ -1,4 +1,4 @@
-"""Does a value satisfy translated schemas? jsonschema decides; where its reading is not certain, nobody does."""
+"""Tests a value against translated schemas with jsonschema; unknown where jsonschema's reading is not certain."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""How is the graph of normalised schemas written as one schema, with ``$defs`` for what is shared?"""
+"""Writes the graph of normalised schemas as one JSON schema, with ``$defs`` for shared nodes."""
 
 import re
 from typing import Any
