@@ -13,9 +13,9 @@ class JsonSchema(_Constraint, frozen=True, kw_only=True):
     """JSON that is valid under a schema (draft 4 to 2020-12)."""
 
     schema: str
-    """JSON text, whose order of keys is kept: properties come in this order."""
+    """JSON text. The order of its keys is kept: properties are generated in this order."""
     strict: bool = True
-    """False: what can't be enforced is left out, and reported. True: it is an error."""
+    """False: keywords that can't be enforced are left out, and reported. True: they are an error."""
 
 
 class AnyJson(_Constraint, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StructuralTag(_Constraint, frozen=True, kw_only=True):
-    """Text in which tags stand; tool calls are such text.
+    """Text with tags in it, such as tool calls.
 
     Wherever free text writes one of the triggers, a tag that begins with it must follow.
     """
@@ -74,7 +74,7 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     triggers: tuple[str, ...]
     """Each a prefix of the ``begin`` of at least one tag; each ``begin`` has exactly one."""
     free_text: bool = True
-    """Text may stand before, between and after tags. False: tags alone, ``separator`` between them."""
+    """Text is allowed before, between and after tags. False: only tags, with ``separator`` between them."""
     separator: str = ""
     min_tags: int = 0
     max_tags: int | None = None

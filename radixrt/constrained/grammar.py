@@ -16,7 +16,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """A compiled constraint, in the form that a worker loads within milliseconds. Made by :meth:`compiled`."""
 
     backend: Backend
-    """Whose matcher: llguidance's, xgrammar's, or a token-level finite-state machine that outlines-core made."""
+    """The library of the matcher: llguidance, xgrammar, or fsm (a token-level finite-state machine made by outlines-core)."""
     source: bytes
     """In the backend's own form: llguidance's grammar text, xgrammar's serialised compiled grammar, the
     state machine's transition table."""
@@ -49,11 +49,11 @@ class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
     pointer: str
     """Of the subschema that the user sent."""
     keywords: tuple[str, ...]
-    """What the grammar leaves to this check."""
+    """Keywords that the grammar leaves to this check."""
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a constraint after it was compiled."""
+    """The result of compiling a constraint."""
 
     grammar: Grammar
     checks: tuple[SpanCheck, ...] = ()

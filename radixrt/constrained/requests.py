@@ -33,7 +33,7 @@ def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
     Args:
         schema: a dict, a bool, JSON text, or a Python type: a pydantic model, a dataclass, a ``TypedDict``, an
             ``Enum``, ``list[int]``, ...
-        param: what the user calls it.
+        param: name of the field, for errors.
         strict: False allows what can't be enforced.
 
     Raises:

@@ -25,7 +25,7 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 MAX_STATES = 256
 MAX_EDGES = 1 << 18
 MAX_CHECKED_EDGES = 2048
-"""Edges at whose end the masks are compared once more, spread over all."""
+"""Number of edges, spread over all, after which the masks are compared once more."""
 BUDGET_S = 1.0
 MAX_PATTERN_CHARS = 4096
 
@@ -50,9 +50,9 @@ def _vocabulary(facts: TokenizerFacts) -> Any:
 
 
 def _within_budget(build: Any) -> bytes:
-    """What ``build`` returns, from a child process that is killed when it takes too long; b"" then.
+    """The result of ``build``, computed in a child process; b"" if it took too long and was killed.
 
-    outlines-core can't be interrupted: only the end of its process stops it.
+    outlines-core can't be interrupted, only killed with its process.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -160,9 +160,9 @@ def _agrees(
     *,
     decide_forced: bool,
 ) -> bool:
-    """Does the machine in this state allow exactly what the matcher takes?
+    """Whether the machine allows exactly the tokens in this state that the matcher takes.
 
-    Where the next bytes are certain, the matcher's mask holds one token of those that it takes.
+    Where the next bytes are certain, the matcher's mask holds only one of the tokens that it would take.
     """
     tokens = table.tokens[table.offsets[state] : table.offsets[state + 1]]
     row = np.zeros_like(facts.eos_mask)

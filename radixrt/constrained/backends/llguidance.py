@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 Whitespace = Literal["flexible", "compact"]
 
 _WHITESPACE: dict[Whitespace, str] = {"flexible": r"( |\n( {0,32}|\t{0,8}))?", "compact": ""}
-"""What may stand at each gap of a JSON text. It is bounded: a model that may write white space for ever does."""
+"""White space allowed at each gap of a JSON text. It is bounded: a model that may write endless white space does."""
 
 _ROWS_FOR_THREADS = 8
 _CORES_FOR_THREADS = 8
@@ -201,7 +201,7 @@ class LlguidanceMatcher(Matcher):
         self._native = native
 
     def forced_bytes(self) -> bytes:
-        """What any continuation begins with."""
+        """Bytes with which every continuation begins."""
         return b"" if self._ended else self._alive().compute_ff_bytes()
 
     def _take(self, token_ids: list[int]) -> int:
@@ -224,7 +224,7 @@ class LlguidanceMatcher(Matcher):
         return LlguidanceMatcher(self._grammar, self.facts, self._alive().deep_copy())
 
     def _asked(self, question: Callable[[LLMatcher], Answer]) -> Answer:
-        """What the native matcher answers; a second one is asked if it dies of the question."""
+        """The answer of the native matcher; of a second one if the first fails at the question."""
         answer = question(self._alive())
         if self._native.is_error():
             self._revive()

@@ -38,9 +38,10 @@ SOME: /(?s:.+)/
 def compile_structural_tag(
     constraint: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
 ) -> tuple[Grammar, tuple[Unenforced, ...]]:
-    """The grammar, and what it leaves out of the schemas whose ``strict`` is false.
+    """The grammar, and the keywords that it leaves out of schemas whose ``strict`` is false.
 
-    A schema must be what llguidance enforces: no check looks at a value in a tag. A control token's name in ``begin``, ``end`` or ``triggers`` stands for that token.
+    llguidance must enforce the whole schema, since values in tags are not checked. The name of a control token in
+    ``begin``, ``end`` or ``triggers`` means that token.
 
     Raises:
         CannotCompile: triggers and tags don't fit, or a content can't be held to.
@@ -126,10 +127,10 @@ class _TagGrammar:
         return f"tag {rest}" if least else f"(tag {rest})?"
 
     def _define_free_text(self) -> None:
-        """TAIL: text in which no trigger stands. HEAD_i: text that ends with trigger i and has none before.
+        """TAIL: text without a trigger. HEAD_i: text that ends with trigger i and has no trigger before it.
 
-        A trigger that is a control token can't stand in text, so it ends no HEAD; written in letters it may not
-        stand in text either.
+        A trigger that is a control token can't occur in text, so it ends no HEAD. Its name in letters must not
+        occur in text either.
         """
         triggers = self._constraint.triggers
         self._lines.append("TRIGGER: " + " | ".join(map(_quoted, triggers)))
@@ -153,7 +154,7 @@ class _TagGrammar:
         return f"tag_{index}"
 
     def _content(self, index: int, tag: Tag) -> str:
-        """What stands between begin and end, and the end."""
+        """The content between begin and end, and the end."""
         name, content, end = f"content_{index}", tag.content, self._literal(tag.end)
         match content:
             case JsonSchema() | AnyJson():
@@ -200,7 +201,7 @@ class _TagGrammar:
         return f"TEXT_{index} {self._literal(control)}"
 
     def _any_text(self, index: int, end: str) -> str:
-        """Text up to the first place where the end stands."""
+        """Text up to the first occurrence of the end."""
         if not end:
             raise CannotCompile("A tag whose content is any text needs an end; give one.")
         letters, control = self._split_at_control_token(end)
@@ -212,7 +213,7 @@ class _TagGrammar:
         return f"TEXT_{index}"
 
     def _split_at_control_token(self, text: str) -> tuple[str, str]:
-        """What stands before the first control token, and the rest."""
+        """The text before the first control token, and the rest."""
         first = min((text.find(name) for name in self._control if name in text), default=len(text))
         return text[:first], text[first:]
 

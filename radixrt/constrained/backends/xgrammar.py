@@ -44,7 +44,7 @@ def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
 
 
 def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
-    """Only of a schema that the audit has found xgrammar to enforce: it drops what it does not know.
+    """Compile a schema of which the audit found that xgrammar enforces it. xgrammar drops keywords that it does not know.
 
     Raises:
         CannotCompile: xgrammar refuses the schema.

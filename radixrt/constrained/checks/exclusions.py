@@ -18,7 +18,7 @@ TokensAlong = Callable[[str], Sequence[tuple[int, int]]]
 MOST_SPELLINGS = 64
 """Of one text; there are more only of long runs of characters that were forbidden too early."""
 LONGEST_PATH = 128
-"""Longer ones are not told to the worker: what they forbid would be found wrong again."""
+"""Longer paths are not sent to the worker; a value that they would forbid fails its check again."""
 
 
 class _Node:
@@ -30,7 +30,7 @@ class _Node:
         self.after: dict[int, _Node] = {}
         self.forbidden = False
         self.later = False
-        """Not to be forbidden itself, since only later tokens tell."""
+        """Must not be forbidden itself: later tokens decide."""
         self.rest = ""
         """Of the failed text, behind this token."""
 
@@ -54,8 +54,8 @@ class Exclusions:
         """Forbid the failed path at each depth of ``parting``, however it is spelled in tokens.
 
         Args:
-            tokens: of the answer, with the failed value.
-            first: how many of them stand before the failed value.
+            tokens: of the answer, including the failed value.
+            first: number of tokens before the failed value.
         """
         self._reach_back_to(first + parting.depths[0], tokens)
         start = first + parting.depths[0]

@@ -29,7 +29,7 @@ class CompletedSpan(NamedTuple):
 
 
 class _Place:
-    """What the checks say of one place in the answer."""
+    """The checks that apply at one place in the answer."""
 
     __slots__ = ("checks", "names", "other")
 
@@ -80,7 +80,7 @@ class Mark(NamedTuple):
     """The character before, in a string, is a backslash that stands for itself."""
 
 
-# What comes next, but for white space, commas, colons and closing brackets.
+# The next value or name, after white space, commas, colons and closing brackets.
 _VALUE, _NAME, _DONE = "a value", "a property name", "nothing"
 _IN_STRING, _IN_NAME, _IN_WORD = "more of a string", "more of a property name", "more of a scalar"
 
@@ -143,7 +143,7 @@ class SpanTracker:
     def push(self, text: str) -> list[CompletedSpan]:
         """Take the next piece; returns the checked values that end in it, inner before outer.
 
-        A number ends only at what follows it, or at :meth:`finish`.
+        A number ends only at the character after it, or at :meth:`finish`.
 
         Raises:
             ValueError: something is closed or goes on that is not open.
@@ -244,7 +244,7 @@ class SpanTracker:
         self._state = _DONE if self._container is None else _VALUE
 
     def _keep(self, piece: str) -> None:
-        """Remember a piece of a name, if names matter here."""
+        """Remember a piece of a name, if a check names properties here."""
         if self._state is _IN_NAME and self._container and self._container.place:
             self._pieces = _Pieces(self._pieces, piece)
 

@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class ByteLru(Generic[Key, Value]):
-    """A mapping that forgets what was not used for longest.
+    """A mapping that drops its least recently used entries.
 
     Attributes:
         capacity_bytes: most that the values may have together; a larger one is not kept.

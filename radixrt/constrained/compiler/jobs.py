@@ -17,7 +17,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the tokenizer, and of what compiling may cost. The first frame that a helper gets."""
+    """The tokenizer, and the limits of compiling. The first frame that a helper gets."""
 
     tokenizer_json: str
     """Path of the model's tokenizer.json."""
@@ -32,7 +32,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float = 1.0
     """A job that takes longer is slow."""
     memory_limit_bytes: int = 1 << 30
-    """For one helper, beyond what it needs when it is idle."""
+    """For one helper, beyond its memory when idle."""
     cache_bytes: int = 256 << 20
     """Of compiled grammars."""
     max_waiting: int = 1024
@@ -46,7 +46,7 @@ class CompileJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class ValidateJob(msgspec.Struct, frozen=True, tag=True):
-    """Does a text satisfy a schema? Answered by a ValidateDone, or one of the failures."""
+    """Validate a text against a schema. Answered by a ValidateDone, or one of the failures."""
 
     schema: str
     """JSON text."""

@@ -31,7 +31,7 @@ _TRIES_BEFORE_REFUSING = 3
 
 
 class _Waiting:
-    """A job in the queue, and who waits for it."""
+    """A job in the queue, and the future of its reply."""
 
     def __init__(self, job: jobs.Job) -> None:
         self.job = job
@@ -106,7 +106,7 @@ class CompilePool:
                 self._abandon(key, task)
 
     def _abandon(self, key: bytes, task: asyncio.Task[Compiled]) -> None:
-        """Nobody waits for this grammar any more: what is not begun is not begun, what runs too long is stopped."""
+        """No request waits for this grammar any more: its job is not started, or stopped if it takes long."""
         if not task.done():
             self._under_way.pop(key, None)
             task.cancel()
@@ -181,11 +181,11 @@ class CompilePool:
                 )
                 take_slow = self._slow and not for_quick_ones
                 waiting = (self._slow if take_slow else self._quick).popleft()
-                if not waiting.reply.done():  # else nobody waits for it any more
+                if not waiting.reply.done():  # else no request waits for it any more
                     return waiting
 
     def _drop_abandoned(self) -> None:
-        """Forget the jobs in the queue for which nobody waits any more."""
+        """Remove the jobs for which no request waits any more."""
         for queue in (self._quick, self._slow):
             wanted = [waiting for waiting in queue if not waiting.reply.done()]
             queue.clear()
@@ -232,7 +232,7 @@ class CompilePool:
         raise AssertionError("unreachable")
 
     def _refuse_all(self, reason: str) -> None:
-        """Let nobody wait for helpers that do not come."""
+        """Fail all waiting jobs: no helper starts."""
         logger.error("Structured output is not available: %s", reason)
         self._cannot_start = reason
         for waiting in [*self._quick, *self._slow]:
@@ -249,7 +249,7 @@ class CompilePool:
         ends = time.monotonic() + self.config.time_limit_s + helper.preparation_s(waiting.job)
         running = asyncio.create_task(helper.do(waiting.job))
         try:
-            # Also if nobody waits any more: a new helper costs more than the rest of a quick job.
+            # Also if no request waits any more: a new helper costs more than the rest of a quick job.
             if not await _one_is_done({running}, self.config.patience_s):
                 job = {running, waiting.reply}
                 if for_quick_ones and await self._has_to_make_room(job, ends):
@@ -282,7 +282,7 @@ class CompilePool:
 
 
 async def _one_is_done(job: set[asyncio.Future[jobs.Reply]], within_s: float) -> bool:
-    """Wait for the end of a job: it runs no longer, or nobody waits for its reply."""
+    """Wait for the end of a job: it is done, or its reply is no longer awaited."""
     timeout = max(within_s, 0.0)
     done, _ = await asyncio.wait(job, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)

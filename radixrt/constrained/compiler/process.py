@@ -21,11 +21,11 @@ _RECURSION_LIMIT = 10_000
 
 
 def main(parent_pid: int) -> None:
-    """Read jobs from standard input until it ends; replies go to what standard output was."""
+    """Read jobs from standard input until it ends; replies go to the original standard output."""
     _die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no frame
+    os.dup2(2, 1)  # the prints of libraries are no frames
     requests = sys.stdin.buffer
     first = jobs.read_frame(requests)
     if first is None:
@@ -47,7 +47,7 @@ def main(parent_pid: int) -> None:
     while (body := jobs.read_frame(requests)) is not None:
         _answer(body, replies, facts, config, memory)
         if memory.is_half_used():
-            return  # what is not given back now never will be; the parent starts another helper
+            return  # this memory is not returned any more; the parent starts another helper
 
 
 def _answer(
@@ -94,7 +94,7 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
 
 def _warm_up(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
-    """What the first jobs would else wait for: the libraries' trees of all tokens."""
+    """Build the libraries' tries of all tokens, for which the first jobs would wait otherwise."""
     compile_constraint(AnyJson(), facts, config.options)
     compile_constraint(Regex(pattern="a"), facts, config.options)
 
@@ -114,7 +114,7 @@ def _die_with(parent_pid: int) -> None:
 
 
 class _MemoryLimit:
-    """Lets this process grow by so many bytes of writable memory over what it needed to start.
+    """Limits the growth of this process' writable memory after its start.
 
     RLIMIT_DATA, not RLIMIT_AS: the address space of a process with torch in it says nothing of its use.
     """
@@ -137,7 +137,7 @@ class _MemoryLimit:
         self._set()
 
     def is_half_used(self) -> bool:
-        """After a job: whether what it left behind takes up much of the limit."""
+        """Whether the memory left by finished jobs takes up half of the limit."""
         if "xgrammar" in sys.modules and not self._has_xgrammar:
             self._has_xgrammar = True  # imported by a job for a JSON schema
             self._set()

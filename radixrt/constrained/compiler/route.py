@@ -26,10 +26,10 @@ BackendChoice = Literal["auto", "llguidance", "xgrammar", "fsm"]
 
 
 class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server decides, for all requests."""
+    """Settings of the server, for all requests."""
 
     backend: BackendChoice = "auto"
-    """A backend by name takes what it enforces exactly; what it does not goes to the one that does."""
+    """A named backend gets the constraints that it enforces exactly; the others go to the backend that does."""
     whitespace: llguidance.Whitespace = "flexible"
     """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``: nothing."""
     max_source_bytes: int = 16 << 20
@@ -50,10 +50,10 @@ _WHAT: dict[type, str] = {
 def compile_constraint(
     constraint: Constraint, facts: TokenizerFacts, options: CompileOptions
 ) -> Compiled:
-    """Compile whatever a request can ask for.
+    """Compile a constraint of any kind.
 
     Raises:
-        RequestError: no backend can hold an answer to it; names the keyword and where it stands, or the reason.
+        RequestError: no backend can enforce it; names the keyword and its place, or the reason.
     """
     size = len(msgspec.msgpack.encode(constraint))
     if size > options.max_source_bytes:

@@ -3,7 +3,7 @@
 from typing import Any
 
 ORIGIN = "$origin"
-"""Private key of a normalised schema: JSON pointer, into the user's schema, of what it stems from."""
+"""Private key of a normalised schema: JSON pointer, into the user's schema, of its origin."""
 NOT_IN = "$notIn"
 """Private key inside the normaliser: the value is none of these. It is written as ``not: {enum: ...}``."""
 NOT_INTEGER = "$notInteger"

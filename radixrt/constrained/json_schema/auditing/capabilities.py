@@ -15,7 +15,7 @@ JsonBackend = Literal["llguidance", "xgrammar"]
 
 
 class Verdict(StrEnum):
-    """What a backend does with a feature."""
+    """The measured behaviour of a backend with a feature."""
 
     EXACT = "exact"
     """Every invalid probe was rejected, every valid one accepted."""

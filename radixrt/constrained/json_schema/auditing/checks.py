@@ -118,7 +118,7 @@ def _unconditional(node: Any) -> Iterator[tuple[Place, str | None]]:
 
 
 def self_contained(schema: Any, place: Place = ()) -> Any:
-    """The node at a place as a schema of its own, in the words of a validator in Python; needed definitions come along.
+    """The node at a place as a schema of its own, written for a validator in Python, with the definitions that it needs.
 
     Raises:
         CannotEnforce: it holds a keyword that can't be checked.

@@ -93,7 +93,7 @@ def constraints_or_false(schema: Any) -> bool:
 
 
 def _together(type_name: str, present: list[str], node: dict[str, Any]) -> Iterator[Feature]:
-    """One feature for the keywords that act together, others for what stands in their values."""
+    """One feature for the keywords that act together, and more for their values."""
     if not present:
         yield Feature(f"{type_name}/", ())
         return

@@ -21,7 +21,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 
 def matches(pattern: str, text: str) -> bool | None:
-    """Does an ECMA-262 pattern match somewhere in a text? None where that is not certain.
+    """Whether an ECMA-262 pattern matches somewhere in a text; None where that is not certain.
 
     Texts are short and the pattern is the user's: only those that can't take long to match are tried.
     """

@@ -28,7 +28,7 @@ class Node:
         return self.schema is True
 
     def alternatives(self) -> list["Node"]:
-        """The nodes whose union this is."""
+        """The nodes of which this is the union."""
         if self.is_never:
             return []
         if isinstance(self.schema, dict) and self.schema.keys() == {"anyOf"}:
@@ -60,4 +60,4 @@ NodeOf = Callable[[list[Schema]], Node]
 
 
 class Written(dict[str, Any]):
-    """A schema in plain words that stays as it is."""
+    """A schema in plain keywords that stays as it is."""

@@ -21,7 +21,7 @@ def required_names(simple: list[Raw]) -> list[str]:
 
 
 class ObjectForm:
-    """The words of a conjunction about objects, put together."""
+    """The object keywords of a conjunction, combined."""
 
     def __init__(self, node_of: NodeOf, judge: Judge, simple: list[Raw]) -> None:
         self._node_of = node_of
@@ -139,7 +139,7 @@ class ObjectForm:
         self.least, self.most = 0, None
         nodes = []
         for chosen in (names for size in sizes for names in itertools.combinations(optional, size)):
-            # Without a most, told apart by the first properties that are there; any may follow.
+            # Without a maximum, distinguished by the first properties that are present; any may follow.
             later = optional[optional.index(chosen[-1]) + 1 :] if is_open else ()
             kept = {*required, *chosen, *later}
             self.properties = {name: node for name, node in every.items() if name in kept}
