@@ -39,10 +39,10 @@ class Unenforced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A sub-value to be looked at by a validator as soon as it is complete."""
+    """A sub-value to be validated as soon as it is complete."""
 
     path: tuple[str | None, ...]
-    """Where such values are: a property name, or None for any array element or any other property, a step.
+    """Path of such values, one step per level: a property name, or None for any array element or any other property.
     The empty path is the whole value."""
     schema: Any
     """A self-contained JSON schema (2020-12) that the value must satisfy."""

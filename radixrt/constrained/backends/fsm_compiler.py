@@ -185,7 +185,7 @@ def _agrees(
 
 
 def _compatible(forced: bytes, only: int, facts: TokenizerFacts) -> set[int]:
-    """All ordinary tokens that agree with the forced bytes as far as both go: no other can come here."""
+    """All ordinary tokens that agree with the forced bytes over their common length; no other token is possible here."""
     forced = forced or facts.tokens[only][:1]
     return {
         token_id

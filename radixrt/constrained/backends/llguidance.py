@@ -29,7 +29,7 @@ _WHITESPACE: dict[Whitespace, str] = {"flexible": r"( |\n( {0,32}|\t{0,8}))?", "
 _ROWS_FOR_THREADS = 8
 _CORES_FOR_THREADS = 8
 _NUM_CORES = os.cpu_count() or 1
-"""A row takes about 10 µs; to wake a thread takes as long, and milliseconds where cores are busy."""
+"""Filling a row takes about 10 µs; waking a thread takes as long, and milliseconds where cores are busy."""
 
 _LIMITS = LLParserLimits(max_lexer_states=50_000, step_max_items=150_000)
 """A lexer state takes 1 to 2 kB, and the worker holds hundreds of grammars. With the library's own 50,000 items a
@@ -142,7 +142,7 @@ def _sentence(error: str) -> str:
 
 
 class _Encoder:
-    """The face of a tokenizer that llguidance asks for."""
+    """The tokenizer interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -183,14 +183,14 @@ def _native(grammar: Grammar, facts: TokenizerFacts) -> LLMatcher:
 
 
 class LlguidanceMatcher(Matcher):
-    """Over llguidance's own.
+    """Wraps llguidance's matcher.
 
     In a state where the next bytes are certain, its mask holds only the token that the tokenizer would write
     there; any other way to write the same bytes is still taken by :meth:`advance`.
 
-    Copies of a native matcher share a lexer, and one that runs into a limit leaves all of them dead. So
-    one that finds itself dead starts anew, alone, with the tokens it has taken; only if that fails too, its methods
-    raise GrammarExhausted.
+    Copies of a native matcher share a lexer: if one runs into a limit, all of them fail. A matcher that fails is
+    therefore built again, alone, from the tokens that it has taken. Only if that fails too, its methods raise
+    GrammarExhausted.
     """
 
     __slots__ = ("_grammar", "_native")

@@ -83,7 +83,7 @@ def check_triggers(constraint: StructuralTag) -> None:
 
 
 def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:
-    """JSON without a beginning of its own, in the place of tags that begin as no JSON does."""
+    """Whether the tag is JSON with an empty ``begin``, and every other tag begins as no JSON does."""
     if tag.begin or constraint.free_text or not isinstance(tag.content, JsonSchema | AnyJson):
         return False
     others = [one.begin for one in constraint.tags if one is not tag]

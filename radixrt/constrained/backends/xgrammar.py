@@ -89,7 +89,7 @@ def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":
 
 
 class XgrammarMatcher(Matcher):
-    """Over xgrammar's own."""
+    """Wraps xgrammar's matcher."""
 
     __slots__ = ("_native",)
 
@@ -108,7 +108,7 @@ class XgrammarMatcher(Matcher):
 
     def _fill(self, row: BitmaskRow) -> None:
         if not self._native.fill_next_token_bitmask(row[np.newaxis]):
-            row[:] = -1  # xgrammar leaves a row alone in which everything is allowed
+            row[:] = -1  # xgrammar does not write a row in which every token is allowed
 
     def _forced(self) -> list[int]:
         forced: list[int] = []

@@ -45,7 +45,7 @@ class Rewind:
 
 
 class AttemptsExhausted(Exception):
-    """A value was wrong too often, or there is nothing left that could come in its place."""
+    """A value has failed too often, or has no alternative left."""
 
     def __init__(self, check: SpanCheck, errors: list[SpanError]) -> None:
         self.pointer = check.pointer
@@ -127,7 +127,7 @@ class CheckedAnswer:
         self._new: list[DueCheck] = []
         self._unverified: dict[int, _Span] = {}
         self._passed: list[_Span] = []  # that may be opened again by a rewind
-        self._passed_from = 0  # at most the least first_token of those
+        self._passed_from = 0  # lower bound of their first_token
         self._ids = itertools.count()
         self._struggles: dict[tuple[int, str], _Struggle] = {}  # by point of return and check
         self._exclusions = Exclusions(tokens_along)
@@ -266,9 +266,9 @@ class CheckedAnswer:
         return bisect.bisect_left(self._starts, self._starts[token])
 
     def _before_what_may_open_again(self, bound: int) -> int:
-        """``bound``, or less: a value that passed but reaches beyond it is looked at again after a rewind to there.
+        """``bound``, or less if a value that passed reaches beyond it: that value is checked again after a rewind to there.
 
-        It may end in the very token in which the next value begins, or hold one that has no verdict yet.
+        Such a value ends in the token in which the next value begins, or contains a value without a verdict.
         """
         if not self._passed or bound <= self._passed_from:
             return bound

@@ -110,7 +110,7 @@ class Exclusions:
         return paths
 
     def forget_before(self, confirmed: int, tokens: list[int]) -> None:
-        """No point of return will be before the first ``confirmed`` tokens."""
+        """No rewind will go back before the first ``confirmed`` tokens."""
         if 0 <= self._base < confirmed:
             self._root = self._find(tokens[self._base : confirmed]) or _Node()
             self._base = confirmed

@@ -77,10 +77,10 @@ class Mark(NamedTuple):
     """Of the open scalar."""
     pieces: _Pieces | None
     is_escaped: bool
-    """The character before, in a string, is a backslash that stands for itself."""
+    """The last character taken is an unescaped backslash inside a string."""
 
 
-# The next value or name, after white space, commas, colons and closing brackets.
+# The text expected next, apart from white space, commas, colons and closing brackets.
 _VALUE, _NAME, _DONE = "a value", "a property name", "nothing"
 _IN_STRING, _IN_NAME, _IN_WORD = "more of a string", "more of a property name", "more of a scalar"
 
@@ -90,8 +90,8 @@ _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 
 
 class SpanTracker:
-    """Follows one JSON text, given in pieces that may be cut anywhere. That it is JSON, the grammar has seen to: other
-    texts end in an error or in spans that mean nothing."""
+    """Follows one JSON text, given in pieces that may be cut anywhere. The grammar ensures that it is
+    JSON; other texts raise an error or give meaningless spans."""
 
     def __init__(self, checks: tuple[SpanCheck, ...]) -> None:
         root = _Place()

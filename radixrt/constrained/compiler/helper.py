@@ -61,7 +61,9 @@ class Helper:
         )
         try:
             process = await asyncio.shield(creating)
-        except asyncio.CancelledError:  # half a process can't be killed: wait until it is whole
+        except (
+            asyncio.CancelledError
+        ):  # a process that is being created can't be killed: wait until it exists
             await Helper(await creating).kill()
             raise
         helper = Helper(process)

@@ -125,7 +125,7 @@ class _MemoryLimit:
         self._set()
 
     def import_xgrammar(self) -> None:
-        """Torch comes with it, and does not count."""
+        """Import xgrammar, and torch with it; their memory does not count."""
         if self._has_xgrammar:
             return
         with contextlib.suppress(ValueError, OSError):

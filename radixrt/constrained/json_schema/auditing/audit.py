@@ -117,7 +117,7 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
 
 
 class _Attempt:
-    """One backend's way with a schema."""
+    """The attempt to enforce a schema with one backend."""
 
     def __init__(self, schema: Any, backend: JsonBackend) -> None:
         self.normalised = schema

@@ -15,14 +15,14 @@ from radixrt.constrained.json_schema.walk import (
 )
 
 MOST_CHARACTERS = 20_000_000
-"""Of JSON text that is compiled to find the culprits of one schema, some seconds' work: it is refused after that."""
+"""Bytes of JSON text that are compiled at most to find the faults of one schema (seconds of work); then it is refused."""
 
 Blame = tuple[Place, tuple[str, ...], str]
 """Place of a node, its keywords without which it compiles, and the library's error."""
 
 
 class Search:
-    """For the culprits of one schema, which may be made smaller between two searches."""
+    """Searches for the faults of one schema, which may be reduced between two searches."""
 
     def __init__(self, schema: Any, backend: str) -> None:
         self._schema = schema

@@ -13,7 +13,7 @@ MAX_LEVELS = 5
 MAX_STEPS = 400
 """Conjunctions that one question may look at."""
 MAX_VALUES = 64
-"""Longer lists of values are taken to hold one that fits."""
+"""Longer lists of values are assumed to contain one that fits."""
 
 
 class Emptiness:

@@ -17,7 +17,7 @@ class Node:
 
     origin: str
     schema: dict[str, Any] | bool | None = None
-    """None as long as it is not known, which those that refer to themselves see."""
+    """None until it is known: nodes that refer to themselves see None."""
 
     @property
     def is_never(self) -> bool:

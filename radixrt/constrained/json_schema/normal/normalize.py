@@ -173,7 +173,7 @@ class Normalizer:
         return {"enum": kept} if certain else {"enum": kept, "allOf": [self.node(others)]}
 
     def _by_type(self, origin: str, flat: Flat) -> list[Node]:
-        """One alternative a type, those of which nothing is asked together."""
+        """One alternative for each type; types without keywords share one."""
         types = flat.types()
         order = [*(kind for raw in flat.simple for kind in _listed(raw)), *TYPES]
         plain: list[str] = []

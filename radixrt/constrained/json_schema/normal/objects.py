@@ -123,8 +123,8 @@ class ObjectForm:
         self.patterns, self.most, self.additional = {}, None, Node(self._origin, False)
 
     def _subsets(self) -> list[Node]:
-        """Of a closed object, the ways to choose which properties there are, if a bound on their number asks for it and
-        they are few. To a least number of one, libraries hold an answer themselves."""
+        """The possible sets of properties of a closed object, where a bound on their number needs them and they are few.
+        Libraries enforce a minimum of one property themselves."""
         optional = [name for name in self.properties if name not in self.required]
         fewest = max(self.least - len(self.required), 0)
         if self.most is None:
