@@ -115,7 +115,7 @@ class Load:
             request_id=f"bench-{next(self._ids)}",
             prompt=TokenPrompt(pack_ids(prompt)),
             sampling=sampling,
-            structured=constraint,
+            constraint=constraint,
         )
         tokens = [chunk.token_ids async for chunk in self._engine.client.generate(request)]
         return b"".join(tokens)

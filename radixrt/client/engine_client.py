@@ -176,13 +176,13 @@ class EngineClient:
         )
         return value.text
 
-    async def compile(self, structured: Constraint) -> CompileReport:
+    async def compile(self, constraint: Constraint) -> CompileReport:
         """Compile a constraint ahead of the requests that will use it.
 
         Raises:
             RequestError: it can't be enforced.
         """
-        return await self._call(CompileCall, CompileReport, structured=structured)
+        return await self._call(CompileCall, CompileReport, constraint=constraint)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all that no running request uses; returns the pages freed."""

@@ -72,7 +72,7 @@ class CompileCall(Message, frozen=True, kw_only=True):
     """
 
     call_id: int
-    structured: Constraint
+    constraint: Constraint
 
 
 class StatsCall(Message, frozen=True):

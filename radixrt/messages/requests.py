@@ -92,7 +92,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     parse_tool_calls: str = ""
     """Take tool calls out of the answers' text: the name of how the model writes them, a key of
     :data:`radixrt.constrained.tool_calls.FORMATS`. Empty: they stay."""
-    structured: Constraint | None = None
+    constraint: Constraint | None = None
     """What the answers are held to."""
     parse_reasoning: str = ""
     """Take the thought out of the answers' text: the name of how the model marks it, a key of

@@ -49,7 +49,7 @@ class _ForAll:
 
     cache_salt: str
     hints: CacheHints
-    structured: Constraint | None
+    constraint: Constraint | None
 
 
 class LLM:
@@ -327,7 +327,7 @@ class LLM:
         *,
         stream: bool = False,
     ) -> GenerateRequest:
-        check_sampling(for_all.structured, sampling)
+        check_sampling(for_all.constraint, sampling)
         thinks = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
         return GenerateRequest(
             request_id=self._new_request_id(),
@@ -336,7 +336,7 @@ class LLM:
             stream=stream,
             cache_salt=for_all.cache_salt,
             cache_hints=for_all.hints,
-            structured=for_all.structured,
+            constraint=for_all.constraint,
             parse_reasoning=self.config.reasoning_parser if thinks else "",
         )
 

@@ -135,7 +135,7 @@ class Calls:
 
     async def _compile_ahead(self, call: CompileCall) -> CompileReport:
         begin = time.perf_counter()
-        compiled = await self.constraints.compile(call.structured)
+        compiled = await self.constraints.compile(call.constraint)
         return CompileReport(
             backend=compiled.grammar.backend,
             checks=[

@@ -138,10 +138,10 @@ class TokenizerProcess:
         size = size_in_chars(request.prompt)
         try:
             encoding = self._turns.run(owner, size, lambda: self._encode(request))
-            if request.structured is None:
+            if request.constraint is None:
                 self._start(await encoding)
             else:
-                compiling = self._constraints.compile(request.structured)
+                compiling = self._constraints.compile(request.constraint)
                 encoded, compiled = await asyncio.gather(encoding, compiling)
                 self._start(encoded, compiled)
         except Exception as error:

@@ -165,7 +165,7 @@ class AnswersUnderWay:
             return None
         answer = under_way.answer
         if checked.violation is not None and not answer.unenforced:
-            constraint = answer.request.structured
+            constraint = answer.request.constraint
             raise self._constraints.report_violation(constraint, checked.text, checked.violation)
         answer.violation, answer.retries = checked.violation, checked.retries
         return self._tell(under_way, news, is_over=checked.is_over)

@@ -143,7 +143,7 @@ def test_every_finished_answer_validates(engine: BackgroundEngine) -> None:
             request_id=f"random-{number}",
             prompt=TokenPrompt(pack_ids([5 + number % 300, 7, number % 11 + 3])),
             sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=300),
-            structured=JsonSchema(schema=json.dumps(schema)),
+            constraint=JsonSchema(schema=json.dumps(schema)),
         )
         async with limit:
             try:
@@ -193,7 +193,7 @@ def test_streams_never_take_back_what_they_told(
             request_id=f"stream-{number}",
             prompt=TokenPrompt(pack_ids([5 + number, 7])),
             sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=200, n=2),
-            structured=JsonSchema(schema=json.dumps(schema)),
+            constraint=JsonSchema(schema=json.dumps(schema)),
             stream=True,
         )
         texts, retries = {0: "", 1: ""}, 0

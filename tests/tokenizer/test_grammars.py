@@ -44,7 +44,7 @@ def request(constraint: Constraint, n: int = 1, name: str = "r") -> GenerateRequ
         request_id=name,
         prompt=TextPrompt("hi"),
         sampling=SamplingParams(n=n, seed=1),
-        structured=constraint,
+        constraint=constraint,
     )
 
 

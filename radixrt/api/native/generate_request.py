@@ -108,7 +108,7 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
         common = queueing(fields, state.config) | {"stream": bool(fields.stream), "owner": call_id}
         requests = [
             GenerateRequest(
-                request_id=name, prompt=prompt, sampling=params, structured=constraint, **common
+                request_id=name, prompt=prompt, sampling=params, constraint=constraint, **common
             )
             for name, prompt, params, constraint in zip(
                 names, prompts, sampling, structured, strict=True

@@ -59,7 +59,7 @@ def _plan(fields: ChatCompletionRequest, state: ServerState, request: Request) -
         stream=bool(fields.stream),
         return_prompt_token_ids=bool(fields.return_token_ids),
         parse_tool_calls=written if calls_tools(fields) else "",
-        structured=structured,
+        constraint=structured,
         parse_reasoning=_reasoning_parser(fields, state, structured),
         **queueing(fields, state.config),
     )

@@ -65,7 +65,7 @@ def _plan(fields: CompletionRequest, state: ServerState, request: Request) -> "_
             sampling=sampling,
             stream=bool(fields.stream),
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
-            structured=structured,
+            constraint=structured,
             **queueing(fields, state.config),
         )
         for number, prompt in enumerate(prompts)

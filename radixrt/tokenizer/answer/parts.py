@@ -39,7 +39,7 @@ class AnswerParts:
     ) -> "AnswerParts":
         calls = None
         if request.parse_tool_calls:
-            held = request.structured if isinstance(request.structured, StructuralTag) else None
+            held = request.constraint if isinstance(request.constraint, StructuralTag) else None
             calls = ToolCallParser(
                 tool_calls.FORMATS[request.parse_tool_calls],
                 in_pieces=request.stream and held is not None,
@@ -49,7 +49,7 @@ class AnswerParts:
             return AnswerParts(None, calls, [])
         marks = reasoning.FORMATS[request.parse_reasoning]
         prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
-        is_held = request.structured is not None
+        is_held = request.constraint is not None
         closing_ids = vocabulary.encode(marks.closing, add_special_tokens=False) if is_held else []
         return AnswerParts(ReasoningParser(marks, prompt_end, held=is_held), calls, closing_ids)
 
