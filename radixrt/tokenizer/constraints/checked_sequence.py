@@ -1,4 +1,4 @@
-"""Which tokens of a constrained answer may be told already, and how does it go on when a part of it is wrong?
+"""Holds tokens of a constrained answer back until they are validated, and continues the answer after a failed value.
 
 Stands between the scheduler's news of a sequence and the :class:`~radixrt.tokenizer.answer.answers.Answer`, which sees
 only what no check can take back any more. To take back is to ask for a new sequence: prompt and kept tokens
@@ -70,7 +70,7 @@ class CheckedSequence:
         self._num_before = 0
         """Tokens before the grammar began."""
         self._news = SequenceNews()
-        """What has come and was not told."""
+        """News that came and was not passed on."""
         self._num_told = 0
         self._awaits_final = False
         self.violation: str | None = None
@@ -82,7 +82,7 @@ class CheckedSequence:
 
     @property
     def text(self) -> str:
-        """What the grammar has governed so far."""
+        """The text since the grammar began."""
         return self._checked.text
 
     # ------------------------------------------------------------ tokens
@@ -126,7 +126,7 @@ class CheckedSequence:
         return end.stop_token in self._request.sampling.stop_token_ids
 
     def take_news(self) -> SequenceNews | None:
-        """What may be told now; None: nothing new."""
+        """The news that may be passed on now; None: there is none."""
         confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_told
         held = self._news
         settled = self._checked.is_settled and not self._awaits_final
@@ -160,7 +160,7 @@ class CheckedSequence:
     def verdict(
         self, due: DueCheck, errors: list[SpanError], seq_id: int
     ) -> SequenceRequest | None:
-        """Take in what a validator found. Returns a new sequence to go on with, ``seq_id``, if a value was wrong.
+        """Take in the errors of a validator. Returns a new sequence to go on with, ``seq_id``, if a value was wrong.
 
         Raises:
             AttemptsExhausted: the request has to fail.

@@ -1,7 +1,7 @@
-"""What does the tokenizer process do for requests whose answers are held to something?
+"""Serves the constraints of requests in the tokenizer process.
 
-It has their constraints compiled, and the values that no grammar covers validated, both in the helper
-processes of the compile pool; and it knows where in an answer the constraint begins.
+Constraints are compiled, and values that no grammar covers are validated, in the helper processes of the compile
+pool. The manager also knows where in an answer the grammar begins.
 """
 
 import logging
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class ConstraintManager:
-    """The compile pool of one engine, and what is known of its model's vocabulary."""
+    """The compile pool of one engine, with the vocabulary of its model."""
 
     def __init__(
         self, config: ServerConfig, tokenizer_file: Path, vocabulary: Vocabulary, info: EngineInfo
@@ -106,7 +106,7 @@ class ConstraintManager:
         return pack_ids(self._vocabulary.encode(closing, add_special_tokens=False))
 
     def checked(self, sequence: SequenceRequest, compiled: Compiled) -> CheckedSequence | None:
-        """What holds back an answer whose values are validated; None if the grammar enforces everything."""
+        """Holds an answer back until its values are validated; None if the grammar enforces everything."""
         final = compiled.validator if self._validates or compiled.unenforced else None
         if not compiled.checks and final is None:
             return None
@@ -124,7 +124,7 @@ class ConstraintManager:
     def verdict(
         self, checked: CheckedSequence, due: DueCheck, errors: list[SpanError], seq_id: int
     ) -> SequenceRequest | None:
-        """Take in what a validator found; returns a sequence ``seq_id`` to go on with, if a value was wrong.
+        """Take in the errors of a validator; returns a sequence ``seq_id`` to go on with, if a value was wrong.
 
         Raises:
             RequestError: the model did not find a valid value in the attempts that it has.
@@ -140,7 +140,7 @@ class ConstraintManager:
     def report_violation(
         self, constraint: Constraint | None, text: str, violation: str
     ) -> RequestError:
-        """An answer broke a schema that was enforced."""
+        """The error for an answer that violates an enforced schema; logs and counts it."""
         self.counters.violations += 1
         log.error(
             "An answer breaks its constraint, which is a bug in radixrt: %s. Constraint: %s. Answer: %s",
