@@ -24,7 +24,7 @@ from radixrt.bench.output import console_beside, print_rows, write_json
 from radixrt.bench.tokenizer import train_tokenizer
 from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import GenerateRequest, TokenPrompt
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
 
@@ -114,7 +114,7 @@ class Load:
         request = GenerateRequest(
             request_id=f"bench-{next(self._ids)}",
             prompt=TokenPrompt(pack_ids(prompt)),
-            sampling=sampling,
+            options=RequestOptions(sampling=sampling),
             constraint=constraint,
         )
         tokens = [chunk.token_ids async for chunk in self._engine.client.generate(request)]

@@ -14,6 +14,7 @@ from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import LogprobRow, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.invariants import check_invariants
@@ -90,9 +91,8 @@ class InProcessEngine:
             SequenceRequest(
                 seq_id=self._next_id + index,
                 token_ids=pack_ids(prompt),
-                sampling=params,
-                cache_salt=salt,
                 grammar=grammar,
+                options=RequestOptions(sampling=params, cache_salt=salt),
             )
             for index, (prompt, params, grammar) in enumerate(
                 zip(prompts, each, grammars or [None] * len(prompts), strict=True)
@@ -108,9 +108,9 @@ class InProcessEngine:
         request = SequenceRequest(
             seq_id=self._next_id,
             token_ids=pack_ids(prompt + begun),
-            sampling=sampling,
             num_output=len(begun),
             grammar=grammar,
+            options=RequestOptions(sampling=sampling),
         )
         self._next_id += 1
         return self._run([request])[0]
@@ -126,7 +126,7 @@ class InProcessEngine:
             self._load_grammars()
             batches = self.advance()
             for batch in batches:
-                cached.update({started.seq_id: started.cached_tokens for started in batch.started})
+                cached |= {seq_id: report.cached_tokens for seq_id, report in batch.started.items()}
                 for seq_id, token in zip(
                     unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
                 ):

@@ -11,6 +11,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import ReleaseSequences, SequenceRefused, SequenceRequest
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.scheduler import Scheduler
@@ -69,7 +70,7 @@ class Wires:
             SequenceRequest(
                 seq_id=self.next_id,
                 token_ids=pack_ids([self.next_id, 1, 2]),
-                sampling=SamplingParams(max_tokens=1),
+                options=RequestOptions(sampling=SamplingParams(max_tokens=1)),
                 grammar=GrammarUse(grammar.key),
             )
         )
@@ -125,7 +126,7 @@ class Wires:
                 rank.orders.append(plan)
         if plan is not None:
             batch = self.scheduler.absorb(self.worker.step(plan))
-            self.to_tokenizer.extend((one.seq_id, None) for one in batch.finished)
+            self.to_tokenizer.extend((seq_id, None) for seq_id in batch.finished)
 
     # ------------------------------------------------------------ what may happen next
 

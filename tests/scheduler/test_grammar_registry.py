@@ -6,6 +6,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest
 from radixrt.scheduler.scheduler import Scheduler
 from tests.scheduler.engine_model import EngineModel, limits
@@ -25,7 +26,7 @@ def add(scheduler: Scheduler, seq_id: int, key: bytes = KEY) -> SequenceRefused 
         SequenceRequest(
             seq_id=seq_id,
             token_ids=pack_ids([1, 2, 3]),
-            sampling=SamplingParams(max_tokens=4),
+            options=RequestOptions(sampling=SamplingParams(max_tokens=4)),
             grammar=GrammarUse(key),
         )
     )
@@ -84,7 +85,7 @@ def test_an_unknown_key_refuses_its_request_alone(scheduler: Scheduler, key: byt
         SequenceRequest(
             seq_id=99,
             token_ids=pack_ids([1]),
-            sampling=SamplingParams(max_tokens=4),
+            options=RequestOptions(sampling=SamplingParams(max_tokens=4)),
             grammar=GrammarUse(key),
         )
     )

@@ -10,13 +10,12 @@ from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Choice, Constraint, JsonSchema, Regex
 from radixrt.constrained.grammar import Grammar
-from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.requests import GenerateRequest, TextPrompt
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TextPrompt
 from radixrt.messages.sequences import (
     ReleaseSequences,
-    SequenceFinished,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
@@ -43,7 +42,7 @@ def request(constraint: Constraint, n: int = 1, name: str = "r") -> GenerateRequ
     return GenerateRequest(
         request_id=name,
         prompt=TextPrompt("hi"),
-        sampling=SamplingParams(n=n, seed=1),
+        options=RequestOptions(sampling=SamplingParams(n=n, seed=1)),
         constraint=constraint,
     )
 
@@ -60,7 +59,7 @@ async def messages(stage: Stage, count: int) -> list[msgspec.Struct]:
 def write(stage: Stage, sequence: SequenceRequest, text: str) -> None:
     """Let a sequence end with a text, a token a character; what it had kept is not written again."""
     ids = [token for character in text for token in stage.encode(character)]
-    end = SequenceFinished(sequence.seq_id, "stop", END_TOKEN, 0.1)
+    end = AnswerReport(finish_reason="stop")
     stage.tokens(sequence.seq_id, [*ids[sequence.num_output :], END_TOKEN], end)
 
 
@@ -116,7 +115,7 @@ def test_an_unused_grammar_is_dropped_after_its_sequences_and_sent_again(
     vocabulary: Vocabulary,
 ) -> None:
     async def scene(stage: Stage) -> None:
-        stage.process._under_way._grammars._max_idle_grammars = 0
+        stage.process._in_flight._grammars._max_idle_grammars = 0
         for _ in range(2):
             held = request(Choice(options=("abc",)), n=2)
             generating = asyncio.create_task(collect(stage, held))
