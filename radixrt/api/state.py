@@ -122,7 +122,7 @@ class ServerState:
 
 @contextmanager
 def constraint_errors_name(field: str) -> Iterator[None]:
-    """Let errors about a constraint name the field that the client sent."""
+    """Let errors about a constraint name the field of the request."""
     try:
         yield
     except RequestError as error:

@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log-probability of one token and of the likeliest alternatives at its position."""
+    """The log-probability of one token and of the likeliest alternatives at its position (natural logarithm)."""
 
     token_id: int
     token: str
@@ -74,23 +74,23 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):
-    """One call of a tool: whole, or the first piece of it; what follows of a call has no name."""
+    """One tool call, or a piece of one; only the first piece has a name."""
 
     index: int
-    """Which of the answer's calls."""
+    """Index of the call in its answer."""
     name: str
     arguments: str
     """JSON, or the next piece of it."""
 
 
 class AnswerChunk(Message, frozen=True, kw_only=True):
-    """A piece of one answer (or the whole of it, where the request did not stream)."""
+    """A piece of one answer; the whole answer if the request does not stream."""
 
     request_id: str
     index: int
-    """Which of the ``n`` answers."""
+    """Index among the ``n`` answers."""
     text: str
-    """New text: complete characters only, nothing that may yet turn out to be a stop string."""
+    """New text: complete characters, without an end that may be the beginning of a stop string."""
     token_ids: PackedIds
     """New tokens. Their text may come in a later chunk."""
     tool_calls: list[ToolCall] = []
@@ -116,7 +116,7 @@ class AnswerBatch(Message, frozen=True):
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
-    """The request was refused, or was lost. See :class:`radixrt.base.errors.RequestError`."""
+    """A request was refused or dropped. See :class:`radixrt.base.errors.RequestError` for the fields."""
 
     request_id: str = ""
     """Empty in a CallReply."""
@@ -128,27 +128,16 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
     @staticmethod
     def of(error: RequestError, request_id: str = "") -> "RequestFailed":
-        return RequestFailed(
-            request_id=request_id,
-            message=error.message,
-            status=error.status,
-            param=error.param,
-            code=error.code,
-            retry_after_s=error.retry_after_s,
-        )
+        return RequestFailed(request_id=request_id, **vars(error))
 
     def as_error(self) -> RequestError:
-        return RequestError(
-            self.message,
-            status=self.status,
-            param=self.param,
-            code=self.code,
-            retry_after_s=self.retry_after_s,
-        )
+        fields = msgspec.structs.asdict(self)
+        del fields["request_id"]
+        return RequestError(**fields)
 
 
 class EngineInfo(Message, frozen=True, kw_only=True):
-    """Sent once, up the whole chain, when the engine can take requests. Lengths are in tokens."""
+    """Facts about the engine, sent once from the workers up to the api when requests can be served. Lengths are in tokens."""
 
     context_length: int
     """Longest prompt plus answer."""

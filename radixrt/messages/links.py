@@ -1,4 +1,4 @@
-"""What may come in on each link between two processes?
+"""The messages of each link between two processes, as tagged unions.
 
 api ── tokenizer ── scheduler ── worker
 """

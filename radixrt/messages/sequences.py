@@ -18,7 +18,7 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     options: RequestOptions
     """Of the request, with ``max_tokens`` and ``seed`` of this answer filled in."""
     num_output: int = 0
-    """How many of token_ids, at their end, are an answer begun before: max_tokens and penalties count them."""
+    """Number of token_ids, at their end, that an answer has generated before: max_tokens and penalties count them."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
 
@@ -29,18 +29,17 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
 
 
 class ReleaseSequences(Message, frozen=True):
-    """Nobody wants more tokens of these. Unknown ids are ignored."""
+    """Drop sequences that need no more tokens. Unknown ids are ignored."""
 
     seq_ids: PackedIds
     complete: bool = False
-    """The answers are: a stop string was found. Else the client is gone, or the request has failed."""
+    """True: a stop string has ended the answers. False: the client is gone, or the request has failed."""
 
 
-class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position: the chosen token first, then the likeliest, descending."""
+class SequenceLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position of a sequence: the chosen token first, then the likeliest, descending."""
 
-    owner: int
-    """A slot on the way from the worker, a sequence id on the way to the tokenizer."""
+    seq_id: int
     token_ids: PackedIds
     logprobs: list[float]
 
@@ -54,16 +53,16 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     """By sequence id, with a sequence's first token."""
     finished: dict[int, AnswerReport] = {}
     """By sequence id, with a sequence's last token. A stop token that ended the answer is among the tokens."""
-    logprobs: list[LogprobRow] = []
-    """For sequences that asked, one a new token, in order."""
-    prompt_logprobs: list[LogprobRow] = []
+    logprobs: list[SequenceLogprobs] = []
+    """One a new token, in order, of the sequences with ``logprobs``."""
+    prompt_logprobs: list[SequenceLogprobs] = []
     """In order of position, from the prompt's second token on."""
     refused: list["SequenceRefused"] = []
-    """Sequences that were not taken, or that the model can't go on with."""
+    """Sequences that were not accepted, or that the model can't go on with."""
 
 
 class SequenceRefused(msgspec.Struct, frozen=True, array_like=True):
-    """The scheduler can't take or go on with this sequence; see RequestFailed."""
+    """The scheduler refuses a sequence, or has to drop it; see RequestFailed for the fields."""
 
     seq_id: int
     message: str

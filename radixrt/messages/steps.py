@@ -1,4 +1,4 @@
-"""Messages between scheduler and worker: a step's plan and its result."""
+"""The messages between scheduler and workers: plans and results of steps."""
 
 import msgspec
 
@@ -6,7 +6,6 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.sequences import LogprobRow
 
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""
@@ -69,6 +68,14 @@ class StepPlan(Message, frozen=True, kw_only=True):
     prefill: list[Prefill] = []
 
 
+class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position of a slot: the chosen token first, then the likeliest, descending."""
+
+    slot: int
+    token_ids: PackedIds
+    logprobs: list[float]
+
+
 class StepResult(Message, frozen=True, kw_only=True):
     """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
 
@@ -79,8 +86,8 @@ class StepResult(Message, frozen=True, kw_only=True):
     jump_slots: PackedIds = b""
     jump_tokens: PackedIds = b""
     """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` forced tokens beyond the one of a decode step."""
-    logprobs: list[LogprobRow] = []
-    prompt_logprobs: list[LogprobRow] = []
+    logprobs: list[SlotLogprobs] = []
+    prompt_logprobs: list[SlotLogprobs] = []
     forward_s: float = 0.0
     """The model's forward pass, logits included."""
     wait_s: float = 0.0

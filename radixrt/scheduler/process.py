@@ -18,7 +18,7 @@ from radixrt.messages.calls import (
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
-from radixrt.messages.replies import CacheFlushed, CallReply
+from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
     SequenceRefused,
@@ -144,8 +144,8 @@ class SchedulerProcess:
             case ReleaseSequences():
                 self._release(message)
             case FlushCacheCall():
-                flushed = CacheFlushed(pages_freed=self.scheduler.flush_cache())
-                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=flushed))
+                pages_freed = self.scheduler.flush_cache()
+                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
                 self._cache_calls.take(message)
             case StatsCall():

@@ -25,7 +25,6 @@ from radixrt.messages.replies import (
     CallReply,
     CheckReport,
     CompileReport,
-    Detokenized,
     Tokenized,
 )
 from radixrt.messages.requests import Prompt
@@ -129,21 +128,18 @@ class Calls:
         prompt_text = self.vocabulary.decode(token_ids) if text is None else text
         return Tokenized(token_ids=token_ids, prompt=prompt_text)
 
-    def _detokenize(self, call: DetokenizeCall) -> Detokenized:
+    def _detokenize(self, call: DetokenizeCall) -> str:
         ids = unpack_ids(call.token_ids)
         self.limits.check_call(len(ids), is_text=False)
         self.limits.check_token_ids(ids)
-        return Detokenized(text=self.vocabulary.decode(ids.tolist(), call.skip_special_tokens))
+        return self.vocabulary.decode(ids.tolist(), call.skip_special_tokens)
 
     async def _compile_ahead(self, call: CompileCall) -> CompileReport:
         begin = time.perf_counter()
         compiled = await self.constraints.compile(call.constraint)
         return CompileReport(
             backend=compiled.grammar.backend,
-            checks=[
-                CheckReport(pointer=check.pointer, keywords=check.keywords)
-                for check in compiled.checks
-            ],
+            checks=msgspec.convert(compiled.checks, list[CheckReport], from_attributes=True),
             unenforced=compiled.unenforced,
             seconds=time.perf_counter() - begin,
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from radixrt.device.device import Download, Mark
 from radixrt.messages.ids import TokenIds
-from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import SlotLogprobs
 from radixrt.worker.batch import Jumps, PromptSpan
 from radixrt.worker.sampling.logprobs import prompt_logprob_rows
 from radixrt.worker.sampling.sampler import SampledTokens
@@ -46,16 +46,16 @@ class StepInFlight:
     released: set[int] = field(default_factory=set)
     """Slots whose sequences have left since."""
 
-    def read(self) -> tuple[TokenIds, list[LogprobRow], list[LogprobRow]]:
+    def read(self) -> tuple[TokenIds, list[SlotLogprobs], list[SlotLogprobs]]:
         """Wait for the tokens [rows]; with them come the log-probabilities asked for, of answers and of prompts."""
         arrived = self.download.wait()
         in_prompts = len(arrived) - 2 * len(self.prompt_logprobs)
         token_ids: TokenIds = np.empty(0, dtype=np.int32)
-        rows: list[LogprobRow] = []
+        rows: list[SlotLogprobs] = []
         if self.sampled is not None:
             token_ids, rows = self.sampled.read(arrived[:in_prompts])
         pairs = zip(arrived[in_prompts::2], arrived[in_prompts + 1 :: 2], strict=True)
-        prompt_rows: list[LogprobRow] = []
+        prompt_rows: list[SlotLogprobs] = []
         for asked, (ids, logprobs) in zip(self.prompt_logprobs, pairs, strict=True):
             prompt_rows += prompt_logprob_rows(ids, logprobs, asked.span.slot, asked.span.num_top)
         return token_ids, rows, prompt_rows

@@ -15,7 +15,7 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
-from radixrt.messages.sequences import LogprobRow, SequenceRequest, TokenBatch
+from radixrt.messages.sequences import SequenceLogprobs, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.process import scheduler_limits
@@ -48,8 +48,8 @@ class InProcessEngine:
         self.scheduler = Scheduler(scheduler_limits(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
-        self.logprobs: list[list[LogprobRow]] = []
-        self.prompt_logprobs: list[list[LogprobRow]] = []
+        self.logprobs: list[list[SequenceLogprobs]] = []
+        self.prompt_logprobs: list[list[SequenceLogprobs]] = []
         self._next_id = 0
         self._sent: deque[StepPlan] = deque()
 
@@ -118,8 +118,8 @@ class InProcessEngine:
     def _run(self, requests: list[SequenceRequest]) -> list[list[int]]:
         answers: dict[int, list[int]] = {request.seq_id: [] for request in requests}
         cached: dict[int, int] = {}
-        logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
-        prompt_logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
+        logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
+        prompt_logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
         for request in requests:
             assert self.scheduler.add(request) is None
         while True:
@@ -132,9 +132,9 @@ class InProcessEngine:
                 ):
                     answers[int(seq_id)].append(int(token))
                 for row in batch.logprobs:
-                    logprobs[row.owner].append(row)
+                    logprobs[row.seq_id].append(row)
                 for row in batch.prompt_logprobs:
-                    prompt_logprobs[row.owner].append(row)
+                    prompt_logprobs[row.seq_id].append(row)
             if not batches and not self.scheduler.num_in_flight:
                 break
         assert not self.scheduler.grammars.num_waiting

@@ -73,7 +73,7 @@ class NativeRequest(QueueFields, kw_only=True):
     return_text_in_logprobs: bool | None = None
 
 
-class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP request, ready to run."""
 
     id: str
@@ -82,10 +82,10 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
     prompt_only: list[bool]
     """Of each prompt: max_new_tokens was 0, so one token is generated and thrown away."""
     is_list: bool
-    """Whether the response is a list: for a batch, or for n > 1."""
+    """The response is a list: for a batch, or for n > 1."""
 
     @staticmethod
-    def of(fields: NativeRequest, state: ServerState) -> "NativePlan":
+    def of(fields: NativeRequest, state: ServerState) -> "PreparedGenerate":
         """Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
@@ -119,7 +119,7 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
                 names, prompts, sampling, structured, strict=True
             )
         ]
-        return NativePlan(
+        return PreparedGenerate(
             id=call_id,
             requests=requests,
             prompt_only=[_max_new_tokens(one) == 0 for one in given],
@@ -225,7 +225,7 @@ def _constraint(
 
 def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
     """Raises:
-    RequestError: a constraint stands where this endpoint has none, or what can't be done is asked for.
+    RequestError: a constraint is in a field where this endpoint has none, or a field is not supported.
     """
     refuse_unsupported(body)
     for name in ConstraintFields.__struct_fields__:
@@ -243,12 +243,12 @@ _NATIVE_NAMES = (
     | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
     | {"prompt_logprobs_start": "logprob_start_len"}
 )
-"""What this endpoint's clients call each sampling setting."""
+"""The names of sampling settings in requests to this endpoint."""
 
 
 @contextmanager
 def native_names() -> Iterator[None]:
-    """Let errors about sampling settings name the fields that the client sent."""
+    """Let errors about sampling settings name the fields of the request."""
     try:
         yield
     except RequestError as error:

@@ -93,7 +93,7 @@ def _openai_schema(value: Any, param: str) -> JsonSchema:
 
 
 Reader = Callable[[Any, str], Constraint | None]
-"""Makes a constraint of a field's value; None: it asks for nothing. Errors name the field as they are told."""
+"""Makes a constraint of a field's value; None: no constraint. The second argument is the field's name in errors."""
 
 _READERS: dict[str, Reader] = {
     "response_format": _response_format,
@@ -106,7 +106,7 @@ _READERS: dict[str, Reader] = {
     "ebnf": requests.ebnf,
     "structural_tag": structural_tag,
 }
-"""By field: what makes a constraint of its value."""
+"""The reader of each field."""
 
 
 def _structured_outputs(
@@ -140,7 +140,7 @@ _OUTPUT_READERS: dict[str, Reader] = {
     "json_object": _json_object,
     "structural_tag": structural_tag,
 }
-"""The same of :class:`StructuredOutputs`."""
+"""The reader of each field of :class:`StructuredOutputs`."""
 
 _LIBRARIES = {"guidance": "llguidance", "outlines": "fsm"}
 """vLLM's names of backends, where they differ from ours."""
@@ -171,7 +171,9 @@ def _check_whitespace(pattern: str | None, param: str, config: ServerConfig) -> 
 
 
 def _refuse_other_keys(value: dict[str, Any], known: set[str], param: str) -> None:
-    """What is not known would have to be ignored."""
+    """Raises:
+    RequestError: the value has a key that would have to be ignored.
+    """
     for name in value.keys() - known:
         raise RequestError(
             f"{param}: {name!r:.50} is not supported; leave it out. There are {', '.join(sorted(known))}.",

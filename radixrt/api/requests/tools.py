@@ -38,8 +38,8 @@ def tool_constraint(
         asked: the constraint on the answer's content.
 
     Raises:
-        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be told from
-            constrained content.
+        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be distinguished
+            from constrained content.
     """
     name, must_call = _choice(fields)
     if not calls_tools(fields):
@@ -111,7 +111,7 @@ def check_tools(tools: list[dict[str, Any]]) -> None:
 
 
 def call_as_json(call: ToolCall) -> dict[str, Any]:
-    """A whole call, or a piece of one: only the first has an id and a name."""
+    """A tool call with a new id: whole, or its first piece."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": new_id("call"), "type": "function", "function": function}
 
@@ -140,7 +140,7 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
 
 
 def _choice(fields: ChatCompletionRequest) -> tuple[str | None, bool]:
-    """The one tool that must be called, if any is named; and whether any must be."""
+    """The name of the tool that must be called, if any; and whether a call is required."""
     choice = fields.tool_choice
     if choice in (None, "auto", "none"):
         return None, False

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import SlotLogprobs
 
 
 def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
@@ -31,18 +31,18 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
 
 def logprob_rows(
     token_ids: Tensor, logprobs: Tensor, slots: Sequence[int], num_top: Sequence[int]
-) -> list[LogprobRow]:
+) -> list[SlotLogprobs]:
     """The result of :func:`raw_logprobs` as messages, each with as many tokens as its slot asked for."""
     columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), strict=True)
     return [
-        LogprobRow(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
+        SlotLogprobs(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
         for slot, top, ids, values in columns
     ]
 
 
 def prompt_logprob_rows(
     token_ids: Tensor, logprobs: Tensor, slot: int, num_top: int
-) -> list[LogprobRow]:
+) -> list[SlotLogprobs]:
     """The result of :func:`raw_logprobs` for a stretch of one sequence's prompt, one message a position."""
     count = len(token_ids)
     return logprob_rows(token_ids, logprobs, [slot] * count, [num_top] * count)

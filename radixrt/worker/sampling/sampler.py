@@ -16,8 +16,7 @@ from torch import Tensor
 
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds
-from radixrt.messages.sequences import LogprobRow
-from radixrt.messages.steps import NO_TOKEN
+from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
 from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.sampling.logprobs import logprob_rows, raw_logprobs
 from radixrt.worker.sampling.matchers import TokenMask
@@ -61,7 +60,7 @@ class SampledTokens:
         token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
         return [token_ids, *(self.logprobs or ())]
 
-    def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[LogprobRow]]:
+    def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[SlotLogprobs]]:
         """Token ids [rows] and the log-probabilities asked for, in row order.
 
         A row whose logits hold NaN or are infinite has NO_TOKEN.
@@ -69,7 +68,7 @@ class SampledTokens:
         Args:
             tensors: those of :meth:`tensors`, on the host.
         """
-        rows: list[LogprobRow] = []
+        rows: list[SlotLogprobs] = []
         if self.logprobs is not None and self.batch.logprobs is not None:
             asked = self.batch.logprobs
             rows = logprob_rows(tensors[1], tensors[2], asked.slots, asked.num_top)
