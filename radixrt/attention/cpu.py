@@ -42,7 +42,7 @@ class CpuBackend:
             metadata.kv_indptr_cpu,
             metadata.last_page_len_cpu,
             metadata.kv_indices,
-            metadata.kv_slots,
+            metadata.kv_locations,
             metadata.page_size,
             (shared.group_indptr_cpu, shared.num_pages_cpu) if shared else None,
         )

@@ -22,7 +22,7 @@ class _Block:
     """Equally many queries of each of several sequences, attended in one batched computation."""
 
     tokens: Tensor  # [batch, queries] rows of the step's flat batch
-    slots: Tensor  # [batch, keys] cache slots; short rows repeat a slot of their own
+    locations: Tensor  # [batch, keys] cache locations; short rows repeat one of their own
     visible: Tensor | None  # [batch, 1, queries, keys] bool; None: every key
 
 
@@ -43,7 +43,7 @@ class TorchReferenceBackend:
     """Gathers each sequence's keys and values from its pages, then computes dense masked attention.
 
     Decoding sequences are padded to one another and computed together, those of similar length in one
-    block; a prefill is computed alone, in blocks of queries. Which slots and masks that takes is the
+    block; a prefill is computed alone, in blocks of queries. Which locations and masks that takes is the
     same for all layers with one sliding window, and is worked out once a step.
     """
 
@@ -60,10 +60,10 @@ class TorchReferenceBackend:
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
-        # each [slots, num_kv_heads, head_dim]
+        # each [locations, num_kv_heads, head_dim]
         keys, values = (cache.view(-1, *cache.shape[2:]) for cache in kv_cache)
-        _write(keys, self._metadata.kv_slots, key)
-        _write(values, self._metadata.kv_slots, value)
+        _write(keys, self._metadata.kv_locations, key)
+        _write(values, self._metadata.kv_locations, value)
         if spec.sliding_window not in self._blocks:
             groups = _group(_spans(self._metadata, spec.sliding_window))
             self._blocks[spec.sliding_window] = [
@@ -71,30 +71,30 @@ class TorchReferenceBackend:
             ]
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for block in self._blocks[spec.sliding_window]:
-            shape = block.slots.shape
+            shape = block.locations.shape
             output[block.tokens] = _dense_attention(
                 query[block.tokens],
-                _read(keys, block.slots.flatten(), query.dtype).unflatten(0, shape),
-                _read(values, block.slots.flatten(), query.dtype).unflatten(0, shape),
+                _read(keys, block.locations.flatten(), query.dtype).unflatten(0, shape),
+                _read(values, block.locations.flatten(), query.dtype).unflatten(0, shape),
                 block.visible,
                 spec,
             )
         return output
 
 
-def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
-    """``states`` [num_tokens, num_kv_heads, head_dim] go to ``slots`` [num_tokens] of [slots, num_kv_heads, head_dim]."""
+def _write(cache: Tensor, locations: Tensor, states: Tensor) -> None:
+    """``states`` [num_tokens, num_kv_heads, head_dim] go to ``locations`` [num_tokens] of [locations, num_kv_heads, head_dim]."""
     states = to_kv_dtype(states, cache.dtype)
     if cache.dtype.itemsize == 1:  # torch moves bytes about, and knows no fp8 there
         cache, states = cache.view(torch.uint8), states.view(torch.uint8)
-    cache.index_copy_(0, slots, states)
+    cache.index_copy_(0, locations, states)
 
 
-def _read(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """What lies in ``slots`` [n], as ``dtype``: [n, num_kv_heads, head_dim]."""
+def _read(cache: Tensor, locations: Tensor, dtype: torch.dtype) -> Tensor:
+    """What lies in ``locations`` [n], as ``dtype``: [n, num_kv_heads, head_dim]."""
     if cache.dtype.itemsize == 1:
-        return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype).to(dtype)
-    return cache.index_select(0, slots)
+        return cache.view(torch.uint8).index_select(0, locations).view(cache.dtype).to(dtype)
+    return cache.index_select(0, locations)
 
 
 def _spans(metadata: AttentionMetadata, window: int | None) -> list[_Span]:
@@ -146,7 +146,7 @@ def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) 
     pages = metadata.kv_indices[(first_page + key_positions // page_size).to(device)].long()
     return _Block(
         tokens=(token + queries).to(device),
-        slots=pages * page_size + (key_positions % page_size).to(device),
+        locations=pages * page_size + (key_positions % page_size).to(device),
         visible=None if visible.all() else visible[:, None].to(device),
     )
 

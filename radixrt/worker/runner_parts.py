@@ -12,7 +12,8 @@ from radixrt.worker.batch import PersistentBatch
 from radixrt.worker.decode_graphs import DecodeGraphs, ladder
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.runner import ModelRunner
-from radixrt.worker.sampling.grammars import GrammarShop, GrammarState
+from radixrt.worker.sampling.grammar_loader import GrammarLoader
+from radixrt.worker.sampling.matchers import SlotMatchers
 from radixrt.worker.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class RunnerParts:
     backend: AttentionBackend
     eos_token_ids: tuple[int, ...]
     """Those that the model can produce."""
-    shop: GrammarShop
+    loader: GrammarLoader
     taped: bool
     """All that computes can be repeated from a tape."""
 
@@ -49,8 +50,8 @@ class RunnerParts:
             eos_token_ids=self.eos_token_ids,
             device=device,
         )
-        grammars = GrammarState(
-            self.shop,
+        matchers = SlotMatchers(
+            self.loader,
             vocab_size,
             eos_token_ids=self.eos_token_ids,
             jump_forward=not self.config.disable_jump_forward,
@@ -61,7 +62,7 @@ class RunnerParts:
             pool,
             batch,
             sampling,
-            grammars,
+            matchers,
             device,
             graphs,
             taped=self.taped,

@@ -16,7 +16,7 @@ from radixrt.device.device import Device
 
 @dataclass(frozen=True, slots=True)
 class RaggedStep:
-    """One step's flat batch. Pages and slots are those of the KV cache."""
+    """One step's flat batch. Pages and locations are those of the KV cache."""
 
     page_size: int
     positions: NDArray[np.int64]  # [num_tokens] of each token in its sequence
@@ -24,7 +24,7 @@ class RaggedStep:
     kv_indptr: NDArray[np.int32]  # [rows + 1], counts pages
     last_page_len: NDArray[np.int32]  # [rows]
     kv_indices: NDArray[np.int32]  # [total_pages]
-    kv_slots: NDArray[
+    kv_locations: NDArray[
         np.int64
     ]  # [num_tokens] page * page_size + offset, where each token's K and V go
 
@@ -59,7 +59,7 @@ class RaggedStep:
             kv_indptr=kv_indptr.astype(np.int32),
             last_page_len=(ends - (pages - 1) * page_size).astype(np.int32),
             kv_indices=tables[entries],
-            kv_slots=token_pages.astype(np.int64) * page_size + positions % page_size,
+            kv_locations=token_pages.astype(np.int64) * page_size + positions % page_size,
         )
 
     def padded(self, rows: int, spare_page: int) -> "RaggedStep":
@@ -75,13 +75,15 @@ class RaggedStep:
             kv_indptr=np.concatenate((self.kv_indptr, pages + counts)),
             last_page_len=np.concatenate((self.last_page_len, np.ones(more, np.int32))),
             kv_indices=np.concatenate((self.kv_indices, np.full(more, spare_page, np.int32))),
-            kv_slots=np.concatenate((self.kv_slots, np.full(more, spare_page * self.page_size))),
+            kv_locations=np.concatenate(
+                (self.kv_locations, np.full(more, spare_page * self.page_size))
+            ),
         )
 
     def metadata(
         self,
         kv_indices: torch.Tensor,
-        kv_slots: torch.Tensor,
+        kv_locations: torch.Tensor,
         device: Device,
         shared_prefixes: SharedPrefixes | None = None,
     ) -> AttentionMetadata:
@@ -94,7 +96,7 @@ class RaggedStep:
             kv_indptr_cpu=kv_indptr,
             last_page_len_cpu=last_page_len,
             kv_indices=kv_indices,
-            kv_slots=kv_slots,
+            kv_locations=kv_locations,
             page_size=self.page_size,
             shared_prefixes=shared_prefixes,
         )

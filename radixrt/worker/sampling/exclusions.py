@@ -1,8 +1,8 @@
-"""Which tokens must not come because they would lead again where an answer has failed before?
+"""Forbids the token paths on which an answer has failed before.
 
 An answer that a check found invalid is taken back and goes on from an earlier point with the failed path
-excluded. Forbidding the last token of that path would do nothing where the grammar leaves no other, so
-each path is cut back to the last point where something else is possible.
+excluded. Forbidding the last token of that path has no effect where the grammar leaves no other token, so
+each path is cut back to its last token that has an alternative.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.matcher import Matcher
 
 LONGEST_SEARCH = 64
-"""Tokens before the end of a path among which another way is looked for; each costs one mask."""
+"""Tokens at the end of a path that are searched for an alternative; each costs one mask."""
 
 Path = tuple[int, ...]
 
 
 class Exclusions:
-    """What must not come next, as a sequence goes on from the point where the paths begin."""
+    """The excluded paths of one sequence, followed from the point where they begin."""
 
     def __init__(self, matcher: Matcher, paths: Sequence[Sequence[int]], num_words: int) -> None:
         """
@@ -52,24 +52,24 @@ class Exclusions:
                 return
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """These tokens have come."""
+        """Follow the paths by the tokens that were taken."""
         if len(self._since) < self._longest:
             self._since += token_ids
 
     def forbid(self, row: BitmaskRow) -> None:
-        """Take what must not come now out of a row of the bitmask."""
+        """Remove the tokens that are excluded now from a row of the bitmask."""
         if len(self._since) < self._longest:
             forbid(row, self._banned.get(tuple(self._since), ()))
 
 
 def forbid(row: BitmaskRow, token_ids: Sequence[int] | set[int]) -> None:
-    """Take tokens out of a row of the bitmask."""
+    """Remove tokens from a row of the bitmask."""
     words = row.view(np.uint32)
     for token in token_ids:
         words[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << (token % 32)))
 
 
 def allow_only(row: BitmaskRow, token_id: int) -> None:
-    """Take all tokens but one out of a row of the bitmask."""
+    """Remove all tokens except one from a row of the bitmask."""
     row.fill(0)
     row.view(np.uint32)[token_id // 32] = np.uint32(1 << (token_id % 32))
