@@ -100,7 +100,7 @@ def _metadata(shape: Shape) -> AttentionMetadata:
             first, : shape.shared_pages
         ]
     positions = torch.arange(shape.tokens - shape.new_tokens, shape.tokens)
-    slots = tables[:, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
+    locations = tables[:, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
     groups = shape.sequences // shape.members
     shared = PrefixGroups(
         np.arange(0, shape.sequences + 1, shape.members, dtype=np.int32),
@@ -112,7 +112,7 @@ def _metadata(shape: Shape) -> AttentionMetadata:
         kv_indptr_cpu=(torch.arange(count + 1) * pages).int(),
         last_page_len_cpu=torch.full((count,), (shape.tokens - 1) % PAGE_SIZE + 1).int(),
         kv_indices=tables.flatten(),
-        kv_slots=slots.flatten(),
+        kv_locations=locations.flatten(),
         page_size=PAGE_SIZE,
         shared_prefixes=shared if shape.shared_pages else None,
     )

@@ -49,7 +49,7 @@ class CpuBackend:
             metadata.kv_indptr_cpu,
             metadata.last_page_len_cpu,
             metadata.kv_indices,
-            metadata.kv_slots,
+            metadata.kv_locations,
             metadata.page_size,
             groups,
         )

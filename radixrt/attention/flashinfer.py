@@ -223,7 +223,7 @@ class _GraphBackend:
     ) -> None:
         self._setup = setup
         self._rows = rows
-        self._append = Append(library, shared, shared.slots(rows))
+        self._append = Append(library, shared, shared.locations(rows))
         self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
         for spec in set(setup.specs):
             cascades = kind == "cascade" and _may_cascade(spec)

@@ -13,40 +13,42 @@ from radixrt.attention.metadata import AttentionMetadata
 class Append:
     """Writes a step's K and V into the cache.
 
-    The kernel finds a token's page in the page table of its sequence. A step's metadata holds the cache slot of each
+    The kernel finds a token's page in the page table of its sequence. A step's metadata holds the location of each
     token already, so the kernel gets the page table of one sequence that owns every page in order: a token's position in it
-    is its slot. That table never changes. Slots of padding are on the spare page.
+    is its location. That table never changes. Locations of padding are on the spare page.
     """
 
-    def __init__(self, library: Any, shared: SharedBuffers, slots: Tensor | None = None) -> None:
+    def __init__(
+        self, library: Any, shared: SharedBuffers, locations: Tensor | None = None
+    ) -> None:
         """
         Args:
-            slots: [rows] int32 on the device: where a graph looks for the slots of a step; None: anew for each.
+            locations: [rows] int32 on the device: where a graph looks for the locations of a step; None: anew for each.
         """
         self._library = library
         self._shared = shared
-        self._fixed_slots = slots
-        self._slots = slots
+        self._fixed_locations = locations
+        self._locations = locations
         self._sequence: Tensor | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        if self._fixed_slots is None:
-            self._slots = metadata.kv_slots.to(torch.int32)
+        if self._fixed_locations is None:
+            self._locations = metadata.kv_locations.to(torch.int32)
         else:
-            self._fixed_slots.copy_(metadata.kv_slots)
-        assert self._slots is not None
-        if self._sequence is None or len(self._sequence) != len(self._slots):
-            self._sequence = torch.zeros_like(self._slots)  # all tokens are of the only one
+            self._fixed_locations.copy_(metadata.kv_locations)
+        assert self._locations is not None
+        if self._sequence is None or len(self._sequence) != len(self._locations):
+            self._sequence = torch.zeros_like(self._locations)  # all tokens are of the only one
 
     def run(self, key: Tensor, value: Tensor, kv_cache: LayerKV) -> None:
         """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]."""
-        assert self._slots is not None, "plan() comes before attend()"
+        assert self._locations is not None, "plan() comes before attend()"
         table = self._shared.whole_cache(len(kv_cache[0]))
         self._library.append_paged_kv_cache(
             to_kv_dtype(key, kv_cache[0].dtype),
             to_kv_dtype(value, kv_cache[1].dtype),
             self._sequence,
-            self._slots,
+            self._locations,
             kv_cache,
             table.kv_indices,
             table.kv_indptr,

@@ -55,7 +55,7 @@ class SharedBuffers:
         self.workspace = self._bytes(max(WORKSPACE_BYTES, partial))
         self._plans: dict[tuple[str, AttentionSpec], Tensor] = {}
         self._tables: dict[str, TableBuffers] = {}
-        self._slots: Tensor | None = None
+        self._locations: Tensor | None = None
         self._sharing: Tensor | None = None
         self._whole_cache: WholeCache | None = None
 
@@ -89,11 +89,11 @@ class SharedBuffers:
             all_rows.last_page_len[:rows],
         )
 
-    def slots(self, rows: int) -> Tensor:
+    def locations(self, rows: int) -> Tensor:
         """[rows] int32: where a graph's tokens go in the cache"""
-        if self._slots is None:
-            self._slots = self._ints(self._setup.max_rows)
-        return self._slots[:rows]
+        if self._locations is None:
+            self._locations = self._ints(self._setup.max_rows)
+        return self._locations[:rows]
 
     def whole_cache(self, num_pages: int) -> "WholeCache":
         """Of at least so many pages."""

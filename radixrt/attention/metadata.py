@@ -99,7 +99,7 @@ class AttentionMetadata:
     kv_indptr_cpu: Tensor  # [batch + 1] int32, counts pages
     last_page_len_cpu: Tensor  # [batch] int32, in 1..page_size
     kv_indices: Tensor  # [total_pages] int32, on the device
-    kv_slots: (
+    kv_locations: (
         Tensor  # [num_tokens] int64, on the device: page * page_size + offset of each new token
     )
     page_size: int
@@ -108,7 +108,7 @@ class AttentionMetadata:
 
     @property
     def num_tokens(self) -> int:
-        return self.kv_slots.numel()
+        return self.kv_locations.numel()
 
     def kv_lengths(self) -> Tensor:
         """Tokens of KV of each sequence, the new ones included: [batch] int32 on the host."""

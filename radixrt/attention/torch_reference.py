@@ -24,7 +24,7 @@ class _Block:
     """Equally many queries of each of several sequences, attended in one batched computation."""
 
     tokens: Tensor  # [batch, queries] rows of the step's flat batch
-    slots: Tensor  # [batch, keys] cache slots; short rows repeat a slot of their own
+    locations: Tensor  # [batch, keys] cache locations; short rows repeat one of their own
     visible: Tensor | None  # [batch, 1, queries, keys] bool; None: every key
 
 
@@ -45,7 +45,7 @@ class TorchReferenceBackend:
     """Gathers each sequence's keys and values from its pages, then computes dense masked attention.
 
     Decoding sequences are padded to one another and computed together, those of similar length in one
-    block; a prefill is computed alone, in blocks of queries. Slots and masks are the same for all layers with one
+    block; a prefill is computed alone, in blocks of queries. Locations and masks are the same for all layers with one
     sliding window, and are worked out once a step. A layer keeps keys and values, of different widths perhaps, or one
     tensor whose first features are the values.
 
@@ -57,7 +57,7 @@ class TorchReferenceBackend:
     ...     kv_indptr_cpu=torch.tensor([0, 1], dtype=torch.int32),
     ...     last_page_len_cpu=torch.tensor([3], dtype=torch.int32),
     ...     kv_indices=torch.tensor([1], dtype=torch.int32),
-    ...     kv_slots=torch.tensor([4, 5, 6]),
+    ...     kv_locations=torch.tensor([4, 5, 6]),
     ...     page_size=4,
     ... )
     >>> kv_cache = torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8)
@@ -97,10 +97,10 @@ class TorchReferenceBackend:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
         width = value.shape[-1]
-        # each [slots, heads, features]
+        # each [locations, heads, features]
         caches = [cache.view(-1, *cache.shape[2:]) for cache in kv_cache]
         for cache, states in zip(caches, (key, value), strict=False):
-            _write(cache, self._metadata.kv_slots, states)
+            _write(cache, self._metadata.kv_locations, states)
         if spec.sliding_window not in self._blocks:
             groups = _group(_spans(self._metadata, spec.sliding_window))
             self._blocks[spec.sliding_window] = [
@@ -109,7 +109,9 @@ class TorchReferenceBackend:
         output = query.new_empty((*query.shape[:-1], width))
         for block in self._blocks[spec.sliding_window]:
             keys, *values = (
-                _read(cache, block.slots.flatten(), query.dtype).unflatten(0, block.slots.shape)
+                _read(cache, block.locations.flatten(), query.dtype).unflatten(
+                    0, block.locations.shape
+                )
                 for cache in caches
             )
             output[block.tokens] = _dense_attention(
@@ -133,19 +135,19 @@ def _reads(spec: AttentionSpec, kept: KVSpec) -> bool:
     )
 
 
-def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
-    """Write ``states`` [num_tokens, heads, features] to ``slots`` [num_tokens] of ``cache`` [slots, heads, features]."""
+def _write(cache: Tensor, locations: Tensor, states: Tensor) -> None:
+    """Write ``states`` [num_tokens, heads, features] to ``locations`` [num_tokens] of ``cache`` [locations, heads, features]."""
     states = to_kv_dtype(states, cache.dtype)
     if cache.dtype.itemsize == 1:  # torch moves bytes about, and knows no fp8 there
         cache, states = cache.view(torch.uint8), states.view(torch.uint8)
-    cache.index_copy_(0, slots, states)
+    cache.index_copy_(0, locations, states)
 
 
-def _read(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """The content of ``slots`` [n] in ``dtype``: [n, heads, features]."""
+def _read(cache: Tensor, locations: Tensor, dtype: torch.dtype) -> Tensor:
+    """The content of ``locations`` [n] in ``dtype``: [n, heads, features]."""
     if cache.dtype.itemsize == 1:
-        return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype).to(dtype)
-    return cache.index_select(0, slots)
+        return cache.view(torch.uint8).index_select(0, locations).view(cache.dtype).to(dtype)
+    return cache.index_select(0, locations)
 
 
 def _spans(metadata: AttentionMetadata, window: int | None) -> list[_Span]:
@@ -197,7 +199,7 @@ def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) 
     pages = metadata.kv_indices[(first_page + key_positions // page_size).to(device)].long()
     return _Block(
         tokens=(token + queries).to(device),
-        slots=pages * page_size + (key_positions % page_size).to(device),
+        locations=pages * page_size + (key_positions % page_size).to(device),
         visible=None if visible.all() else visible[:, None].to(device),
     )
 

@@ -11,7 +11,7 @@ import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
@@ -184,13 +184,13 @@ class EngineClient:
             skip_special_tokens=skip_special_tokens,
         )
 
-    async def compile(self, structured: Spec) -> CompileReport:
+    async def compile(self, constraint: Constraint) -> CompileReport:
         """Compile a constraint ahead of the requests that will use it.
 
         Raises:
             RequestError: it can't be enforced.
         """
-        return await self._call(CompileCall, CompileReport, structured=structured)
+        return await self._call(CompileCall, CompileReport, constraint=constraint)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""

@@ -3,7 +3,7 @@
 Each gets one :class:`radixrt.messages.replies.CallReply`, from the tokenizer process or from the scheduler.
 """
 
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 from radixrt.messages.requests import Prompt
@@ -76,7 +76,7 @@ class CompileCall(Message, frozen=True, kw_only=True):
     """
 
     call_id: int
-    structured: Spec
+    constraint: Constraint
 
 
 class StatsCall(Message, frozen=True):

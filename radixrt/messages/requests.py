@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 
@@ -100,7 +100,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     parse_tool_calls: str = ""
     """Take tool calls out of the answers' text: the name of how the model writes them, a key of
     :data:`radixrt.constrained.tool_calls.FORMATS`. Empty: they stay."""
-    structured: Spec | None = None
+    constraint: Constraint | None = None
     """The constraint on the answers."""
     parse_reasoning: str = ""
     """Take the reasoning out of the answers' text: the name of how the model marks it, a key of

@@ -3,8 +3,8 @@
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.grammar import Grammar
 from radixrt.messages.answers import AnswerReport
+from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 from radixrt.messages.requests import RequestOptions
@@ -19,23 +19,13 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """Of the request, with ``max_tokens`` and ``seed`` of this answer filled in."""
     num_output: int = 0
     """Number of token_ids, at their end, that an answer has generated before: max_tokens and penalties count them."""
-    constraint: "Constraint | None" = None
+    grammar: GrammarUse | None = None
+    """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
 
     @property
     def sampling(self) -> SamplingParams:
         """Of the options."""
         return self.options.sampling
-
-
-class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a sequence's answer is held to."""
-
-    grammar: Grammar
-    begin_after: PackedIds = b""
-    """The grammar begins after the first occurrence of these tokens in the answer; none: at once. Until then
-    any token may come but one that ends the answer."""
-    excluded: list[PackedIds] = []
-    """Token sequences that must not come, each from the point where this request goes on (``num_output``)."""
 
 
 class ReleaseSequences(Message, frozen=True):
@@ -78,3 +68,5 @@ class SequenceRefused(msgspec.Struct, frozen=True, array_like=True):
     message: str
     status: int
     retry_after_s: int | None = None
+    grammar_lost: bool = False
+    """The scheduler does not have its grammar: no rank can use it until it is dropped and sent again."""

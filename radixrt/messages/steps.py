@@ -1,9 +1,9 @@
-"""The messages between scheduler and workers: plans and results of steps, grammars to load."""
+"""The messages between scheduler and workers: plans and results of steps."""
 
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.grammar import Grammar
+from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 
@@ -12,29 +12,6 @@ NO_TOKEN = -1
 
 GRAMMAR_FAILED = -2
 """In place of a sampled token: no token of the vocabulary goes on with the grammar, or its matcher gave up."""
-
-
-class LoadGrammar(Message, frozen=True, kw_only=True):
-    """Make a grammar ready for sequences to come. Answered by a GrammarLoaded from every rank."""
-
-    grammar_id: int
-    grammar: Grammar
-
-
-class DropGrammar(Message, frozen=True):
-    """No sequence to come uses this grammar."""
-
-    grammar_id: int
-
-
-class GrammarUse(msgspec.Struct, frozen=True, array_like=True):
-    """How a sequence is held to a loaded grammar; see Constraint."""
-
-    grammar_id: int
-    begin_after: PackedIds = b""
-    excluded: list[PackedIds] = []
-    excluded_from: int = 0
-    """Generated tokens before the excluded paths begin."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):
@@ -89,13 +66,6 @@ class StepPlan(Message, frozen=True, kw_only=True):
     extend_pages: PackedIds = b""
     """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``."""
     prefill: list[Prefill] = []
-
-
-class GrammarLoaded(Message, frozen=True, kw_only=True):
-    """One rank has made a grammar ready, or could not."""
-
-    grammar_id: int
-    error: str | None = None
 
 
 class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):

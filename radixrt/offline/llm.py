@@ -18,8 +18,8 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.client import warming
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.client.warming import DEFAULT_PIN_S, Warmed
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
-from radixrt.constrained.spec import Spec
 from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.answers import AnswerChunk, EngineInfo
@@ -114,7 +114,7 @@ class LLM:
             constraint: on all answers, one of: ``schema`` (a JSON schema as a dict or its text, or a
                 type such as a pydantic model; with ``strict=False`` as far as it can be enforced), ``regex``,
                 ``choices`` (a list of texts), ``grammar`` (EBNF or Lark), ``structured`` (any constraint of
-                :mod:`radixrt.constrained.spec`).
+                :mod:`radixrt.constrained.constraint`).
 
         Returns:
             An :class:`Output` for one prompt, a list of them for many, in their order.
@@ -326,18 +326,18 @@ class LLM:
         prompt: Prompt,
         sampling: SamplingParams,
         options: RequestOptions,
-        structured: Spec | None,
+        constraint: Constraint | None,
         *,
         stream: bool = False,
     ) -> GenerateRequest:
-        check_sampling(structured, sampling)
+        check_sampling(constraint, sampling)
         reasons = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
         return GenerateRequest(
             request_id=self._new_request_id(),
             prompt=prompt,
             options=replace(options, sampling=sampling.validate(self.info.vocab_size)),
             stream=stream,
-            structured=structured,
+            constraint=constraint,
             parse_reasoning=self.config.reasoning_parser if reasons else "",
         )
 
@@ -347,7 +347,7 @@ class LLM:
         single: bool,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         options: RequestOptions,
-        structured: Spec | None,
+        constraint: Constraint | None,
         progress: bool,
     ) -> Output | list[Output]:
         if sampling_params is None:
@@ -360,7 +360,7 @@ class LLM:
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
             )
         both = zip(prompts, each, strict=True)
-        requests = [self._request(p, s, options, structured) for p, s in both]
+        requests = [self._request(p, s, options, constraint) for p, s in both]
         columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, disable=single or not progress, transient=True) as bar:
             outputs = self._engine.run(self._gather(requests, bar))

@@ -15,6 +15,7 @@ from radixrt.messages.calls import (
     ReleaseCacheCall,
     StatsCall,
 )
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
 from radixrt.messages.replies import CallReply
@@ -24,7 +25,7 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.steps import GrammarLoaded, StepResult
+from radixrt.messages.steps import StepResult
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
@@ -134,6 +135,10 @@ class SchedulerProcess:
 
     def _handle(self, message: ToScheduler) -> None:
         match message:
+            case LoadGrammar():
+                self.scheduler.grammars.load(message)
+            case DropGrammar():
+                self.scheduler.grammars.drop(message)
             case SequenceRequest():
                 self._add(message)
             case ReleaseSequences():

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.sequences import (
     SequenceRefused,
@@ -22,12 +23,11 @@ from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     NO_TOKEN,
-    GrammarLoaded,
     StepPlan,
     StepResult,
 )
 from radixrt.scheduler.batch_draft import BatchDraft
-from radixrt.scheduler.grammar_shelf import GrammarShelf
+from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue.queue_order import ORDERS
@@ -73,7 +73,7 @@ class Scheduler:
         )
         self.kv = KVCache(limits, self.slots, clock)
         self.waiting = WaitingQueue(ORDERS[limits.schedule_policy], self.kv)
-        self.grammars = GrammarShelf(limits.num_ranks)
+        self.grammars = GrammarRegistry(limits.num_ranks)
         self.counters = new_counters()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
@@ -107,14 +107,15 @@ class Scheduler:
             self.counters.refused += 1
             message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
             return SequenceRefused(request.seq_id, message, 503, self._seconds_until_room())
-        grammar = None
-        if request.constraint is not None:
-            grammar = self.grammars.use(request.constraint, request.num_output)
-        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids, grammar)
+        grammar = request.grammar
+        if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
+            self.counters.refused += 1
+            return lost
+        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
         self._sequences[sequence.seq_id] = sequence
         if request.options.deadline is not None:
             heapq.heappush(self._deadlines, (request.options.deadline, sequence.seq_id))
-        if grammar is not None and self.grammars.is_loading(grammar):
+        if grammar is not None and self.grammars.is_loading(grammar.key):
             self.grammars.wait(sequence)
         else:
             self.waiting.add(sequence)
@@ -122,15 +123,15 @@ class Scheduler:
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
-        waited = self.grammars.loaded(message)
-        if message.error is None:
-            for sequence in waited:
+        refused = []
+        for sequence in self.grammars.loaded(message):
+            if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
                 self.waiting.add(sequence)
-            return []
-        for sequence in waited:
-            del self._sequences[sequence.seq_id]
-        self.counters.refused += len(waited)
-        return [SequenceRefused(sequence.seq_id, message.error, 400) for sequence in waited]
+            else:
+                del self._sequences[sequence.seq_id]
+                refused.append(lost)
+        self.counters.refused += len(refused)
+        return refused
 
     def _seconds_until_room(self) -> int:
         """A guess from the mean step time: one running batch's worth of answers."""
@@ -191,8 +192,8 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""
         del self._sequences[sequence.seq_id]
-        if self.grammars.release(sequence):
-            return  # it was waiting for its grammar
+        if self.grammars.stop_waiting(sequence):
+            return
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence.seq_id)
         else:
@@ -260,7 +261,6 @@ class Scheduler:
         """End a sequence that the model can't go on with. Its KV may be the cause and is not kept."""
         self.counters.aborted += 1
         del self._sequences[sequence.seq_id]
-        self.grammars.release(sequence)
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 

@@ -7,7 +7,6 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.messages.steps import GrammarUse
 from radixrt.scheduler.radix.eviction.policy import Use
 from radixrt.scheduler.radix.node import Node
 
@@ -20,7 +19,6 @@ class Sequence:
     Args:
         arrived: when; on the scheduler's clock, like the other times.
         eos_token_ids: of the model.
-        grammar: what the answer is held to, as the worker knows it.
     """
 
     def __init__(
@@ -28,7 +26,6 @@ class Sequence:
         request: SequenceRequest,
         arrived: float,
         eos_token_ids: tuple[int, ...],
-        grammar: GrammarUse | None = None,
     ) -> None:
         self.options = request.options
         sampling = self.options.sampling
@@ -44,7 +41,7 @@ class Sequence:
         self.stop_tokens = frozenset((*sampling.stop_token_ids, *ends))
         """Tokens that end the answer."""
         self.arrived = arrived
-        self.grammar = grammar
+        self.grammar = request.grammar
 
         self.slot = NO_SLOT
         """Place in the worker's persistent batch while it runs."""

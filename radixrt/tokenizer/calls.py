@@ -28,7 +28,7 @@ from radixrt.messages.replies import (
     Tokenized,
 )
 from radixrt.messages.requests import Prompt
-from radixrt.tokenizer.constraints.structured import StructuredOutput
+from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
@@ -60,7 +60,7 @@ class Calls:
     vocabulary: Vocabulary
     encoder: PromptEncoder
     limits: Limits
-    structured: StructuredOutput
+    constraints: ConstraintManager
     queue: FairQueue
     shows_cache_texts: bool
     to_api: Send
@@ -97,7 +97,7 @@ class Calls:
             self._enqueue(reply.call_id, _num_shown_tokens(tree), work)
             return
         if reply.error is None and isinstance(call, StatsCall):
-            reply.value["structured"] = msgspec.to_builtins(self.structured.stats())
+            reply.value["structured"] = msgspec.to_builtins(self.constraints.stats())
         self.to_api(reply)
 
     def _enqueue(self, call_id: int, size: int, work: Callable[[], Any]) -> None:
@@ -136,7 +136,7 @@ class Calls:
 
     async def _compile_ahead(self, call: CompileCall) -> CompileReport:
         begin = time.perf_counter()
-        compiled = await self.structured.compile(call.structured)
+        compiled = await self.constraints.compile(call.constraint)
         return CompileReport(
             backend=compiled.grammar.backend,
             checks=msgspec.convert(compiled.checks, list[CheckReport], from_attributes=True),

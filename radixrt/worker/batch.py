@@ -196,13 +196,13 @@ class PersistentBatch:
             step = step.padded(graph_rows, self._spare_page)
             decoding = np.concatenate((decoding, np.zeros(graph_rows - len(decoding), np.int64)))
         known = np.concatenate(known_tokens) if known_tokens else NO_TOKENS
-        decoded, known_ids, positions, kv_indices, kv_slots, slots, rows, places = (
+        decoded, known_ids, positions, kv_indices, kv_locations, slots, rows, places = (
             self._device.upload(
                 decoding,
                 known.astype(np.int64),
                 step.positions,
                 step.kv_indices,
-                step.kv_slots,
+                step.kv_locations,
                 sampling_slots,
                 sampling_rows.astype(np.int64),
                 sampling_positions,
@@ -212,7 +212,7 @@ class PersistentBatch:
         return StepInputs(
             token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
             positions=positions,
-            attention=step.metadata(kv_indices, kv_slots, self._device, groups),
+            attention=step.metadata(kv_indices, kv_locations, self._device, groups),
             graph_rows=graph_rows,
             sampling_slots=sampling_slots,
             sampling_slots_on_device=slots,

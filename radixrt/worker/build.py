@@ -21,14 +21,14 @@ from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
 from radixrt.messages.answers import EngineInfo
-from radixrt.messages.steps import GrammarLoaded
+from radixrt.messages.grammars import GrammarLoaded
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
-from radixrt.worker.sampling.grammars import GrammarShop
+from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.threads import use_fitting_threads
 from radixrt.worker.trial_run import try_largest_step
 
@@ -65,10 +65,10 @@ def build_runner(
     eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
     setup = _attention_setup(config, model, device, longest)
     backend_name = resolve_backend(config.attention_backend, setup)
-    shop = GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
+    loader = GrammarLoader(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
-    parts = RunnerParts(config, model, setup, backend, eos_token_ids, shop, taped)
+    parts = RunnerParts(config, model, setup, backend, eos_token_ids, loader, taped)
     if is_gpu(device):
         try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest)

@@ -102,5 +102,5 @@ class DecodeGraphs:
         no_tables = np.empty((0, 1), dtype=np.int32)
         step = RaggedStep.of(no_tables, self._pool.page_size, nothing, nothing, nothing)
         step = step.padded(rows, self._pool.spare_page)
-        kv_indices, kv_slots = self._device.upload(step.kv_indices, step.kv_slots)
-        return step.metadata(kv_indices, kv_slots, self._device)
+        kv_indices, kv_locations = self._device.upload(step.kv_indices, step.kv_locations)
+        return step.metadata(kv_indices, kv_locations, self._device)

@@ -47,7 +47,7 @@ class WorkerProcess:
             if isinstance(message, StepPlan):
                 self._answer(self._runner.step(message, idle_s))
             else:
-                self._runner.grammars.shop.order(message)
+                self._runner.matchers.loader.order(message)
 
     def _next_order(self) -> tuple[ToWorker, float]:
         """Wait for the scheduler's next message, and answer a step that the device finishes before it comes.

@@ -21,8 +21,8 @@ from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs
 from radixrt.worker.runner_parts import RunnerParts
-from radixrt.worker.sampling.grammars import GrammarState
 from radixrt.worker.sampling.logprobs import raw_logprobs
+from radixrt.worker.sampling.matchers import SlotMatchers
 from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
 from radixrt.worker.sampling.state import SamplingState
 from radixrt.worker.step_tapes import StepTapes
@@ -60,7 +60,9 @@ class ModelRunner:
         )
         self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
         jumps = not config.disable_jump_forward
-        self.grammars = GrammarState(parts.shop, vocab_size, eos_token_ids=ends, jump_forward=jumps)
+        self.matchers = SlotMatchers(
+            parts.loader, vocab_size, eos_token_ids=ends, jump_forward=jumps
+        )
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
         self._context = ForwardContext(parts.backend, pool.kv_caches)
@@ -118,7 +120,7 @@ class ModelRunner:
         if step is None:
             return []
         token_ids, logprobs, prompt_logprobs = step.read()
-        slots, token_ids = self._advance_grammars(step, token_ids)
+        slots, token_ids = self._advance_matchers(step, token_ids)
         step_s = time.perf_counter() - step.begun
         if self._device.overlaps:
             ahead = step.launched if self._last_end is None else self._last_end
@@ -145,7 +147,7 @@ class ModelRunner:
         for slot in plan.release:
             self._batch.release(slot)
             self._sampling.release(slot)
-            self.grammars.release(slot)
+            self.matchers.release(slot)
             if self._in_flight is not None:
                 self._in_flight.released.add(slot)
         for admit in plan.admit:
@@ -162,7 +164,7 @@ class ModelRunner:
         if admit.grammar is not None:
             output = token_ids[len(token_ids) - admit.num_output :]
             may_jump = admit.sampling.logprobs is None  # a forced token has no logits
-            self.grammars.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
+            self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
 
     # ------------------------------------------------------------ on the device
 
@@ -183,7 +185,7 @@ class ModelRunner:
         slots = inputs.sampling_slots
         if not len(slots):
             return None
-        mask = self.grammars.mask(slots)
+        mask = self.matchers.mask(slots)
         sampled = sample(self._sampling, logits, slots, inputs.sampling_positions, mask, self._draw)
         self._batch.record(inputs, sampled.token_ids)
         return sampled
@@ -201,15 +203,15 @@ class ModelRunner:
 
     # ------------------------------------------------------------ grammars and jumps
 
-    def _advance_grammars(
+    def _advance_matchers(
         self, step: LaunchedStep, token_ids: TokenIds
     ) -> tuple[NDArray[np.int64], TokenIds]:
         """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their slots."""
         slots = step.slots
-        if not step.forced and not self.grammars.holds_any:
+        if not step.forced and not self.matchers.holds_any:
             return slots, token_ids
         to_take = ~np.isin(slots, [*step.forced, *step.released])
-        failed = self.grammars.advance(slots[to_take], token_ids[to_take])
+        failed = self.matchers.advance(slots[to_take], token_ids[to_take])
         token_ids[np.isin(slots, failed) & to_take] = GRAMMAR_FAILED
         forced = {slot: tokens[1:] for slot, tokens in step.forced.items()}
         if not self._device.overlaps:
@@ -226,7 +228,7 @@ class ModelRunner:
     def _jump_at_once(self, slots: NDArray[np.int64], token_ids: TokenIds) -> dict[int, list[int]]:
         """Let the next step compute the tokens just sampled and those forced after them. Returns the forced, by slot."""
         sampled = dict(zip(slots.tolist(), token_ids.tolist(), strict=True))
-        forced = self.grammars.take_forced(slots[token_ids >= 0])
+        forced = self.matchers.take_forced(slots[token_ids >= 0])
         for slot, tokens in forced.items():
             self._jump(slot, [sampled[slot], *tokens])
         return forced
@@ -234,9 +236,9 @@ class ModelRunner:
     def _force_next(self, inputs: StepInputs) -> dict[int, list[int]]:
         """The tokens forced after those that have arrived, by slot. The first is the token that this step is about to
         sample; the step after this one computes all of them."""
-        forced = self.grammars.take_forced(inputs.sampling_slots, SHORTEST_JUMP)
+        forced = self.matchers.take_forced(inputs.sampling_slots, SHORTEST_JUMP)
         for slot, tokens in forced.items():
-            self.grammars.sample_next(slot, tokens[0])
+            self.matchers.sample_next(slot, tokens[0])
             self._jump(slot, tokens)
         return forced
 

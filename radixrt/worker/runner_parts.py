@@ -10,7 +10,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.decode_graphs import DecodeGraphs, ladder
 from radixrt.worker.kv.pool import KVPool
-from radixrt.worker.sampling.grammars import GrammarShop
+from radixrt.worker.sampling.grammar_loader import GrammarLoader
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class RunnerParts:
     backend: AttentionBackend
     eos_token_ids: tuple[int, ...]
     """Those that the model can produce."""
-    shop: GrammarShop
+    loader: GrammarLoader
     taped: bool
     """All that computes can be repeated from a tape."""
 

@@ -50,7 +50,7 @@ def to_gpu(step: Step, device: CudaDevice, kv_dtype: torch.dtype = torch.bfloat1
     moved = AttentionMetadata(
         *pinned,
         kv_indices=metadata.kv_indices.to(place),
-        kv_slots=metadata.kv_slots.to(place),
+        kv_locations=metadata.kv_locations.to(place),
         page_size=metadata.page_size,
         shared_prefixes=metadata.shared_prefixes,
     )

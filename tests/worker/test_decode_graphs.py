@@ -48,12 +48,12 @@ def test_padding_is_one_token_on_the_spare_page_and_changes_no_other_row(
         assert padded.last_page_len[row] == (length - 1) % page_size + 1
         assert padded.positions[row] == length - 1
         page = tables[row, (length - 1) // page_size]
-        assert padded.kv_slots[row] == page * page_size + (length - 1) % page_size
+        assert padded.kv_locations[row] == page * page_size + (length - 1) % page_size
     np.testing.assert_array_equal(padded.qo_indptr, np.arange(rows + more + 1))
     assert (padded.kv_indices[padded.kv_indptr[rows] :] == spare).all()
     assert (np.diff(padded.kv_indptr)[rows:] == 1).all()
     assert (padded.last_page_len[rows:] == 1).all()
-    assert (padded.kv_slots[rows:] == spare * page_size).all()
+    assert (padded.kv_locations[rows:] == spare * page_size).all()
 
 
 def test_the_spare_page_is_none_that_is_handed_out() -> None:

@@ -16,8 +16,8 @@ from radixrt.api.requests.protocol import ConstraintFields, QueueFields, refuse_
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.constrained.spec import Spec
 from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -113,9 +113,11 @@ class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
                 prompt=prompt,
                 options=msgspec.structs.replace(options, sampling=params),
                 stream=bool(fields.stream),
-                structured=spec,
+                constraint=constraint,
             )
-            for name, prompt, params, spec in zip(names, prompts, sampling, structured, strict=True)
+            for name, prompt, params, constraint in zip(
+                names, prompts, sampling, structured, strict=True
+            )
         ]
         return PreparedGenerate(
             id=call_id,
@@ -204,11 +206,13 @@ def _sampling(
         return sampling_of(settings, state)
 
 
-def _constraint(given: NativeSampling, sampling: SamplingParams, state: ServerState) -> Spec | None:
+def _constraint(
+    given: NativeSampling, sampling: SamplingParams, state: ServerState
+) -> Constraint | None:
     """Raises:
     RequestError: there are several, or one is not well formed, or there will be no answer.
     """
-    structured = asked_constraint(given, state.config, "sampling_params.").spec
+    structured = asked_constraint(given, state.config, "sampling_params.").constraint
     with native_names():
         check_sampling(structured, sampling)
     if structured is not None and _max_new_tokens(given) == 0:

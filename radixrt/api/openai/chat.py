@@ -17,7 +17,7 @@ from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, to
 from radixrt.api.responses import chat_logprobs, prompt_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
@@ -50,7 +50,7 @@ def _prepare(
     options = generation_options(
         fields,
         state,
-        constraint.spec,
+        constraint.constraint,
         logprobs=_logprobs(fields),
         max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
     )
@@ -70,8 +70,8 @@ def _prepare(
         stream=bool(fields.stream),
         return_prompt_token_ids=bool(fields.return_token_ids),
         parse_tool_calls=format_name if calls_tools(fields) else "",
-        structured=constraint.spec,
-        parse_reasoning=_reasoning_parser(fields, state, constraint.spec),
+        constraint=constraint.constraint,
+        parse_reasoning=_reasoning_parser(fields, state, constraint.constraint),
     )
     return PreparedRequest(fields, response_id, [generate], constraint.field, recorder)
 
@@ -149,7 +149,7 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
 
 
 def _reasoning_parser(
-    fields: ChatCompletionRequest, state: ServerState, structured: Spec | None
+    fields: ChatCompletionRequest, state: ServerState, structured: Constraint | None
 ) -> str:
     """The parser that takes the reasoning out of the answer; "": the reasoning stays in its text."""
     if state.config.reasoning_parser == "none" or fields.continue_final_message:

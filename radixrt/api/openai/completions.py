@@ -49,10 +49,10 @@ def _prepare(
     )
     constraint = asked_constraint(fields, state.config)
     overrides = _overrides(fields)
-    options = generation_options(fields, state, constraint.spec, len(prompts), **overrides)
+    options = generation_options(fields, state, constraint.constraint, len(prompts), **overrides)
     if fields.best_of not in (None, options.sampling.n):
         raise RequestError("best_of must equal n, or be left out.", param="best_of")
-    if constraint.spec is not None and fields.max_tokens == 0:
+    if constraint.constraint is not None and fields.max_tokens == 0:
         raise RequestError(
             "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
             param="max_tokens",
@@ -69,7 +69,7 @@ def _prepare(
             options=options,
             stream=bool(fields.stream),
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
-            structured=constraint.spec,
+            constraint=constraint.constraint,
         )
         for number, prompt in enumerate(prompts)
     ]

@@ -8,8 +8,8 @@ from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.constrained.spec import Spec
 from radixrt.kv.cache_hint import hints_of
 from radixrt.messages.requests import RequestOptions
 
@@ -23,14 +23,14 @@ LONGEST_STOP_STRING = 1024
 def generation_options(
     fields: GenerationFields,
     state: ServerState,
-    spec: Spec | None,
+    constraint: Constraint | None,
     num_prompts: int = 1,
     **overrides: Any,
 ) -> RequestOptions:
     """The options of a request to chat or completions.
 
     Args:
-        spec: the request's constraint.
+        constraint: the request's constraint.
         overrides: sampling settings in place of those of the fields.
 
     Raises:
@@ -38,7 +38,7 @@ def generation_options(
     """
     sampling = sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
     state.check_answer_count(num_prompts, sampling.n)
-    check_sampling(spec, sampling)
+    check_sampling(constraint, sampling)
     return request_options(fields, state.config, sampling)
 
 

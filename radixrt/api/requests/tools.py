@@ -8,7 +8,7 @@ from radixrt.api.requests.constraint import AskedConstraint
 from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth
-from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
+from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
 from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
 from radixrt.messages.answers import ToolCall
 
@@ -48,7 +48,7 @@ def tool_constraint(
                 "tool_choice asks for a call, but there are no tools.", param="tools"
             )
         return asked
-    other = asked.spec
+    other = asked.constraint
     tools = _tools(fields.tools or [])
     if name is not None and name not in tools:
         raise RequestError(
@@ -60,18 +60,18 @@ def tool_constraint(
             param="tool_choice",
         )
     if other is not None and not must_call:
-        spec = _call_or(tools.values(), written, other, fields.parallel_tool_calls)
-        return AskedConstraint(spec, asked.field)
+        constraint = _call_or(tools.values(), written, other, fields.parallel_tool_calls)
+        return AskedConstraint(constraint, asked.field)
     chosen = tools.values() if name is None else [tools[name]]
     parallel = fields.parallel_tool_calls
     several = parallel is True if name is not None else parallel is not False
-    spec = calls(chosen, written, required=must_call, most=None if several else 1)
-    return AskedConstraint(spec, asked.field or "tools")
+    constraint = calls(chosen, written, required=must_call, most=None if several else 1)
+    return AskedConstraint(constraint, asked.field or "tools")
 
 
 def _call_or(
-    tools: Iterable[Tool], written: ToolCallFormat, other: Spec, parallel: bool | None
-) -> Spec:
+    tools: Iterable[Tool], written: ToolCallFormat, other: Constraint, parallel: bool | None
+) -> Constraint:
     """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
     if not isinstance(other, JsonSchema | AnyJson) or not written.opening:
         raise RequestError(

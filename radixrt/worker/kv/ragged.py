@@ -16,7 +16,7 @@ from radixrt.device.device import Device
 
 @dataclass(frozen=True, slots=True)
 class RaggedStep:
-    """One step's flat batch. Pages and slots are those of the KV cache."""
+    """One step's flat batch. Pages and locations are those of the KV cache."""
 
     page_size: int
     positions: NDArray[np.int64]  # [num_tokens] of each token in its sequence
@@ -24,7 +24,7 @@ class RaggedStep:
     kv_indptr: NDArray[np.int32]  # [rows + 1], counts pages
     last_page_len: NDArray[np.int32]  # [rows]
     kv_indices: NDArray[np.int32]  # [total_pages]
-    kv_slots: NDArray[
+    kv_locations: NDArray[
         np.int64
     ]  # [num_tokens] page * page_size + offset, where each token's K and V go
 
@@ -42,7 +42,7 @@ class RaggedStep:
 
         >>> tables = np.array([[7, 3], [5, 0]], dtype=np.int32)
         >>> step = RaggedStep.of(tables, 4, np.array([1, 0]), lengths=np.array([1, 3]), starts=np.array([2, 4]))
-        >>> step.positions.tolist(), step.kv_slots.tolist()
+        >>> step.positions.tolist(), step.kv_locations.tolist()
         ([2, 4, 5, 6], [22, 12, 13, 14])
         >>> step.qo_indptr.tolist(), step.kv_indptr.tolist(), step.kv_indices.tolist(), step.last_page_len.tolist()
         ([0, 1, 4], [0, 1, 3], [5, 7, 3], [3, 3])
@@ -70,7 +70,7 @@ class RaggedStep:
             kv_indptr=kv_indptr.astype(np.int32),
             last_page_len=(ends - (pages - 1) * page_size).astype(np.int32),
             kv_indices=tables[entries],
-            kv_slots=token_pages.astype(np.int64) * page_size + positions % page_size,
+            kv_locations=token_pages.astype(np.int64) * page_size + positions % page_size,
         )
 
     def padded(self, rows: int, spare_page: int) -> "RaggedStep":
@@ -86,20 +86,22 @@ class RaggedStep:
             kv_indptr=np.concatenate((self.kv_indptr, pages + counts)),
             last_page_len=np.concatenate((self.last_page_len, np.ones(more, np.int32))),
             kv_indices=np.concatenate((self.kv_indices, np.full(more, spare_page, np.int32))),
-            kv_slots=np.concatenate((self.kv_slots, np.full(more, spare_page * self.page_size))),
+            kv_locations=np.concatenate(
+                (self.kv_locations, np.full(more, spare_page * self.page_size))
+            ),
         )
 
     def metadata(
         self,
         kv_indices: torch.Tensor,
-        kv_slots: torch.Tensor,
+        kv_locations: torch.Tensor,
         device: Device,
         groups: PrefixGroups | None = None,
     ) -> AttentionMetadata:
         """The step as attention backends take it.
 
         Args:
-            kv_indices, kv_slots: the arrays of these names on the device.
+            kv_indices, kv_locations: the arrays of these names on the device.
             groups: of the first rows; the others share nothing.
         """
         if groups is not None:
@@ -113,7 +115,7 @@ class RaggedStep:
             kv_indptr_cpu=kv_indptr,
             last_page_len_cpu=last_page_len,
             kv_indices=kv_indices,
-            kv_slots=kv_slots,
+            kv_locations=kv_locations,
             page_size=self.page_size,
             shared_prefixes=groups,
         )

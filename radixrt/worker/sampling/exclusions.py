@@ -1,8 +1,8 @@
-"""Bans the token paths on which an answer has failed a check before.
+"""Forbids the token paths on which an answer has failed before.
 
-An answer that a check found invalid is cut back to an earlier point and goes on from there without the failed path.
-Banning the last token of that path would do nothing where the grammar allows no other, so each path is cut back to the
-last point at which another token is possible.
+An answer that a check found invalid is taken back and goes on from an earlier point with the failed path
+excluded. Forbidding the last token of that path has no effect where the grammar leaves no other token, so
+each path is cut back to its last token that has an alternative.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.matcher import Matcher
 
 LONGEST_SEARCH = 64
-"""Tokens before the end of a path at which another token is searched for; each costs one mask."""
+"""Tokens at the end of a path that are searched for an alternative; each costs one mask."""
 
 Path = tuple[int, ...]
 
 
 class Exclusions:
-    """The banned paths of one sequence, which goes on from the point where they begin."""
+    """The excluded paths of one sequence, followed from the point where they begin."""
 
     def __init__(self, matcher: Matcher, paths: Sequence[Sequence[int]], num_words: int) -> None:
         """
@@ -52,12 +52,12 @@ class Exclusions:
                 return
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take the tokens that the sequence has got."""
+        """Follow the paths by the tokens that were taken."""
         if len(self._since) < self._longest:
             self._since += token_ids
 
     def forbid(self, row: BitmaskRow) -> None:
-        """Remove the tokens that are banned now from a row of the bitmask."""
+        """Remove the tokens that are excluded now from a row of the bitmask."""
         if len(self._since) < self._longest:
             forbid(row, self._banned.get(tuple(self._since), ()))
 
@@ -70,6 +70,6 @@ def forbid(row: BitmaskRow, token_ids: Sequence[int] | set[int]) -> None:
 
 
 def allow_only(row: BitmaskRow, token_id: int) -> None:
-    """Remove all tokens but one from a row of the bitmask."""
+    """Remove all tokens except one from a row of the bitmask."""
     row.fill(0)
     row.view(np.uint32)[token_id // 32] = np.uint32(1 << (token_id % 32))

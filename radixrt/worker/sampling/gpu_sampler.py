@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device.device import Device
-from radixrt.worker.sampling.grammars import ALL_TOKENS, TokenMask
+from radixrt.worker.sampling.matchers import ALL_TOKENS, TokenMask
 from radixrt.worker.sampling.state import SamplingBatch, TokenCounts
 
 

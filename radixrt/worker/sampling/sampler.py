@@ -18,8 +18,8 @@ from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
 from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
-from radixrt.worker.sampling.grammars import TokenMask
 from radixrt.worker.sampling.logprobs import logprob_rows, raw_logprobs
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.noise import gumbel_noise
 from radixrt.worker.sampling.state import (
     DRAW_SETTINGS,

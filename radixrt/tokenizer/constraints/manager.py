@@ -1,7 +1,7 @@
-"""What does the tokenizer process do for requests whose answers are held to something?
+"""Serves the constraints of requests in the tokenizer process.
 
-It has their constraints compiled, and the values that no grammar covers validated, both in the helper
-processes of the compile pool; and it knows where in an answer the constraint begins.
+Constraints are compiled, and values that no grammar covers are validated, in the helper processes of the compile
+pool. The manager also knows where in an answer the grammar begins.
 """
 
 import logging
@@ -16,13 +16,14 @@ from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
-from radixrt.constrained.compiler.route import BackendChoice, CompileOptions
+from radixrt.constrained.compiler.route import CompileOptions
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.spec import Spec
 from radixrt.messages.answers import EngineInfo
+from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds, pack_ids
 from radixrt.messages.requests import GenerateRequest
-from radixrt.messages.sequences import Constraint, SequenceRequest
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.stats import StructuredStats
 from radixrt.tokenizer.answer.reasoning import FORMATS
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
@@ -30,16 +31,9 @@ from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
-_BACKENDS: dict[str, BackendChoice] = {
-    "auto": "auto",
-    "llguidance": "llguidance",
-    "xgrammar": "xgrammar",
-    "outlines": "fsm",
-}
 
-
-class StructuredOutput:
-    """The compile pool of one engine, and what is known of its model's vocabulary."""
+class ConstraintManager:
+    """The compile pool of one engine, with the vocabulary of its model."""
 
     def __init__(
         self, config: ServerConfig, tokenizer_file: Path, vocabulary: Vocabulary, info: EngineInfo
@@ -58,7 +52,7 @@ class StructuredOutput:
                 vocab_size=info.vocab_size,
                 eos_token_ids=info.eos_token_ids,
                 options=CompileOptions(
-                    backend=_BACKENDS[config.grammar_backend], whitespace=config.grammar_whitespace
+                    backend=config.grammar_backend, whitespace=config.grammar_whitespace
                 ),
                 time_limit_s=config.grammar_compile_timeout,
                 memory_limit_bytes=config.grammar_compile_memory,
@@ -73,7 +67,7 @@ class StructuredOutput:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def compile(self, spec: Spec) -> Compiled:
+    async def compile(self, constraint: Constraint) -> Compiled:
         """Raises:
         RequestError: the constraint can't be enforced, or takes too long.
         """
@@ -84,7 +78,7 @@ class StructuredOutput:
             )
         self.counters.requests += 1
         try:
-            return await self._pool.compile(spec)
+            return await self._pool.compile(constraint)
         except RequestError:
             self.counters.refused += 1
             raise
@@ -96,13 +90,11 @@ class StructuredOutput:
         self.counters.checks += 1
         return await self._pool.validate(due.check.schema, due.text)
 
-    def constraint(
+    def grammar_use(
         self, compiled: Compiled, request: GenerateRequest, prompt_text: str | None
-    ) -> Constraint:
-        """What the scheduler is told of it."""
-        return Constraint(
-            grammar=compiled.grammar, begin_after=self._begin_after(request, prompt_text)
-        )
+    ) -> GrammarUse:
+        """How the answers of a request are held to its compiled constraint."""
+        return GrammarUse(compiled.grammar.key, begin_after=self._begin_after(request, prompt_text))
 
     def _begin_after(self, request: GenerateRequest, prompt_text: str | None) -> PackedIds:
         """The tokens that close the thought, unless the prompt has closed it already."""
@@ -114,7 +106,7 @@ class StructuredOutput:
         return pack_ids(self._vocabulary.encode(closing, add_special_tokens=False))
 
     def checked(self, sequence: SequenceRequest, compiled: Compiled) -> CheckedSequence | None:
-        """What holds back an answer whose values are validated; None if the grammar enforces everything."""
+        """Holds an answer back until its values are validated; None if the grammar enforces everything."""
         final = compiled.validator if self._validates or compiled.unenforced else None
         if not compiled.checks and final is None:
             return None
@@ -132,7 +124,7 @@ class StructuredOutput:
     def verdict(
         self, checked: CheckedSequence, due: DueCheck, errors: list[SpanError], seq_id: int
     ) -> SequenceRequest | None:
-        """Take in what a validator found; returns a sequence ``seq_id`` to go on with, if a value was wrong.
+        """Take in the errors of a validator; returns a sequence ``seq_id`` to go on with, if a value was wrong.
 
         Raises:
             RequestError: the model did not find a valid value in the attempts that it has.
@@ -145,12 +137,14 @@ class StructuredOutput:
         self.counters.retries += again is not None
         return again
 
-    def report_violation(self, spec: Spec | None, text: str, violation: str) -> RequestError:
-        """An answer broke a schema that was enforced."""
+    def report_violation(
+        self, constraint: Constraint | None, text: str, violation: str
+    ) -> RequestError:
+        """The error for an answer that violates an enforced schema; logs and counts it."""
         self.counters.violations += 1
         log.error(
             "An answer breaks its constraint, which is a bug in radixrt: %s. Constraint: %s. Answer: %s",
-            violation, spec, text,
+            violation, constraint, text,
         )  # fmt: skip
         return RequestError(
             f"The answer breaks its schema, which is a bug in radixrt: {violation}",
