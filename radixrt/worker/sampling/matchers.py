@@ -18,7 +18,7 @@ from radixrt.constrained.loader import fill_masks
 from radixrt.constrained.matcher import Matcher
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.worker.sampling.exclusions import Exclusions, allow_only, forbid
+from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow_only, forbid
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class _SlotMatcher:
     may_jump: bool
     tail: list[int] = field(default_factory=list)
     """The last tokens before the grammar begins."""
-    exclusions: Exclusions | None = None
+    forbidden: ForbiddenPaths | None = None
     next_token: int | None = None
     """The matcher has taken it already: it must be sampled next."""
     failed: bool = False
@@ -86,7 +86,7 @@ class SlotMatchers:
         self._take(entry, output[: use.excluded_from].tolist())
         if use.excluded and not entry.failed:
             paths = [unpack_ids(path).tolist() for path in use.excluded]
-            entry.exclusions = Exclusions(entry.matcher, paths, self._num_words)
+            entry.forbidden = ForbiddenPaths(entry.matcher, paths, self._num_words)
         self._take(entry, output[use.excluded_from :].tolist())
 
     def release(self, slot: int) -> None:
@@ -118,8 +118,8 @@ class SlotMatchers:
                 one.next_token = None
             elif one.begin_after:
                 forbid(row, self._eos_token_ids)
-            elif one.exclusions is not None:
-                one.exclusions.forbid(row)
+            elif one.forbidden is not None:
+                one.forbidden.forbid(row)
             one.failed = one.failed or not row.any()
             if one.failed:
                 row.fill(ALL_TOKENS)  # whatever is sampled now is not used
@@ -194,8 +194,8 @@ class SlotMatchers:
                 entry.begin_after, entry.tail = [], []
 
     def _advance(self, entry: _SlotMatcher, tokens: list[int]) -> None:
-        if entry.exclusions is not None:
-            entry.exclusions.advance(tokens)
+        if entry.forbidden is not None:
+            entry.forbidden.advance(tokens)
         if tokens[-1] in self._eos_token_ids:  # the answer is over
             tokens = tokens[:-1]
         try:

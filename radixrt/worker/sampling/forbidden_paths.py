@@ -18,8 +18,8 @@ LONGEST_SEARCH = 64
 Path = tuple[int, ...]
 
 
-class Exclusions:
-    """The excluded paths of one sequence, followed from the point where they begin."""
+class ForbiddenPaths:
+    """The forbidden paths of one sequence, followed from the point where they begin."""
 
     def __init__(self, matcher: Matcher, paths: Sequence[Sequence[int]], num_words: int) -> None:
         """
@@ -57,7 +57,7 @@ class Exclusions:
             self._since += token_ids
 
     def forbid(self, row: BitmaskRow) -> None:
-        """Remove the tokens that are excluded now from a row of the bitmask."""
+        """Remove the tokens that are forbidden now from a row of the bitmask."""
         if len(self._since) < self._longest:
             forbid(row, self._banned.get(tuple(self._since), ()))
 
