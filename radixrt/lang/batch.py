@@ -1,4 +1,4 @@
-"""How do many runs go side by side? Each in a thread, its first call held back until its turn comes."""
+"""Executes a batch: one run for each input, each in a thread, admitted in the order of common prefixes."""
 
 import concurrent.futures
 import threading

@@ -193,8 +193,11 @@ class Function:
         backend: Backend | str | None,
         sampling: Sampling | None,
     ) -> Batch:
-        _check_positive("max_concurrency", max_concurrency)
-        _check_positive("num_threads", num_threads)
+        for name, limit in (("max_concurrency", max_concurrency), ("num_threads", num_threads)):
+            if limit is not None and limit < 1:
+                raise ProgramError(
+                    f"run_batch's {name} must be at least 1, not {limit}; leave it out for the default."
+                )
         enclosing = CURRENT_RUN.get()
         chosen = self._choose_backend(backend)
 
@@ -302,16 +305,9 @@ def _run_in_new_loop(program: Any) -> State:
 
 
 def _as_list(inputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    listed = [] if isinstance(inputs, Mapping | str) else list(inputs)
-    if isinstance(inputs, Mapping | str) or not all(isinstance(one, Mapping) for one in listed):
+    listed: list[Any] = [inputs] if isinstance(inputs, str) else list(inputs)
+    if isinstance(inputs, Mapping) or not all(isinstance(one, Mapping) for one in listed):
         raise ProgramError(
             'run_batch takes a list of arguments, such as [{"question": "..."}, {"question": "..."}].'
         )
     return listed
-
-
-def _check_positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ProgramError(
-            f"run_batch's {name} must be at least 1, not {value}; leave it out for the default."
-        )

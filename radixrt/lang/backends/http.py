@@ -41,18 +41,13 @@ class HttpClient:
         self._process_id = 0
         """The process that opened the connections."""
 
-    async def get(self, path: str) -> Any:
-        """Raises:
-        BackendError: or a subclass.
-        """
-        async with self._answer("GET", path, None) as response:
-            return _decoded(await response.aread())
+    async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The JSON of the answer.
 
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Raises:
-        BackendError: or a subclass.
+        Raises:
+            BackendError: or a subclass.
         """
-        async with self._answer("POST", path, body) as response:
+        async with self._answer(method, path, body) as response:
             return _decoded(await response.aread())
 
     async def answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
@@ -67,7 +62,7 @@ class HttpClient:
                 async for event in events:
                     yield event
         else:
-            yield await self.post(path, body)
+            yield await self.request("POST", path, body)
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """The JSON of each server-sent event. Closing the generator closes the stream.

@@ -95,7 +95,7 @@ class OpenAI(Backend):
             "model": self.model, "prompt": texts, "echo": True, "logprobs": 0, "max_tokens": 0, "temperature": 0,
         }  # fmt: skip
         try:
-            answer = await self._http.post("/v1/completions", body)
+            answer = await self._http.request("POST", "/v1/completions", body)
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             echoed = [choice["logprobs"] for choice in choices]
             return [

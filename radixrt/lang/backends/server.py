@@ -51,7 +51,7 @@ class RadixrtBackend:
         if call.continues:
             body["continue_final_message"] = True
         body |= _cache_field(call.hints)
-        answer = await self._http.post("/score_choices", body)
+        answer = await self._http.request("POST", "/score_choices", body)
         scores = [
             Score(tuple(score["logprobs"]), tuple(score["unconditional_logprobs"] or ()))
             for score in answer["scores"]
@@ -61,7 +61,7 @@ class RadixrtBackend:
     async def cache_tokens(self) -> int | None:
         """Tokens of the KV pool that are not pinned."""
         with contextlib.suppress(BackendError, KeyError, TypeError):
-            tokens = (await self._http.get("/v1/cache/stats"))["tokens"]
+            tokens = (await self._http.request("GET", "/v1/cache/stats"))["tokens"]
             return int(tokens["total"]) - int(tokens["pinned"])
         return None
 

@@ -98,7 +98,7 @@ class BatchAdmission:
 
     def close(self) -> None:
         """Admit no further runs."""
-        BACKGROUND.get().call_soon_threadsafe(self._close)
+        self._concurrency = 0
 
     def _waiting_run(self, run_id: str, text: str) -> _Run:
         if (run := self._waiting.get(run_id)) is None:
@@ -164,6 +164,3 @@ class BatchAdmission:
         else:
             self._one_came()  # it made no call
         self._admit()
-
-    def _close(self) -> None:
-        self._concurrency = 0

@@ -58,9 +58,8 @@ def span_of(runs: Sequence[RunRecord], now: float) -> tuple[float, float]:
 
 
 def title_of(runs: Sequence[RunRecord]) -> str:
-    names = list(dict.fromkeys(run.name for run in runs))
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return shown if len(runs) == 1 else f"{shown or 'nothing'} · {len(runs)} runs"
+    names = ", ".join(dict.fromkeys(run.name for run in runs)) or "nothing"
+    return names if len(runs) == 1 else f"{names} · {len(runs)} runs"
 
 
 def _summary(runs: Sequence[RunRecord], duration: float) -> str:
