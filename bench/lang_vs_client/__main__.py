@@ -1,8 +1,8 @@
-"""What do the language's programs save beside the openai client's? ``python -m bench.lang_vs_client``.
+"""Compares the language's programs with their twins in the openai client: ``python -m bench.lang_vs_client``.
 
-Runs each program of examples/lang and its twin on one server with the built-in model, by turns, the cache emptied before each
-run. The server's pool holds a quarter of what the program's working set is: what the twin leaves in a cache that has
-room for all. Prints a table; docs/lang_comparison.md has one.
+Runs each program of examples/lang and its twin on one server with the built-in model, by turns, with an empty cache before each
+run. The server's KV pool holds a quarter of the working set: of the tokens that the twin leaves in a cache without a limit.
+Prints a table; docs/lang_comparison.md has one.
 """
 
 import argparse

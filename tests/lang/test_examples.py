@@ -1,4 +1,4 @@
-"""Do the example programs answer what they ask, and do their twins with the openai client?"""
+"""The example programs and their twins with the openai client answer most of their questions."""
 
 import asyncio
 import importlib

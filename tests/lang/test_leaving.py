@@ -113,18 +113,15 @@ def test_a_stream_that_ends_in_the_middle_is_a_lost_connection() -> None:
         port = listener.getsockname()[1]
 
         def answer_half() -> None:
-            for _ in range(2):  # the endpoints, the call
-                connection, _ = listener.accept()
-                with connection:
-                    received = connection.recv(65536)
-                    while not received.startswith(b"GET") and not received.endswith(b"}"):
-                        received += connection.recv(
-                            65536
-                        )  # what is left unread would reset the connection
-                    connection.sendall(
-                        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-                        b'data: {"choices": [{"index": 0, "text": "half"}]}\n\n'
-                    )
+            connection, _ = listener.accept()
+            with connection:
+                received = connection.recv(65536)
+                while not received.endswith(b"}"):  # what is left unread would reset the connection
+                    received += connection.recv(65536)
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+                    b'data: {"choices": [{"index": 0, "text": "half"}]}\n\n'
+                )
 
         threading.Thread(target=answer_half, daemon=True).start()
 

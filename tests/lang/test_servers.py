@@ -13,7 +13,7 @@ import pytest
 import radixrt.lang as rl
 from radixrt import LLM
 from radixrt.lang.backends.protocol import ChoiceCall
-from radixrt.lang.background import BACKGROUND
+from radixrt.lang.runtime.placeholder import BACKGROUND
 from tests.server.conftest import Server, free_port
 
 SCORING_METHODS = (

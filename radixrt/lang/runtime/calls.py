@@ -1,41 +1,48 @@
-"""How is a hole filled? Wait for what comes before it, send the call, read the answer as its type."""
+"""Executes a gen or select: waits for the calls before it, sends the call, and reads the answer as its type."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
-from radixrt.lang.answer import Answer
-from radixrt.lang.backends.protocol import CacheHints, Call, ChoiceCall, Prompt
+from radixrt.lang.backends.protocol import (
+    CacheHints,
+    Call,
+    ChoiceCall,
+    Piece,
+    Prompt,
+    Score,
+    ToolCallPiece,
+)
 from radixrt.lang.errors import AnswerError, locate, unreadable
-from radixrt.lang.expressions import Gen, Select
-from radixrt.lang.hole import Filling, Hole
-from radixrt.lang.records import CallRecord, tail_of
-from radixrt.lang.run import Run
-from radixrt.lang.scoring import likeliest
+from radixrt.lang.expressions import Gen, Select, SelectMethod
+from radixrt.lang.runtime.placeholder import Completion, Placeholder
+from radixrt.lang.runtime.run import Run
+from radixrt.lang.runtime.transcript import Transcript
 from radixrt.lang.tools import ToolAnswer, read_calls
-from radixrt.lang.transcript import Transcript
+from radixrt.lang.tracing.records import CallRecord, tail_of
 from radixrt.lang.typed import AnswerType
 
 
 @dataclass(frozen=True)
-class Site:
-    """Where a call stands in a program."""
+class CallSite:
+    """The place of a call in a program."""
 
     run: Run
     before: Transcript
-    hole: Hole
+    placeholder: Placeholder
     hints: CacheHints
 
     @property
     def record(self) -> CallRecord:
-        return self.hole.record
+        return self.placeholder.record
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """A block for all of the call's work: the record says how it ends, and its errors which line it belongs to."""
+        """A block for all of the call's work. The record gets its end; errors get the line of the program."""
         try:
             yield
         except asyncio.CancelledError:
@@ -46,19 +53,21 @@ class Site:
             self.record.error = str(error)
             raise
         finally:
-            self.record.answer = "".join(self.hole.pieces)
+            self.record.answer = "".join(self.placeholder.pieces)
             self.record.ended_at = time.monotonic()
 
     def locate(self, error: Exception) -> None:
-        """Say in an error which line of the program it belongs to."""
+        """Add the line of the program to an error."""
         locate(error, self.record.source, self.record.what)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[tuple[Prompt, bool]]:
-        """A block to send the call in. Gives what it answers, once all of it is known; and whether it continues the last
-        message."""
-        for hole in self.before.holes():
-            await hole.wait_async()
+    async def admitted(self) -> AsyncIterator[tuple[Prompt, bool]]:
+        """A block to send the call in. Waits for everything before the call, and for its run's admission.
+
+        Gives the prompt, and whether the call continues the last message.
+        """
+        for placeholder in self.before.placeholders():
+            await placeholder.wait_async()
         prompt, continues = self.before.as_prompt()
         self.record.prompt_tail = tail_of(prompt)
         self.record.ready_at = time.monotonic()
@@ -66,24 +75,51 @@ class Site:
             self.record.sent_at = time.monotonic()
             yield prompt, continues
 
-    def tell(self, text: str) -> None:
-        """More of the hole's text is there."""
+    def add_text(self, text: str) -> None:
+        """Append to the text of the answer, and wake its readers."""
         if self.record.first_piece_at is None:
             self.record.first_piece_at = time.monotonic()
         if text:
-            self.hole.pieces.append(text)
-            self.run.changes.tell()
+            self.placeholder.pieces.append(text)
+            self.run.changes.increment()
 
 
-async def generating(site: Site, gen: Gen, tools: tuple[dict[str, Any], ...]) -> Filling:
-    """The work of a gen.
+@dataclass
+class Answer:
+    """One of a call's answers, put together from its pieces."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """In OpenAI's form."""
+    finish_reason: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.reasoning += piece.reasoning
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        for call in piece.tool_calls:
+            self._add_call(call)
+
+    def _add_call(self, piece: ToolCallPiece) -> None:
+        while len(self.tool_calls) <= piece.index:
+            function = {"name": "", "arguments": ""}
+            self.tool_calls.append({"id": "", "type": "function", "function": function})
+        call = self.tool_calls[piece.index]
+        call["id"] = piece.id or call["id"]
+        call["function"]["name"] += piece.name
+        call["function"]["arguments"] += piece.arguments
+
+
+async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) -> Completion:
+    """Execute a gen.
 
     Args:
-        tools: the gen's, in OpenAI's form.
+        tools: the gen's tools, in OpenAI's form.
     """
     with site.noted():
         site.record.streamed = gen.stream or site.run.is_watched
-        async with site.turn() as (prompt, continues):
+        async with site.admitted() as (prompt, continues):
             call = Call(
                 prompt=prompt,
                 continues=continues,
@@ -101,7 +137,7 @@ async def generating(site: Site, gen: Gen, tools: tuple[dict[str, Any], ...]) ->
             f"{call['function']['name']}({call['function']['arguments']})"
             for call in first.tool_calls
         ]
-        return Filling(
+        return Completion(
             text=first.text,
             value=_value(first, gen, site) if gen.n == 1 else _values(answers, gen, site),
             tool_calls=tuple(first.tool_calls),
@@ -110,10 +146,10 @@ async def generating(site: Site, gen: Gen, tools: tuple[dict[str, Any], ...]) ->
         )
 
 
-async def selecting(site: Site, select: Select) -> Filling:
-    """The work of a select."""
+async def choose(site: CallSite, select: Select) -> Completion:
+    """Execute a select."""
     with site.noted():
-        async with site.turn() as (prompt, continues):
+        async with site.admitted() as (prompt, continues):
             call = ChoiceCall(
                 prompt=prompt,
                 continues=continues,
@@ -124,12 +160,28 @@ async def selecting(site: Site, select: Select) -> Filling:
             scored = await site.run.backend.score(call)
             site.record.usage = scored.usage
         choice = select.choices[likeliest(scored.scores, select.method)]
-        site.tell(choice)
-        return Filling(choice, choice)
+        site.add_text(choice)
+        return Completion(choice, choice)
 
 
-async def _collect(site: Site, call: Call) -> list[Answer]:
-    """All of a call's answers; the first one's text is told as it comes."""
+def likeliest(scores: Sequence[Score], method: SelectMethod) -> int:
+    """The index of the likeliest choice by a method; of equal ones, the first."""
+    most_tokens = max(len(score.logprobs) for score in scores)
+
+    def key(score: Score) -> tuple[float, ...]:
+        if method == "greedy_token_selection":
+            # A shorter choice is extended by its own mean, so that its length neither helps nor harms it.
+            missing = most_tokens - len(score.logprobs)
+            return (*score.logprobs, *[fmean(score.logprobs)] * missing)
+        if method == "unconditional_likelihood_normalized":
+            return (fmean(score.logprobs) - fmean(score.unconditional),)
+        return (fmean(score.logprobs),)
+
+    return max(range(len(scores)), key=lambda index: key(scores[index]))
+
+
+async def _collect(site: CallSite, call: Call) -> list[Answer]:
+    """All answers of a call. The text of the first one is passed on as it comes."""
     answers = [Answer() for _ in range(call.n)]
     async with aclosing(site.run.backend.generate(call)) as pieces:
         async for piece in pieces:
@@ -137,15 +189,15 @@ async def _collect(site: Site, call: Call) -> list[Answer]:
             site.record.usage = piece.usage or site.record.usage
             site.record.times = piece.times or site.record.times
             if piece.index == 0:
-                site.tell(piece.text)
+                site.add_text(piece.text)
     return answers
 
 
-def _values(answers: list[Answer], gen: Gen, site: Site) -> list[Any]:
-    """Of several answers. In the place of one that is not of the type stands its AnswerError, so that it loses no other.
+def _values(answers: list[Answer], gen: Gen, site: CallSite) -> list[Any]:
+    """The values of several answers. An answer that is not of its type is replaced by its AnswerError.
 
     Raises:
-        AnswerError: none is of the type.
+        AnswerError: no answer is of the type.
     """
     values: list[Any] = []
     for answer in answers:
@@ -159,7 +211,7 @@ def _values(answers: list[Answer], gen: Gen, site: Site) -> list[Any]:
     return values
 
 
-def _value(answer: Answer, gen: Gen, site: Site) -> Any:
+def _value(answer: Answer, gen: Gen, site: CallSite) -> Any:
     """Raises:
     AnswerError: the answer is not of the type that was asked for.
     """

@@ -1,6 +1,6 @@
-"""What did a run do, and when? Its calls, branches and tools, noted down for those who look at it afterwards.
+"""Records of one run: its calls of the model and its calls of tools, with times and token counts.
 
-All times are of ``time.monotonic()``, in seconds; None: not yet, or never.
+All times are of ``time.monotonic()``, in seconds. None: the moment has not come yet, or never will.
 """
 
 import time
@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 from radixrt.lang.backends.protocol import Prompt, ServerTimes, Usage
-from radixrt.lang.source_line import SourceLine
+from radixrt.lang.errors import SourceLine
 
-LONGEST_TAIL = 600
-"""Characters of a prompt's end that are kept. Whole prompts would hold the memory of a long conversation once a call."""
+PROMPT_TAIL_CHARS = 600
+"""Characters kept of a prompt's end. Whole prompts would hold a long conversation in memory once for each call."""
+PROMPT_TAIL_MESSAGES = 4
 
 
 @dataclass
@@ -26,26 +27,27 @@ class CallRecord:
     """Such as ``gen("verdict")``."""
     source: SourceLine
     branch: str
-    """The state it belongs to: "0" is the program's own, "0.2" its third fork."""
+    """The state of the call: "0" is the program's own, "0.2" its third fork."""
+    after: "CallRecord | None" = None
+    """The last call in the transcript before this one; this one waits for it."""
     written_at: float = field(default_factory=time.monotonic)
-    """The program appended it."""
+    """The program appended the call."""
     ready_at: float | None = None
-    """What comes before it was there."""
+    """Everything before the call was computed."""
     sent_at: float | None = None
-    """The call was sent: at once, or when its run's turn in a batch came."""
+    """The call was sent: at once, or when its run was admitted in a batch."""
     first_piece_at: float | None = None
-    """Of an answer that does not stream: when it came."""
+    """The first text came; without streaming, the whole answer."""
     ended_at: float | None = None
     read_at: float | None = None
-    """The program first asked for its value and got it."""
+    """The program first read the value."""
     usage: Usage = field(default_factory=Usage)
     times: ServerTimes | None = None
     streamed: bool = False
     prompt_tail: str = ""
-    """The end of what it answers."""
     answer: str = ""
     called: list[str] = field(default_factory=list)
-    """The calls of tools in the answer."""
+    """The tool calls in the answer."""
     error: str | None = None
 
     def was_read(self) -> None:
@@ -53,28 +55,20 @@ class CallRecord:
             self.read_at = time.monotonic()
 
 
-@dataclass(frozen=True)
-class BranchesRecord:
-    """A fork: a state was copied. Or a join: the program had what it wanted of several branches."""
-
-    branches: tuple[str, ...]
-    at: float = field(default_factory=time.monotonic)
-
-
 @dataclass
 class ToolRecord:
-    """The program ran a tool that the model had called."""
+    """One run of a tool that the model had called."""
 
     name: str
     branch: str
-    """The state whose gen called it."""
+    """The state whose gen called the tool."""
     started_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
     error: str | None = None
 
 
 ToolNotes = Callable[[str], AbstractContextManager[Any]]
-"""Takes down that the tool of a name runs inside the block."""
+"""Records that the tool of a name runs inside the block."""
 
 
 @dataclass
@@ -85,13 +79,11 @@ class RunRecord:
     started_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
     calls: list[CallRecord] = field(default_factory=list)
-    """In the order in which they were written."""
-    forks: list[BranchesRecord] = field(default_factory=list)
-    joins: list[BranchesRecord] = field(default_factory=list)
+    """In program order."""
     tools: list[ToolRecord] = field(default_factory=list)
 
     def tools_of(self, branch: str) -> ToolNotes:
-        """For the tools that a state's answers call."""
+        """Recorder of the tools that a state's answers call."""
         return partial(self._tool_runs, branch)
 
     @contextmanager
@@ -108,14 +100,9 @@ class RunRecord:
 
 
 def tail_of(prompt: Prompt) -> str:
-    """The last characters of what a call answers, each message after its role."""
+    """The last characters of a prompt; each message after its role."""
     if isinstance(prompt, str):
-        return prompt[-LONGEST_TAIL:]
-    tail = ""
-    for message in reversed(prompt):
-        calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
-        called = f" [calls {', '.join(calls)}]" if calls else ""
-        tail = f"{message['role']}: {message['content'][-LONGEST_TAIL:]}{called}\n{tail}"
-        if len(tail) >= LONGEST_TAIL:
-            break
-    return tail[-LONGEST_TAIL:].rstrip("\n")
+        return prompt[-PROMPT_TAIL_CHARS:]
+    last = prompt[-PROMPT_TAIL_MESSAGES:]
+    text = "\n".join(f"{message['role']}: {message['content']}" for message in last)
+    return text[-PROMPT_TAIL_CHARS:]

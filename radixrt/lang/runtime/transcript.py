@@ -1,7 +1,6 @@
-"""What has been said so far? Plain text or a conversation, with holes where the model still speaks.
+"""The immutable text or conversation of a state, with placeholders for answers that are still being generated.
 
-A transcript never changes: appending makes another. So a fork is a copy of one reference, and forks cannot see
-each other.
+Appending makes a new transcript. So a fork copies one reference, and forks cannot see each other.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +9,9 @@ from typing import Any
 from radixrt.lang.backends.protocol import Prompt
 from radixrt.lang.errors import ProgramError
 from radixrt.lang.expressions import Role
-from radixrt.lang.hole import Hole
+from radixrt.lang.runtime.placeholder import Placeholder
 
-Part = str | Hole
+Part = str | Placeholder
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +23,32 @@ class Turn:
     fields: tuple[tuple[str, str], ...] = ()
 
     def as_message(self) -> dict[str, Any]:
-        """In OpenAI's form. All its holes are filled."""
+        """In OpenAI's form. All its placeholders are filled."""
         message: dict[str, Any] = {"role": self.role, "content": text_of(self.parts)}
-        fillings = [part.filling for part in self.parts if isinstance(part, Hole)]
-        if calls := [call for filling in fillings for call in filling.tool_calls]:
+        completions = [part.completion for part in self.parts if isinstance(part, Placeholder)]
+        if calls := [call for completion in completions for call in completion.tool_calls]:
             message["tool_calls"] = calls
-        if reasoning := "".join(filling.reasoning for filling in fillings):
-            message["reasoning_content"] = reasoning  # templates drop what they do not want
+        if reasoning := "".join(completion.reasoning for completion in completions):
+            message["reasoning_content"] = reasoning  # templates drop it where it is not wanted
         return message | dict(self.fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
+    """Either plain text or a conversation."""
+
     text: tuple[Part, ...] = ()
-    """Of a transcript that is plain text."""
+    """Of plain text."""
     turns: tuple[Turn, ...] = ()
-    """Of one that is a conversation."""
+    """Of a conversation."""
     turn_is_open: bool = False
-    """The last message goes on with what is appended."""
+    """The next part belongs to the last message."""
 
     def with_part(self, part: Part) -> "Transcript":
-        """Append text or a hole, to the open message or to the plain text.
+        """Append text or a placeholder, to the open message or to the plain text.
 
         Raises:
-            ProgramError: it has no place in a conversation.
+            ProgramError: the transcript is a conversation without an open message.
         """
         if self.turn_is_open:
             *before, last = self.turns
@@ -63,7 +64,7 @@ class Transcript:
         """Append a message, still open.
 
         Raises:
-            ProgramError: it has no place in plain text.
+            ProgramError: the transcript is plain text.
         """
         if self.text:
             raise ProgramError(
@@ -73,7 +74,7 @@ class Transcript:
         return replace(self, turns=(*self.turns, turn), turn_is_open=True)
 
     def closed(self) -> "Transcript":
-        """What is appended next is no part of the last message."""
+        """The same, without an open message."""
         return replace(self, turn_is_open=False)
 
     def check_model_may_speak(self) -> None:
@@ -88,7 +89,7 @@ class Transcript:
 
     def check_tools_may_be_called(self) -> None:
         """Raises:
-        ProgramError: it is plain text, in which no model is told of tools.
+        ProgramError: the transcript is plain text, which has no place for tools.
         """
         if not self.turns:
             raise ProgramError(
@@ -97,18 +98,18 @@ class Transcript:
             )
 
     def parts(self) -> list[Part]:
-        """All of it, in order, without roles."""
+        """All parts in order, without roles."""
         return [*self.text, *(part for turn in self.turns for part in turn.parts)]
 
-    def holes(self) -> list[Hole]:
-        return [part for part in self.parts() if isinstance(part, Hole)]
+    def placeholders(self) -> list[Placeholder]:
+        return [part for part in self.parts() if isinstance(part, Placeholder)]
 
     def messages(self) -> list[dict[str, Any]]:
-        """Of a conversation whose holes are all filled."""
+        """The messages of a conversation whose placeholders are all filled."""
         return [turn.as_message() for turn in self.turns]
 
     def as_prompt(self) -> tuple[Prompt, bool]:
-        """What a call answers here, and whether it continues the last message. All holes are filled."""
+        """The prompt of a call at this place, and whether the call continues the last message. All placeholders are filled."""
         if not self.turns:
             return text_of(self.text), False
         messages = self.messages()
@@ -118,5 +119,5 @@ class Transcript:
 
 
 def text_of(parts: tuple[Part, ...]) -> str:
-    """Parts whose holes are all filled."""
-    return "".join(part if isinstance(part, str) else part.filling.text for part in parts)
+    """The text of parts whose placeholders are all filled."""
+    return "".join(part if isinstance(part, str) else part.completion.text for part in parts)

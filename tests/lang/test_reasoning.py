@@ -1,4 +1,4 @@
-"""Thoughts are told beside answers, and go back to the model where its template wants them."""
+"""Reasoning is reported beside answers, and sent back to the model where its template wants it."""
 
 import json
 import threading
@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 import radixrt.lang as rl
-from radixrt.lang.answer import Answer
-from radixrt.lang.backends.openai import without_old_thoughts
+from radixrt.lang.backends.openai import without_old_reasoning
 from radixrt.lang.backends.protocol import Call, Piece, ToolCallPiece
-from radixrt.lang.backends.server import with_answer
 from tests.lang import test_hints
 from tests.lang.scripted_backend import ScriptedBackend
 from tests.lang.test_hints import Recorder
@@ -22,8 +20,8 @@ def owner_of(place: str) -> str:
     return "Zekoru"
 
 
-class Thinker(ScriptedBackend):
-    """Thinks, calls the tool once, and answers."""
+class Reasoner(ScriptedBackend):
+    """Reasons, calls the tool once, and answers."""
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
         self.calls.append(call)
@@ -45,8 +43,8 @@ def agent(s: rl.State) -> None:
     s += rl.user("Thanks.") + rl.assistant(rl.gen("last"))
 
 
-def test_thoughts_are_resent_with_their_messages_and_are_no_part_of_the_text() -> None:
-    backend = Thinker()
+def test_reasoning_is_resent_with_its_message_and_is_no_part_of_the_text() -> None:
+    backend = Reasoner()
     state = agent.run(backend=backend)
     assert state["answer"].text == "Zekoru." and state.reasoning("answer") == "thought 2, and more"
     assert "thought" not in state.text()
@@ -57,26 +55,14 @@ def test_thoughts_are_resent_with_their_messages_and_are_no_part_of_the_text() -
     assert thoughts == [None, "thought 1, and more", None, "thought 2, and more", None]
 
 
-def test_what_a_server_keeps_is_what_the_next_call_begins_with() -> None:
-    backend = Thinker()
-    state = agent.run(backend=backend)
-    for call, name in zip(backend.calls, ("asked", "answer", "last"), strict=True):
-        assert not isinstance(call.prompt, str)
-        whole = state.messages()[: len(call.prompt) + 1]
-        answer = Answer(
-            whole[-1]["content"], state.reasoning(name), whole[-1].get("tool_calls", [])
-        )
-        assert json.dumps(with_answer(call, answer)) == json.dumps(whole)
-
-
-def test_of_openai_s_api_only_loops_of_tools_get_their_thoughts_back() -> None:
-    def said(thought: str, **fields: Any) -> dict[str, Any]:
-        return {"role": "assistant", "content": "", "reasoning_content": thought, **fields}
+def test_of_openai_s_api_only_tool_loops_get_their_reasoning_back() -> None:
+    def said(reasoning: str, **fields: Any) -> dict[str, Any]:
+        return {"role": "assistant", "content": "", "reasoning_content": reasoning, **fields}
 
     user, tool = {"role": "user", "content": "?"}, {"role": "tool", "content": "!"}
     calls: dict[str, Any] = {"tool_calls": [{}]}
     messages = [user, said("a", **calls), tool, said("b"), user, said("c", **calls), tool]
-    sent = without_old_thoughts(messages)
+    sent = without_old_reasoning(messages)
     assert [message.get("reasoning_content") for message in sent] == [
         None, None, None, None, None, "c", None,
     ]  # fmt: skip
@@ -84,12 +70,12 @@ def test_of_openai_s_api_only_loops_of_tools_get_their_thoughts_back() -> None:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_thoughts_are_read_by_either_name(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+def test_reasoning_is_read_by_either_name(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
 
     message = {"role": "assistant", "content": "b", field: "because"}
     answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     monkeypatch.setattr(test_hints, "ANSWER", json.dumps(answer).encode())
-    with Recorder([]) as server:
+    with Recorder() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         @rl.function
