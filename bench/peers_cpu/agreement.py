@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from bench import children
 from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.serving import EngineFailedError
 from radixrt.bench.workloads import Prompt
@@ -38,7 +39,7 @@ def reference(checkpoint: Path, prompts: Sequence[Prompt]) -> list[Greedy]:
     if not kept.exists():
         command = [sys.executable, "-m", "bench.peers_cpu.agreement", str(checkpoint)]
         texts = [str(prompt) for prompt in prompts]
-        done = subprocess.run([*command, *texts], stdout=subprocess.PIPE, check=True)
+        done = children.run([*command, *texts], stdout=subprocess.PIPE, check=True)
         kept.write_bytes(done.stdout)
     return [Greedy(**each) for each in json.loads(kept.read_text())]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from radixrt.bench.local_server import local_server
+from bench.local_server import local_server
 from tests.docs.pages import ROOT, blocks
 
 SAID = "http://127.0.0.1:30000"

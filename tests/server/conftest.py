@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from radixrt.bench.local_server import free_port
+from bench.local_server import free_port
 from tests.checkpoints import make_checkpoint, make_tokenizer
 
 START_TIMEOUT_S = 180

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.bench.local_server import local_server
+from bench.local_server import local_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

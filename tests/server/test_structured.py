@@ -11,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from radixrt.bench.local_server import local_server
+from bench.local_server import local_server
 
 QUESTION = [
     {"role": "user", "content": "Read: The tower of Zekoru is from 2060. Write it as JSON."}
