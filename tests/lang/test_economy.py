@@ -9,7 +9,7 @@ import pytest
 import radixrt.lang as rl
 from radixrt.lang.backends.kept_prompts import BLOCK_CHARS, SHORTEST_CHARS, KeptPrompts
 from radixrt.lang.backends.sent_once import SENT_AHEAD_CHARS
-from tests.server.conftest import Server
+from tests.servers import Server
 
 FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. "
 BOOK = FACTS * 40

@@ -12,7 +12,7 @@ import radixrt.lang as rl
 from radixrt import LLM
 from radixrt.lang.pins import SHORTEST_CHARS
 from tests.lang.scripted_backend import ScriptedBackend
-from tests.server.conftest import Server
+from tests.servers import Server
 
 BOOK = "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. " * 60
 assert len(BOOK) > SHORTEST_CHARS
@@ -49,6 +49,7 @@ def retention_of_book(server: Server) -> str:
     raise AssertionError("the book is not in the cache")
 
 
+@pytest.mark.usefixtures("sigint")
 @pytest.mark.parametrize("ends", ["well", "with an error", "with Ctrl-C"])
 def test_a_shared_prefix_is_pinned_for_as_long_as_the_batch(
     server: Server, backend: rl.Server, ends: str
@@ -102,23 +103,22 @@ def test_runs_one_at_a_time_leave_what_they_share_as_it_is(
     assert retention_of_book(server) == "default"
 
 
-def test_an_engine_in_this_process_pins_and_releases_too() -> None:
+def test_an_engine_in_this_process_pins_and_releases_too(demo_llm: LLM) -> None:
     pinned: list[int] = []
-    with LLM(max_total_tokens=8192) as llm:
 
-        @rl.function
-        def program(s: rl.State, number: int) -> None:
-            ask(s, number)
-            assert s["x"]
-            deadline = time.monotonic() + 30
-            while not pinned and time.monotonic() < deadline:
-                if llm.cache_stats().leases:
-                    pinned.append(llm.cache_stats().tokens.pinned)
+    @rl.function
+    def program(s: rl.State, number: int) -> None:
+        ask(s, number)
+        assert s["x"]
+        deadline = time.monotonic() + 30
+        while not pinned and time.monotonic() < deadline:
+            if demo_llm.cache_stats().leases:
+                pinned.append(demo_llm.cache_stats().tokens.pinned)
 
-        inputs = [{"number": number} for number in range(3)]
-        program.run_batch(inputs, max_concurrency=1, backend=rl.Engine(llm), progress=False)
-        assert pinned[0] > len(BOOK) // 8
-        assert llm.cache_stats().leases == 0
+    inputs = [{"number": number} for number in range(3)]
+    program.run_batch(inputs, max_concurrency=1, backend=rl.Engine(demo_llm), progress=False)
+    assert pinned[0] > len(BOOK) // 8
+    assert demo_llm.cache_stats().leases == 0
 
 
 def test_short_or_lonely_prefixes_are_not_pinned() -> None:
