@@ -1,4 +1,4 @@
-"""Is radixrt right and fast on this GPU? ``make gpu-check``: tests, then measurements, within eight minutes.
+"""Tests and measures radixrt on this GPU within eight minutes: ``make gpu-check``.
 
     python -m tools.gpu_check [--out DIR] [--minutes 8] [--skip tests|bench] [--bench-only 1 3]
 

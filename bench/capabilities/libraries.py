@@ -1,6 +1,6 @@
-"""How does each installed library answer: does it compile this schema, and does it accept this text?
+"""Compiles schemas with each installed grammar library and matches texts against them.
 
-Byte by byte, with a vocabulary of the 256 bytes: what a library accepts does not depend on the tokens.
+Texts are matched byte by byte: acceptance does not depend on the vocabulary.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What do the installed libraries do with each feature? ``python -m bench.capabilities.make_table [--check] [--why FEATURE]``.
+"""Makes the table of the features that each grammar library enforces: ``python -m bench.capabilities.make_table [--check] [--why FEATURE]``.
 
 Writes ``radixrt/constrained/json_schema/auditing/capabilities.json``. Nothing in it is random and nothing is timed.
 """

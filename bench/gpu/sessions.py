@@ -1,4 +1,4 @@
-"""Which parts share an engine, and in what time: each session is a process of its own.
+"""Runs the parts in sessions: parts that share an engine, in a process with a time limit.
 
 A part that hangs or fails takes its session with it and no other; what it has measured is written by then.
 """

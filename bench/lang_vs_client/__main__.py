@@ -1,4 +1,4 @@
-"""What do the language's programs save beside the openai client's? ``python -m bench.lang_vs_client``.
+"""Compares programs in the language with their twins that use the openai client: ``python -m bench.lang_vs_client``.
 
 Runs each program of examples/lang and its twin on one server with the built-in model, by turns, the cache emptied before each
 run. The server's pool holds a quarter of what the program's working set is: what the twin leaves in a cache that has

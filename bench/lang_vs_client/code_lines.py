@@ -1,4 +1,4 @@
-"""How long is a program? Its lines of code: no blank ones, comments or docstrings."""
+"""Counts the lines of code of a program, without blank lines, comments and docstrings."""
 
 import ast
 import io

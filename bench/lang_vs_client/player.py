@@ -1,4 +1,4 @@
-"""How is a program run again and again without its start? ``-m bench.lang_vs_client.player NAME`` runs it once for each line it reads.
+"""Runs a program repeatedly in one process: ``-m bench.lang_vs_client.player NAME`` runs it once for each line of standard input.
 
 One process a program, as in real life: modules are imported and, from the second run on, whatever the program's client keeps
 is warm. Answers each line with a line of JSON: the seconds of ``main()``, and what it printed last.

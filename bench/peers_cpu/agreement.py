@@ -1,4 +1,4 @@
-"""Do the engines compute the same model? Their greedy tokens beside those of ``transformers`` in float32.
+"""Compares the engines' greedy tokens with those of ``transformers`` in float32.
 
     python -m bench.peers_cpu.agreement CHECKPOINT PROMPT ...
 
@@ -34,7 +34,7 @@ class Greedy:
 
 
 def reference(checkpoint: Path, prompts: Sequence[Prompt]) -> list[Greedy]:
-    """What ``transformers`` generates in float32, also behind an end token; kept beside the checkpoint."""
+    """The tokens that ``transformers`` generates in float32, also after an end token; kept next to the checkpoint."""
     kept = checkpoint / "greedy_float32.json"
     if not kept.exists():
         command = [sys.executable, "-m", "bench.peers_cpu.agreement", str(checkpoint)]

@@ -1,4 +1,4 @@
-"""Which files does each engine load? The checkpoint itself, or what the engine's own tools make of it, kept for the next run."""
+"""Converts the checkpoint to the format of each engine with the engine's own tools, and keeps it for the next run."""
 
 import hashlib
 from pathlib import Path
