@@ -1,4 +1,4 @@
-"""What does quantization change? Logits and greedy tokens of a checkpoint in int8 and int4, against the plain one.
+"""Measures the effect of quantization: logits and greedy tokens of a checkpoint in int8 and int4, against the unquantized one.
 
     python -m bench.quantization [--model-path DIR] [--prompts 16] [--tokens 128]
 

@@ -1,4 +1,4 @@
-"""Which sequence should give up its pages when they run out? ``python -m bench.retraction``.
+"""Compares rules that choose the sequence to retract when pages run out: ``python -m bench.retraction``.
 
 Plays made-up overloads through the real scheduler with the simulated worker of ``radixrt bench cache``, once a rule, and counts
 what retractions cost: prompt and answer tokens computed a second time, and the time until everybody has an answer.

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.children import end, start
 from radixrt.base.errors import RequestError
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.jobs import PoolConfig
@@ -369,15 +370,15 @@ def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
     import msgspec
 
     config = config_of(tokenizer_json, time_limit_s=100.0, patience_s=100.0)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, msgspec.json.encode(config)], stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", code, msgspec.json.encode(config)]
+    parent = start(command, stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline() == b"busy\n"
     children = psutil.Process(parent.pid).children(recursive=True)
     assert len(children) == 2
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     _, alive = psutil.wait_procs(children, timeout=10)
+    end(parent)
     assert not alive
 
 

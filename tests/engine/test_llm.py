@@ -225,6 +225,7 @@ def test_what_cannot_be_sent_is_refused(llm: LLM) -> None:
             llm.chat([{"role": "user", "content": content}], GREEDY)
 
 
+@pytest.mark.usefixtures("sigint")
 def test_interrupted_generation_leaves_nothing_running(llm: LLM) -> None:
     timer = threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,))
     timer.start()

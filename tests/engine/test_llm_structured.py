@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pydantic
@@ -24,10 +23,9 @@ class Building(pydantic.BaseModel):
     kind: Literal["tower", "bridge"]
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM() as llm:
-        yield llm
+@pytest.fixture
+def llm(demo_llm: LLM) -> LLM:
+    return demo_llm
 
 
 def test_a_schema_may_be_a_type_a_dict_or_text(llm: LLM) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import radixrt.lang as rl
+from bench import children
 from radixrt.base.common_prefix import common_prefix_length
 from radixrt.lang.runtime.order import PrefixOrder
 from tests.lang.scripted_backend import ScriptedBackend, last_words
@@ -302,13 +303,12 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_cancels_a_batch() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    command = [sys.executable, "-c", INTERRUPTED]
+    with children.running(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
     assert output == "interrupted 0 4\n"
 
 

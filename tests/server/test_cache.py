@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.conftest import Server
+from tests.servers import Server
 
 PAGE = 4
 POOL = 1024

@@ -1,4 +1,4 @@
-"""What happens when a trace meets the engine? The real scheduler, tree and allocator, with a simulated worker.
+"""Replays a trace through the real scheduler, tree and allocator, with a simulated worker.
 
 To be quick, the replay works on *symbols*: ``ServiceModel.tokens_per_symbol`` tokens (8 by default) are one
 simulated token, so that a block of 512 tokens is 64 symbols, all different from those of every other block, and
@@ -34,7 +34,7 @@ PREFILL_TOKENS_PER_STEP = 16384
 
 @dataclass(frozen=True)
 class Setup:
-    """What is varied from replay to replay; lengths in tokens."""
+    """The settings that differ between replays; lengths in tokens."""
 
     pool_tokens: int
     eviction_policy: EvictionPolicyName = "lru"
@@ -53,7 +53,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of the requests, and of the cache."""
+    """Results of the requests and of the cache."""
 
     setup: Setup
     order: list[int]

@@ -1,6 +1,6 @@
 """Reads the table of what each backend was measured to do with each feature of a JSON schema.
 
-The table is ``capabilities.json``, written by ``python -m bench.structured.make_table`` from probes run
+The table is ``capabilities.json``, written by ``python -m bench.capabilities.make_table`` from probes run
 through the installed libraries; a test compares the two.
 """
 

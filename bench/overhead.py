@@ -1,14 +1,16 @@
-"""What does the engine itself cost? ``radixrt bench overhead``.
+"""Measures what the engine costs beside the model: ``python -m bench.overhead``.
 
 Three tables. The first drives the real scheduler with made-up results: time to plan a pure decode step, to
 encode the plan, and to absorb its result. The second plans steps of every kind while many requests wait
-(:mod:`radixrt.bench.queueing`). The third runs the whole engine on a dummy model and compares the wall time
+(:mod:`bench.queueing`). The third runs the whole engine on a dummy model and compares the wall time
 of its decode steps with the model's forward passes inside them.
 """
 
 import argparse
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,10 +18,11 @@ import msgspec
 import numpy as np
 from rich.progress import track
 
+from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
+from bench.queueing import WAITING, measure_queueing, microseconds
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
+from radixrt.bench.arguments import positive
 from radixrt.bench.output import console_beside, print_rows, write_json
-from radixrt.bench.queueing import WAITING, measure_queueing, microseconds
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
@@ -54,13 +57,13 @@ class StepAnatomy:
     period_ms: float
     """Wall time from one step to the next."""
     forward_ms: float
-    """Of that, the model."""
+    """The part of the model's forward pass."""
     apply_and_sample_ms: float
-    """Of that, the worker before and after the model."""
+    """The part of the worker before and after the forward pass."""
     wait_ms: float
-    """Of that, the worker waiting for a plan."""
+    """The part in which the worker waits for a plan."""
     overhead_percent: float
-    """Everything but the model, of the period."""
+    """The share of the period outside the forward pass."""
 
 
 def measure_planning(running: int, steps: int) -> PlanCost:
@@ -153,8 +156,9 @@ def measure_engine(
     return rows
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; see :func:`radixrt.bench.arguments.add_overhead_arguments`."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    arguments = _parse(argv)
     console = console_beside(arguments.json)
     planning = [
         measure_planning(running, arguments.plan_steps)
@@ -183,3 +187,19 @@ def run(arguments: argparse.Namespace) -> int:
     }
     write_json(arguments.json, report)
     return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.overhead", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--plan-steps", type=positive, default=1000, metavar="N", help="steps planned for each batch size and each length of the queue (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 16, 64], metavar="N", help="running sequences in the engine's measurement (default: 1 16 64)")  # fmt: skip
+    parser.add_argument("--output-tokens", type=positive, default=200, metavar="N", help="tokens of each answer in the engine's measurement (default: %(default)s)")  # fmt: skip
+    add_shape(parser, hidden_size=512, num_layers=8)
+    parser.add_argument("--json", metavar="FILE", help="write the tables; - for stdout")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

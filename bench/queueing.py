@@ -1,4 +1,4 @@
-"""How long does planning take while many wait? The second table of ``radixrt bench overhead``.
+"""Measures planning while many requests wait: the second table of :mod:`bench.overhead`.
 
 The real scheduler with a worker that computes nothing. Every step some answers end, prompts are admitted, the
 tree grows and is evicted from, and as many requests arrive as were admitted: the queue keeps its length.
@@ -29,7 +29,7 @@ ENDLESS = 2**31
 """Tokens of an answer as far as the worker knows; ``max_tokens`` ends it."""
 
 CACHED_DOCUMENTS = 50
-"""That fit into the KV pool beside the running sequences."""
+"""Documents that fit into the KV pool beside the running sequences."""
 
 WARM_UP_STEPS = 200
 """The pool is full by then."""
@@ -39,7 +39,7 @@ WAITING = (10, 100, 1_000, 10_000)
 
 @dataclass(frozen=True)
 class QueueCost:
-    """Microseconds of the scheduler for one step, whatever it does: decode, prefill, admission, eviction."""
+    """Microseconds of the scheduler for one step of any kind: decode, prefill, admission, eviction."""
 
     policy: str
     waiting: int
@@ -49,11 +49,11 @@ class QueueCost:
     arrive_p50: float
     """To queue one request."""
     admissions: float
-    """Sequences that a step admits, in the mean."""
+    """Mean number of sequences that a step admits."""
 
 
 class _Requests:
-    """Questions over documents, most of them over few."""
+    """Questions over documents; their popularity follows Zipf's law."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)

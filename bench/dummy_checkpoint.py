@@ -1,12 +1,15 @@
-"""A checkpoint folder without weights, for measurements where the text does not matter."""
+"""Writes a checkpoint folder without weights, for measurements where the text does not matter: ``python -m bench.dummy_checkpoint DIR``."""
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from radixrt.bench.tokenizer import END, byte_tokenizer
+from bench.byte_tokenizer import END, byte_tokenizer
+from radixrt.bench.arguments import not_negative, positive
 
 EXPERTS_A_TOKEN = 4
 
@@ -71,8 +74,17 @@ def write_dummy_checkpoint(
     return folder
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Write the benchmark model and say how to serve it."""
+def add_shape(parser: argparse.ArgumentParser, **defaults: int) -> None:
+    """Declare the flags ``--hidden-size``, ``--num-layers`` and ``--vocab-size`` for which a default is given."""
+    for flag in ("--hidden-size", "--num-layers", "--vocab-size"):
+        default = defaults.get(flag.removeprefix("--").replace("-", "_"))
+        if default is not None:
+            parser.add_argument(flag, type=positive, default=default, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the checkpoint and print the command that serves it; returns the exit status."""
+    arguments = _parse(argv)
     folder = write_dummy_checkpoint(
         Path(arguments.folder),
         hidden_size=arguments.hidden_size,
@@ -83,3 +95,16 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(f"Serve it with: radixrt serve --model-path {folder} --load-format dummy")
     return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.dummy_checkpoint", description=__doc__)
+    parser.add_argument("folder", metavar="DIR", help="where to write it")
+    add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--num-experts", type=not_negative, default=0, metavar="N", help="of each layer, of which a token goes to four; each is half as wide as the hidden states (default: %(default)s, a dense model)")  # fmt: skip
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Tokenizers to measure with: of bytes alone, or of realistic size."""
+"""Makes byte-level tokenizers to measure with: of the 256 bytes alone, or of realistic size."""
 
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,11 @@ BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def byte_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
-    """Of the bytes, what ``merges`` make of them, no token twice and each part made before, and END as the last."""
+    """A tokenizer of the 256 bytes, the tokens that ``merges`` make of them, and END as the last token.
+
+    Args:
+        merges: pairs of tokens, each made before; no two pairs make the same token.
+    """
     tokens = [*BYTES, *(left + right for left, right in merges)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=list(merges)))

@@ -1,8 +1,7 @@
-"""What do grammars cost, and what do forced tokens save? ``radixrt bench constrained``.
+"""Measures what constraints cost and what forced tokens save: ``python -m bench.constrained``.
 
-Two tables, by turns in one run. The first compares constrained with free answers of the same length: what
-masks cost beside the model. The second answers the same requests with and without jump-forward: the
-answers are the same, the time is not.
+The first table compares constrained answers with free answers of the same length: the cost of token masks. The second
+answers the same requests with and without jump-forward; the answers are the same. Both sides take turns in one run.
 """
 
 import argparse
@@ -10,18 +9,20 @@ import asyncio
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from bench.byte_tokenizer import train_tokenizer
+from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
+from radixrt.bench.arguments import positive
 from radixrt.bench.output import console_beside, print_rows, write_json
-from radixrt.bench.tokenizer import train_tokenizer
 from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
@@ -43,7 +44,7 @@ _PERSON = {
     "additionalProperties": False,
 }
 ENDLESS = {"type": "array", "items": _PERSON, "minItems": 200}
-"""No answer of a measurement comes to its end: all have the same length, free or not."""
+"""A schema whose answers do not end within a measurement: all answers have the same length, free or not."""
 
 RECORD = {
     "type": "object",
@@ -61,7 +62,7 @@ RECORD = {
     ],
     "additionalProperties": False,
 }  # fmt: skip
-"""What people extract: long names, short values."""
+"""A record as in information extraction: long names, short values."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,9 @@ def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) 
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; see :func:`radixrt.bench.arguments.add_constrained_arguments`."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    arguments = _parse(argv)
     console = console_beside(arguments.json)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"model_path": arguments.model_path}
@@ -207,6 +209,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.constrained", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--model-path", metavar="DIR", help="a checkpoint to measure with (default: an untrained one, made for it)")  # fmt: skip
+    add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
+    parser.add_argument("--concurrency", type=positive, nargs="+", default=[1, 16], metavar="N", help="answers at a time (default: 1 16)")  # fmt: skip
+    parser.add_argument("--output-tokens", type=positive, default=96, metavar="N", help="tokens of each answer where free and constrained ones are compared (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="how often each side is measured, by turns (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write the tables; - for stdout")
+    return parser.parse_args(argv)
+
+
 def _untrained(folder: Path, arguments: argparse.Namespace) -> Path:
     return write_dummy_checkpoint(
         folder,
@@ -215,3 +230,7 @@ def _untrained(folder: Path, arguments: argparse.Namespace) -> Path:
         vocab_size=arguments.vocab_size,
         tokenizer=train_tokenizer(arguments.vocab_size),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

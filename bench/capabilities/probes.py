@@ -1,4 +1,4 @@
-"""Which schemas show what a library does with a feature? Our own, small, and made by rule where rules do.
+"""Small schemas that show the treatment of a feature by a library, made by rule where possible.
 
 A probe is a schema with the texts to try; whether a text is valid is never written here, an independent
 validator says it. Only where validators differ (formats, regular expressions) a probe names the verdicts.

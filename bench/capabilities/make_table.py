@@ -1,4 +1,4 @@
-"""What do the installed libraries do with each feature? ``python -m bench.structured.make_table [--check] [--why FEATURE]``.
+"""Makes the table of the features that each grammar library enforces: ``python -m bench.capabilities.make_table [--check] [--why FEATURE]``.
 
 Writes ``radixrt/constrained/json_schema/auditing/capabilities.json``. Nothing in it is random and nothing is timed.
 """
@@ -13,9 +13,9 @@ from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
-from bench.structured.hand_probes import by_hand
-from bench.structured.libraries import COMPILERS, Acceptor, versions
-from bench.structured.probes import Probe, by_rule
+from bench.capabilities.hand_probes import by_hand
+from bench.capabilities.libraries import COMPILERS, Acceptor, versions
+from bench.capabilities.probes import Probe, by_rule
 from radixrt.constrained.json_schema import auditing
 from radixrt.constrained.json_schema.auditing.capabilities import Verdict
 from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact

@@ -1,4 +1,4 @@
-"""A server of one's own for a measurement, on a free port of this machine."""
+"""Serves a model on a free port of this machine for as long as a measurement takes."""
 
 import contextlib
 import socket
@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
+from bench import children
 from radixrt.base.errors import ConfigError
 
 START_TIMEOUT_S = 120
@@ -18,7 +19,7 @@ def local_server(model_path: str, *flags: str) -> Iterator[str]:
     """Serve a model until the block ends; yields the server's URL, without ``/v1``.
 
     Raises:
-        ConfigError: the server did not start; it has said why on stderr.
+        ConfigError: the server did not start; the reason is on stderr.
     """
     port = free_port()
     command = [
@@ -32,18 +33,14 @@ def local_server(model_path: str, *flags: str) -> Iterator[str]:
         str(port),
         *flags,
     ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
-    try:
+    with children.running(command, stdout=subprocess.DEVNULL) as process:
         _wait_until_alive(url, process)
         yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def free_port() -> int:
-    """One of this machine that nobody listens on now."""
+    """A port of this machine on which no program listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
