@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.lang_vs_client.code_lines import code_lines
 from bench.lang_vs_client.measuring import Cost, player
 from bench.lang_vs_client.player import FOLDER
+from bench.local_server import local_server
 from bench.markdown import markdown
-from radixrt.bench.local_server import local_server
 
 PROGRAMS = sorted(path.stem.removesuffix("_plain") for path in FOLDER.glob("*_plain.py"))
 LONGEST_SEQUENCE = 1024

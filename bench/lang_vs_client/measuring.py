@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from bench import children
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,7 +42,7 @@ class Player:
     def __init__(self, program: str, url: str) -> None:
         self.program = program
         self._url = url
-        self._process = subprocess.Popen(
+        self._process = children.start(
             [sys.executable, "-m", "bench.lang_vs_client.player", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -76,8 +78,7 @@ class Player:
         )
 
     def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
+        children.end(self._process)
 
 
 @contextlib.contextmanager
