@@ -10,6 +10,8 @@ from radixrt.messages.requests import CacheHints, Retention, RetentionLevel
 
 LONGEST_SESSION = 256
 """Characters."""
+MAX_PIN_S = 3600.0
+"""Longest time of a lease."""
 LONGEST_S = 1e9
 """Some thirty years, in seconds: beyond it a number is a mistake."""
 
@@ -102,14 +104,13 @@ def check_seconds(seconds: float | None, field: str) -> None:
         )
 
 
-def check_pin_seconds(seconds: float, most: float) -> None:
+def check_pin_seconds(seconds: float) -> None:
     """Raises:
     RequestError: a lease can't last so long.
     """
-    if not 0 < seconds <= most:
+    if not 0 < seconds <= MAX_PIN_S:
         raise RequestError(
-            f"ttl_s is {seconds:g}; a pin lasts more than 0 and at most {most:g} seconds on this server "
-            "(--max-pin-seconds).",
+            f"ttl_s is {seconds:g}; a pin lasts more than 0 and at most {MAX_PIN_S:g} seconds.",
             param="ttl_s",
         )
 

@@ -12,7 +12,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from radixrt.base.config import DEMO_MODEL, ServerConfig
+from radixrt.base.config import DEMO_MODEL, ServerConfig, upgraded
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_in_process
@@ -70,6 +70,7 @@ class LLM:
     """
 
     def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
+        settings = upgraded(settings)
         known = {setting.name for setting in dataclasses.fields(ServerConfig)}
         unknown = sorted(settings.keys() - known)
         if unknown:

@@ -149,7 +149,7 @@ class Planner:
         start = int(slots.planned[slot])
         end = min(
             sequence.num_tokens,
-            start + self._limits.chunked_prefill_size,
+            start + self._limits.settings.chunked_prefill_size,
             start + draft.prefill_budget,
         )
         pages = self._kv.grow(sequence, end)

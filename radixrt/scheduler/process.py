@@ -50,9 +50,9 @@ class SchedulerProcess:
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
         self._poller = Poller(self._from_tokenizer, self._from_worker)
-        self._max_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
+        self._max_in_flight = 1 if config.debug_disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
-        self.scheduler = Scheduler(scheduler_limits(config, info))
+        self.scheduler = Scheduler(SchedulerLimits.of(config, info))
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
         self._log = None
         if config.request_log is not None:
@@ -169,26 +169,6 @@ class SchedulerProcess:
     def _drop_expired(self) -> None:
         if dropped := self.scheduler.drop_expired(time.time()):
             self._send_tokens(TokenBatch(finished=dropped))
-
-
-def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
-    """What the settings and the worker together allow."""
-    return SchedulerLimits(
-        max_running_requests=config.max_running_requests,
-        max_queued_requests=config.max_queued_requests,
-        max_prefill_tokens=config.prefill_budget(info.device),
-        chunked_prefill_size=config.chunked_prefill_size,
-        context_length=info.context_length,
-        num_pages=info.kv_pool_tokens // info.page_size,
-        page_size=info.page_size,
-        schedule_policy=config.schedule_policy,
-        eviction_policy=config.eviction_policy,
-        max_pinned_fraction=config.max_pinned_fraction,
-        max_pin_seconds=config.max_pin_seconds,
-        share_prefixes=not config.disable_radix_cache,
-        eos_token_ids=info.eos_token_ids,
-        num_ranks=config.tp,
-    )
 
 
 def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:

@@ -68,12 +68,12 @@ class Scheduler:
         self.limits = limits
         self.clock = clock
         self.slots = SlotTable(
-            limits.max_running_requests,
+            limits.settings.max_running_requests,
             -(-limits.context_length // limits.page_size),
             limits.page_size,
         )
         self.kv = KVCache(limits, self.slots, clock)
-        self.waiting = WaitingQueue(ORDERS[limits.schedule_policy], self.kv)
+        self.waiting = WaitingQueue(ORDERS[limits.settings.schedule_policy], self.kv)
         self.grammars = GrammarShelf(limits.num_ranks)
         self.counters = new_counters()
         self._sequences: dict[int, Sequence] = {}
@@ -104,7 +104,7 @@ class Scheduler:
                 request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
         num_waiting = len(self.waiting) + self.grammars.num_waiting
-        if num_waiting >= self.limits.max_queued_requests:
+        if num_waiting >= self.limits.settings.max_queued_requests:
             self.counters.refused += 1
             message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
             return SequenceRefused(request.seq_id, message, 503, self._seconds_until_room())

@@ -176,7 +176,7 @@ class TokenizerProcess:
         request, token_ids = encoded.request, encoded.token_ids
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
         continues_prompt = chat is None or chat.continue_final_message
-        conversation = encoded.text if chat and not self._config.reencode_answers else None
+        conversation = encoded.text if chat and not self._config.debug_reencode_answers else None
         params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
         for index, sampling in enumerate(params):
             sequence = SequenceRequest(

@@ -53,7 +53,7 @@ class RunnerParts:
             self.shop,
             vocab_size,
             eos_token_ids=self.eos_token_ids,
-            jump_forward=not self.config.disable_jump_forward,
+            jump_forward=not self.config.debug_disable_jump_forward,
         )
         return ModelRunner(
             self.model,
@@ -70,7 +70,7 @@ class RunnerParts:
     def decode_graphs(self, pool: KVPool) -> DecodeGraphs | None:
         """Capture decode steps on a KV pool; None where the settings, the device or the backend have none."""
         config, device = self.config, self.setup.device
-        if config.disable_cuda_graph or not device.has_graphs:
+        if config.debug_disable_cuda_graph or not device.has_graphs:
             return None
         if not isinstance(self.backend, CapturableBackend):
             return None

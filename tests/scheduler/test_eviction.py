@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.config import EvictionPolicyName
 from radixrt.messages.requests import CacheHints, Retention
 from radixrt.scheduler.radix.eviction.duel import ReturnHazardQueue
-from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName, make_policy
+from radixrt.scheduler.radix.eviction.registry import make_policy
 from radixrt.scheduler.radix.hint import DEFAULT, HIGH, LEVELS, NONE
 from radixrt.scheduler.radix.hint_writer import HintWriter
 from radixrt.scheduler.radix.node import Node

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.config import EvictionPolicyName
 from radixrt.scheduler.radix.eviction.awaited import Awaited
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.hinted import Hinted
-from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.radix.hint import HIGH, Hint
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.config import EvictionPolicyName
 from radixrt.messages.requests import CacheHints, Retention
 from radixrt.scheduler.radix.eviction.registry import (
-    EvictionPolicyName,
     make_base_policy,
     make_policy,
 )

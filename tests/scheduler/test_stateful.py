@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_running_requests=slots,
                 schedule_policy=policy,
                 eviction_policy=eviction,
-                share_prefixes=share,
+                disable_radix_cache=not share,
                 max_pinned_fraction=pinned,
             ),
             self.clock,
@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.leased[lease.lease_id] = (lease, tokens, salt)
         assert (
             kv.tree.num_pinned_pages
-            <= self.engine.scheduler.limits.max_pinned_fraction
+            <= self.engine.scheduler.limits.settings.max_pinned_fraction
             * self.engine.scheduler.limits.num_pages
         )
 

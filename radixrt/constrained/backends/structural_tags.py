@@ -9,6 +9,7 @@ import json
 import re
 from typing import Any
 
+from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Grammar, Unenforced
@@ -36,7 +37,7 @@ SOME: /(?s:.+)/
 
 
 def compile_structural_tag(
-    spec: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
+    spec: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
 ) -> tuple[Grammar, tuple[Unenforced, ...]]:
     """The grammar, and what it leaves out of the schemas whose ``strict`` is false.
 
@@ -89,7 +90,7 @@ class _TagGrammar:
     """Writes the Lark text and collects the grammars that it refers to by name."""
 
     def __init__(
-        self, spec: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
+        self, spec: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
     ) -> None:
         self._spec = spec
         self._facts = facts

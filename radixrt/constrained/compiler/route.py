@@ -1,10 +1,10 @@
 """Which backend holds an answer to a constraint? One function for every kind, and its refusals as errors of the request."""
 
 import json
-from typing import Literal
 
 import msgspec
 
+from radixrt.base.config import GrammarBackendName, WhitespaceName
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
@@ -22,15 +22,13 @@ from radixrt.constrained.spec import (
 )
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
-BackendChoice = Literal["auto", "llguidance", "xgrammar", "fsm"]
-
 
 class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the server decides, for all requests."""
 
-    backend: BackendChoice = "auto"
+    backend: GrammarBackendName = "auto"
     """A backend by name takes what it enforces exactly; what it does not goes to the one that does."""
-    whitespace: llguidance.Whitespace = "flexible"
+    whitespace: WhitespaceName = "flexible"
     """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``: nothing."""
     max_source_bytes: int = 16 << 20
     """Longest schema, pattern, grammar or set of options, in UTF-8."""

@@ -9,9 +9,8 @@ mixing ratio, every so many picks the oldest, keeps the gain and bounds the wors
 from dataclasses import dataclass
 from typing import Literal
 
+from radixrt.base.config import SchedulePolicyName
 from radixrt.scheduler.sequence import Sequence
-
-SchedulePolicy = Literal["lpm", "suf", "fcfs", "priority"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class QueueOrder:
                 return 0
 
 
-ORDERS: dict[SchedulePolicy, QueueOrder] = {
+ORDERS: dict[SchedulePolicyName, QueueOrder] = {
     "lpm": QueueOrder("long prefix", oldest_every=4),
     "suf": QueueOrder("short prefill", oldest_every=8),
     "fcfs": QueueOrder("age"),

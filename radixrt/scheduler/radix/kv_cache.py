@@ -32,22 +32,22 @@ class KVCache:
     ) -> None:
         num_pages, self.page_size = limits.num_pages, limits.page_size
         self.allocator = PageAllocator(num_pages)
-        policy = make_policy(limits.eviction_policy, num_pages, self.page_size, clock)
+        policy = make_policy(limits.settings.eviction_policy, num_pages, self.page_size, clock)
         self.tree = RadixTree(self.page_size, policy, clock)
         self.awaited = policy if isinstance(policy, Awaited) else None
         """Wants to hear whose prefix is waited for; None: the policy does not care."""
         self.sessions = Sessions(self.tree)
-        max_pinned = int(limits.max_pinned_fraction * num_pages)
-        self.leases = Leases(self.tree, max_pinned, limits.max_pin_seconds, clock)
+        max_pinned = int(limits.settings.max_pinned_fraction * num_pages)
+        self.leases = Leases(self.tree, max_pinned, clock)
         self.evicted_pages = 0
         self.on_growth: Callable[[str, int, bytes, int], None] = _ignore
         """Called with the pages that an insertion has added to the tree; see
         :meth:`radixrt.scheduler.queue.prefix_watch.PrefixWatch.inserted`."""
         self._slots = slots
-        self._share = limits.share_prefixes
+        self._share = not limits.settings.disable_radix_cache
         self._clock = clock
         self._hints = HintWriter(self.tree)
-        self._heeds_priority = limits.eviction_policy == "priority"
+        self._heeds_priority = limits.settings.eviction_policy == "priority"
 
     @property
     def num_available(self) -> int:

@@ -39,16 +39,12 @@ class Leases:
 
     Args:
         max_pages: under leases at any time.
-        max_seconds: of one lease.
         clock: seconds from any fixed moment.
     """
 
-    def __init__(
-        self, tree: RadixTree, max_pages: int, max_seconds: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, tree: RadixTree, max_pages: int, clock: Callable[[], float]) -> None:
         self._tree = tree
         self._max_pages = max_pages
-        self._max_seconds = max_seconds
         self._clock = clock
         self._leases: dict[str, Lease] = {}
         self._by_expiry: LazyHeap[str] = LazyHeap()
@@ -67,7 +63,7 @@ class Leases:
         Raises:
             RequestError: it holds nothing of it, or the lease would exceed a bound.
         """
-        check_pin_seconds(ttl_s, self._max_seconds)
+        check_pin_seconds(ttl_s)
         match = self._tree.match(tokens, salt)
         if match is None or match.num_pages == 0:
             raise RequestError(

@@ -16,7 +16,7 @@ from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
-from radixrt.constrained.compiler.route import BackendChoice, CompileOptions
+from radixrt.constrained.compiler.route import CompileOptions
 from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.spec import Spec
 from radixrt.messages.answers import EngineInfo
@@ -30,12 +30,11 @@ from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
-_BACKENDS: dict[str, BackendChoice] = {
-    "auto": "auto",
-    "llguidance": "llguidance",
-    "xgrammar": "xgrammar",
-    "outlines": "fsm",
-}
+COMPILE_MEMORY_BYTES = 1 << 30
+"""That a grammar may take to compile; then its request is refused."""
+
+MAX_ATTEMPTS = 16
+"""At one part of an answer that breaks its schema; then the request fails."""
 
 
 class StructuredOutput:
@@ -48,8 +47,8 @@ class StructuredOutput:
         tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
         self.counters = StructuredStats()
         self._vocabulary = vocabulary
-        self._validates = config.validate_structured_output
-        self._max_attempts = config.structured_retries
+        self._validates = config.debug_validate_structured_output
+        self._max_attempts = MAX_ATTEMPTS
         self._token_texts: TokenTexts | None = None
         self._has_end = any(0 <= token < info.vocab_size for token in info.eos_token_ids)
         self._pool = CompilePool(
@@ -58,10 +57,10 @@ class StructuredOutput:
                 vocab_size=info.vocab_size,
                 eos_token_ids=info.eos_token_ids,
                 options=CompileOptions(
-                    backend=_BACKENDS[config.grammar_backend], whitespace=config.grammar_whitespace
+                    backend=config.grammar_backend, whitespace=config.grammar_whitespace
                 ),
                 time_limit_s=config.grammar_compile_timeout,
-                memory_limit_bytes=config.grammar_compile_memory,
+                memory_limit_bytes=COMPILE_MEMORY_BYTES,
             )
         )
 

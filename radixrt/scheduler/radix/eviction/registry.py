@@ -1,8 +1,8 @@
 """Which eviction policies are there? The values of ``--eviction-policy``, and what each stands for."""
 
 from collections.abc import Callable
-from typing import Literal
 
+from radixrt.base.config import EvictionPolicyName
 from radixrt.scheduler.radix.eviction.awaited import Awaited
 from radixrt.scheduler.radix.eviction.by_key import (
     first_in_first_out,
@@ -12,8 +12,6 @@ from radixrt.scheduler.radix.eviction.by_key import (
 from radixrt.scheduler.radix.eviction.duel import Duel
 from radixrt.scheduler.radix.eviction.hinted import Hinted
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
-
-EvictionPolicyName = Literal["lru", "fifo", "priority", "duel"]
 
 
 def make_policy(

@@ -95,7 +95,7 @@ def start_publisher(config: ServerConfig, tree: RadixTree, num_pages: int) -> Ev
         return None
     with_token_ids = config.kv_events_tokens
     recorder = EventRecorder(num_pages, tree.page_size, with_token_ids=with_token_ids)
-    stream = EventStream(recorder, config.kv_events_buffer)
+    stream = EventStream(recorder)
     publisher = EventPublisher(stream, config.kv_events, config.kv_events_replay)
     tree.observer = recorder
     return publisher

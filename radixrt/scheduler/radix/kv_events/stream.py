@@ -13,6 +13,9 @@ import msgspec
 from radixrt.kv.events import Event, EventBatch, ReplayRequest
 from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
 
+MAX_BATCHES = 10_000
+"""Kept for replays."""
+
 MAX_BUFFER_BYTES = 32 << 20
 """Of the batches kept, whatever their number: a replay is one message, and the scheduler sends it between two steps."""
 
@@ -20,9 +23,9 @@ MAX_BUFFER_BYTES = 32 << 20
 class EventStream:
     """Numbers the batches of one recorder and keeps the last ``max_batches``."""
 
-    def __init__(self, recorder: EventRecorder, max_batches: int) -> None:
+    def __init__(self, recorder: EventRecorder, max_batches: int = MAX_BATCHES) -> None:
         self._recorder = recorder
-        self._max_batches = max_batches
+        self.max_batches = max_batches
         self._stream = secrets.token_hex(8)
         self._encoder = msgspec.msgpack.Encoder()
         self._kept: deque[bytes] = deque()
@@ -73,5 +76,5 @@ class EventStream:
     def _keep(self, frame: bytes) -> None:
         self._kept.append(frame)
         self._kept_bytes += len(frame)
-        while len(self._kept) > self._max_batches or self._kept_bytes > MAX_BUFFER_BYTES:
+        while len(self._kept) > self.max_batches or self._kept_bytes > MAX_BUFFER_BYTES:
             self._kept_bytes -= len(self._kept.popleft())
