@@ -18,7 +18,7 @@ DEMO_MODEL = "demo"
 
 # Each set of names that a flag takes. The registry of that set is typed by it.
 AttentionBackendName = Literal["auto", "cpu", "flashinfer", "torch_reference"]
-EvictionPolicyName = Literal["lru", "fifo", "priority", "duel"]
+EvictionPolicyName = Literal["lru", "fifo", "priority"]
 SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
 GrammarBackendName = Literal["auto", "llguidance", "xgrammar", "fsm"]
 WhitespaceName = Literal["flexible", "compact"]
@@ -58,8 +58,9 @@ class SchedulerSettings:
     """The settings that the scheduler plans by."""
 
     eviction_policy: EvictionPolicyName = _cache(
-        "duel",
-        "Order in which cached prefixes are evicted.",
+        "lru",
+        "Order of eviction: lru the least recently used, but prefixes of waiting requests last; fifo the first computed; "
+        "priority those of the least urgent requests. Clients' cache hints come first in each.",
     )
     max_pinned_fraction: float = _cache(
         0.5,
@@ -332,7 +333,7 @@ REMOVED = {
 }
 """Settings whose value is ignored, and what holds instead."""
 
-RENAMED_VALUES = {"grammar_backend": {"outlines": "fsm"}}
+RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}, "grammar_backend": {"outlines": "fsm"}}
 
 
 def upgraded(settings: dict[str, Any]) -> dict[str, Any]:
@@ -352,7 +353,7 @@ def upgraded(settings: dict[str, Any]) -> dict[str, Any]:
             continue
         if name in RENAMED:
             log.warning(
-                "%s is called %s now; the next release will refuse the old name.",
+                "%s is now %s; the next release will refuse the old name.",
                 flag_of(name),
                 flag_of(RENAMED[name]),
             )
@@ -360,7 +361,7 @@ def upgraded(settings: dict[str, Any]) -> dict[str, Any]:
         new_value = RENAMED_VALUES.get(name, {}).get(str(value))
         if new_value is not None:
             log.warning(
-                "%s %s is called %s now; the next release will refuse the old name.",
+                "%s %s is now %s; the next release will refuse the old value.",
                 flag_of(name),
                 value,
                 new_value,

@@ -57,7 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([5, 64, 500]),
         slots=st.integers(1, 6),
         policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
-        eviction=st.sampled_from(["lru", "fifo", "priority", "duel"]),
+        eviction=st.sampled_from(["lru", "fifo", "priority"]),
         share=st.booleans() | st.just(True),
         reckless=st.booleans(),
         pinned=st.sampled_from([0.1, 0.5, 1.0]),

@@ -1,4 +1,4 @@
-"""Who wants to hear which pages enter and leave the radix tree: the KV-event stream of a router."""
+"""The interface of observers of the radix tree, such as the stream of KV events."""
 
 from typing import Protocol
 
@@ -7,12 +7,11 @@ from radixrt.scheduler.radix.page_allocator import Pages
 
 
 class TreeObserver(Protocol):
-    """Set as ``RadixTree.observer``; called at once, so it must be quick and must not touch the tree.
-    It may keep the arrays it is given: they never change.
+    """Set as ``RadixTree.observer``. It is called during changes, so it must be fast and must not change the tree. It may
+    keep the arrays, which never change.
 
-    A page is in the tree once or not at all, so its id stands for the whole prefix that ends with it: an observer
-    that keeps a block hash for each page needs no more than these two calls. That edges are split and
-    joined changes no prefix and is not told.
+    A page is in the tree at most once, so its id identifies the whole prefix that ends with it. An observer that keeps a
+    block hash for each page needs only these two calls. Splits and joins change no prefix and are not reported.
     """
 
     def stored(
@@ -21,11 +20,11 @@ class TreeObserver(Protocol):
         """Pages have entered the tree.
 
         Args:
-            salt: the namespace, where the pages begin one; else None.
-            previous_page: the page they come after; None if they begin a namespace.
-            tokens: what they hold: [len(pages) * page_size], read-only.
-            pages: page ids, in order of position.
+            salt: the cache salt, if the pages are the first after a root; else None.
+            previous_page: the page before them; None if they are the first after a root.
+            tokens: their token ids: [len(pages) * page_size], int32, read-only.
+            pages: page ids, in order of position: [num_pages], int32.
         """
 
     def removed(self, pages: Pages) -> None:
-        """Pages have left the tree: evicted, dropped or flushed. Read-only, in no order to rely on."""
+        """Pages have left the tree: evicted, dropped or flushed. Read-only, in arbitrary order."""
