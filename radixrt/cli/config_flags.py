@@ -59,7 +59,7 @@ def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
 
 
 def markdown_page() -> str:
-    """docs/server.md: how to start a server, and every setting."""
+    """The text of docs/server.md."""
     lines = [_PAGE_HEAD]
     for section, settings in _by_section():
         lines += [

@@ -1,6 +1,6 @@
-"""What comes of bringing a prompt into the radix tree without an answer?
+"""Results of warm requests, which compute a prompt's KV and generate nothing.
 
-It is a request with the settings :data:`radixrt.base.sampling_params.PREFILL_ONLY`.
+Such a request has the parameters :data:`radixrt.base.sampling_params.PREFILL_ONLY`.
 """
 
 import msgspec
@@ -8,17 +8,17 @@ import msgspec
 from radixrt.messages.answers import AnswerChunk
 
 DEFAULT_PIN_S = 300.0
-"""How long a lease lasts unless something else is asked for."""
+"""Default time of a lease."""
 
 
 class Warmed(msgspec.Struct, frozen=True, kw_only=True):
-    """What warming a prompt took, in tokens."""
+    """The result of a warm request, in tokens."""
 
     prompt_tokens: int
     cached_tokens: int
     """Found in the radix tree."""
     cache_write_tokens: int
-    """Computed and put into it: the rest, but for a last page that is not full."""
+    """Computed and inserted into it; all other tokens, except those of an incomplete last page."""
 
     @staticmethod
     def of(chunk: AnswerChunk) -> "Warmed":

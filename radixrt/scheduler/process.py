@@ -1,4 +1,4 @@
-"""The scheduler process: receive, plan, send, absorb."""
+"""The scheduler process: receives messages, absorbs results, plans steps and sends them."""
 
 import argparse
 import gc
@@ -71,7 +71,7 @@ class SchedulerProcess:
                 return message
 
     def run(self) -> None:
-        """Forever. Sleeps whenever nothing can be planned until a message comes."""
+        """Loop forever. Sleeps while nothing can be planned until a message arrives."""
         while True:
             working = self._cache_calls.is_working
             self._poller.wait(0 if working else self._seconds_to_next_deadline())
@@ -105,7 +105,7 @@ class SchedulerProcess:
             self._refuse([refused])
 
     def _refuse(self, refused: list[SequenceRefused]) -> None:
-        """Say that these were not queued."""
+        """Report sequences that were not queued."""
         self._to_tokenizer.send(TokenBatch(refused=refused))
         if self._log is not None:
             for sequence in refused:
@@ -174,5 +174,5 @@ class SchedulerProcess:
 def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
     """Entry point of ``python -m radixrt.scheduler``."""
     process = SchedulerProcess(config, channels)
-    gc.freeze()  # what start-up made lives to the end: the collector need not look at it
+    gc.freeze()  # objects made at start-up live to the end, so the collector need not visit them
     process.run()

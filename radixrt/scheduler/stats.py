@@ -1,4 +1,4 @@
-"""What the scheduler counts and measures of itself."""
+"""The scheduler's counters, and snapshots of them."""
 
 import msgspec
 
@@ -18,7 +18,7 @@ def new_counters() -> Counters:
 
 
 def count_step(counters: Counters, result: StepResult, follows: bool) -> None:
-    """Count a step that came back; a worker waited for us only if its plan ``follows`` another."""
+    """Count a finished step. The worker's wait counts only if the plan ``follows`` another in flight."""
     counters.steps += 1
     counters.step_seconds.observe(result.step_s)
     counters.forward_seconds += result.forward_s

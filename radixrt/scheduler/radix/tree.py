@@ -42,7 +42,8 @@ class Match(NamedTuple):
 class RadixTree:
     """Prefixes of token ids and the KV pages that hold them.
 
-    >>> tree, root = RadixTree(page_size=2), None
+    >>> import numpy as np
+    >>> tree = RadixTree(page_size=2)
     >>> root = tree.lock_root()
     >>> leaf, _ = tree.insert(root, np.array([1, 2, 3, 4], np.int32), np.array([7, 8], np.int32))
     >>> match = tree.match(np.array([1, 2, 3, 9], np.int32))
