@@ -138,8 +138,7 @@ class ServerConfig(SchedulerSettings):
         30000, "TCP port to listen on; 0 picks a free one.", at_least=0, at_most=65535
     )
     api_key: str | None = _http(
-        None,
-        "Key that clients must send as a bearer token; /health, /ping and /metrics need none.",
+        None, "Key that clients must send as a bearer token; /health, /ping and /metrics need none."
     )
     hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
     kept_conversations_mb: int = _http(
@@ -180,9 +179,7 @@ class ServerConfig(SchedulerSettings):
         "precision.",
     )
     max_total_tokens: int | None = _memory(
-        None,
-        "Size of the KV pool in tokens; if not given, computed from the memory.",
-        at_least=1,
+        None, "Size of the KV pool in tokens; if not given, computed from the memory.", at_least=1
     )
     page_size: int = _memory(
         16,
@@ -259,8 +256,7 @@ class ServerConfig(SchedulerSettings):
         "Encode a chat's earlier answers from their text, not as the tokens that the model generated.",
     )
     debug_validate_structured_output: bool = _debug(
-        False,
-        "Check every finished answer once more against its schema; log and count mismatches.",
+        False, "Check every finished answer once more against its schema; log and count mismatches."
     )
 
     def prefill_budget(self, device: str) -> int:
@@ -345,30 +341,20 @@ def upgraded(settings: dict[str, Any]) -> dict[str, Any]:
     result = {}
     for name, value in settings.items():
         if name in REMOVED:
-            log.warning(
-                "%s is ignored, and will be refused by the next release: %s.",
-                flag_of(name),
-                REMOVED[name],
-            )
+            _warn(f"{flag_of(name)} is ignored: {REMOVED[name]}")
             continue
         if name in RENAMED:
-            log.warning(
-                "%s is now %s; the next release will refuse the old name.",
-                flag_of(name),
-                flag_of(RENAMED[name]),
-            )
+            _warn(f"{flag_of(name)} is {flag_of(RENAMED[name])} now")
             name = RENAMED[name]
         new_value = RENAMED_VALUES.get(name, {}).get(str(value))
         if new_value is not None:
-            log.warning(
-                "%s %s is now %s; the next release will refuse the old value.",
-                flag_of(name),
-                value,
-                new_value,
-            )
-            value = new_value
-        result[name] = value
+            _warn(f"{flag_of(name)} {value} is {flag_of(name)} {new_value} now")
+        result[name] = value if new_value is None else new_value
     return result
+
+
+def _warn(change: str) -> None:
+    log.warning("%s. The next release will refuse it.", change)
 
 
 def _check_value(setting: Field, value: Any) -> None:

@@ -19,13 +19,7 @@ from radixrt.messages.sequences import (
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats
-from radixrt.messages.steps import (
-    GRAMMAR_FAILED,
-    NO_TOKEN,
-    GrammarLoaded,
-    StepPlan,
-    StepResult,
-)
+from radixrt.messages.steps import GRAMMAR_FAILED, NO_TOKEN, GrammarLoaded, StepPlan, StepResult
 from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.grammar_shelf import GrammarShelf
 from radixrt.scheduler.limits import SchedulerLimits

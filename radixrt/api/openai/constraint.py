@@ -149,7 +149,7 @@ _OUTPUT_READERS: dict[str, Reader] = {
 }
 """The same of :class:`StructuredOutputs`."""
 
-_LIBRARIES = {"guidance": "llguidance"}
+_LIBRARIES = {"guidance": "llguidance", "outlines": "fsm"}
 """vLLM's names of backends, where they differ from ours."""
 
 
