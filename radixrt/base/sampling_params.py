@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.base.convert import converted
 from radixrt.base.errors import RequestError
 
 MAX_LOGPROBS = 20
@@ -152,12 +153,7 @@ def _of_declared_types(params: SamplingParams) -> SamplingParams:
     for name in ("stop", "stop_token_ids"):
         if fields[name] is None:
             fields[name] = ()
-    try:
-        return msgspec.convert(fields, SamplingParams)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at ")
-        name = path.strip("`$.").partition("[")[0]
-        raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None
+    return converted(fields, SamplingParams)
 
 
 def _require_in_range(name: str, value: Any, low: float, high: float) -> None:

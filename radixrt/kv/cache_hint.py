@@ -1,10 +1,11 @@
 """Cache hints of a request: the public class, its validation and its wire form."""
 
 import math
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import msgspec
 
+from radixrt.base.convert import converted
 from radixrt.base.errors import RequestError
 from radixrt.messages.requests import CacheHints, Retention, RetentionLevel
 
@@ -44,7 +45,7 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Raises:
             RequestError: a value is of another type, out of its range or without effect; names the field.
         """
-        checked = _of_declared_types(self, field)
+        checked = converted(msgspec.structs.asdict(self), CacheHint, field)
         if checked.retain is None:
             for name in ("ttl_s", "until_token"):
                 if getattr(checked, name) is not None:
@@ -123,13 +124,3 @@ def check_session(session: str, field: str) -> None:
         raise RequestError(
             f"{field} must have 1 to {LONGEST_SESSION} characters, not {len(session)}.", param=field
         )
-
-
-def _of_declared_types(hint: CacheHint, field: str) -> CacheHint:
-    given: dict[str, Any] = msgspec.structs.asdict(hint)
-    try:
-        return msgspec.convert(given, CacheHint)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at ")
-        name = f"{field}.{path.strip('`$.')}"
-        raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None

@@ -54,14 +54,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(stats: SchedulerStats, page_size: int) -> "CacheStats":
-        pages = PoolUse(
-            total=stats.pages_total,
-            owned=stats.pages_owned,
-            cached=stats.pages_cached,
-            evictable=stats.pages_evictable,
-            pinned=stats.pages_pinned,
-            free=stats.pages_free,
-        )
+        pages = PoolUse(**{n: getattr(stats, f"pages_{n}") for n in PoolUse.__struct_fields__})
         shared = {*CacheStats.__struct_fields__} & {*stats.__struct_fields__}
         return CacheStats(
             **{name: getattr(stats, name) for name in shared},

@@ -10,6 +10,8 @@ import heapq
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from radixrt.messages.answers import FinishReason
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.sequences import (
@@ -30,7 +32,7 @@ from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.stats import count_step, new_counters, stats_of
+from radixrt.scheduler.stats import count_step, new_counters
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 
 _FAILURES = {
@@ -258,11 +260,23 @@ class Scheduler:
 
     def stats(self, malformed_frames: int = 0) -> SchedulerStats:
         """A snapshot of all counters and gauges."""
-        return stats_of(
-            self.counters,
-            self.kv,
+        kv, tree = self.kv, self.kv.tree
+        free, total = kv.allocator.num_free, kv.allocator.num_pages
+        return SchedulerStats(
+            **msgspec.structs.asdict(self.counters),
             running=self.num_running,
             waiting=len(self.waiting),
+            evicted_pages=kv.evicted_pages,
+            pages_total=total,
+            pages_owned=total - free - tree.num_pages,
+            pages_cached=tree.num_pages,
+            pages_evictable=tree.num_evictable_pages,
+            pages_free=free,
+            pages_pinned=tree.num_pinned_pages,
+            leases=len(kv.leases),
+            leases_broken=kv.leases.broken,
+            sessions=len(kv.sessions),
             grammars=len(self.grammars),
+            tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )

@@ -26,7 +26,7 @@ class Hint(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def says_something(self) -> bool:
-        return self != _NO_HINT
+        return self != NO_HINT
 
     def at(self, now: float) -> "Hint | None":
         """The part that still holds at ``now``: not an expired level, not a next use that is due."""
@@ -45,14 +45,14 @@ class Hint(msgspec.Struct, frozen=True, gc=False):
         return Hint(self.level, self.expires, next_use, self.priority)
 
 
-_NO_HINT = Hint()
+NO_HINT = Hint()
 
 
 def is_kept_alike(one: Hint | None, other: Hint | None) -> bool:
     """Whether two hints agree in all but the next use."""
     if one is other:
         return True
-    a, b = one or _NO_HINT, other or _NO_HINT
+    a, b = one or NO_HINT, other or NO_HINT
     return (a.level, a.expires, a.priority) == (b.level, b.expires, b.priority)
 
 

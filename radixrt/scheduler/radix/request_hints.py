@@ -11,7 +11,7 @@ Several requests may use a node and hint differently:
 """
 
 from radixrt.messages.requests import CacheHints
-from radixrt.scheduler.radix.hint import DEFAULT, HIGH, LEVELS, NONE, Hint
+from radixrt.scheduler.radix.hint import DEFAULT, HIGH, LEVELS, NO_HINT, NONE, Hint
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree
 
@@ -59,13 +59,15 @@ def _retained_pages(
 
 def _strongest(hints: list[Hint], priority: int) -> Hint:
     """The hint of the highest level, and of equal ones the one that expires last."""
-    best = max(hints, key=lambda hint: (hint.level, _expiry(hint)), default=Hint())
+    if not hints:
+        return Hint(priority=priority) if priority else NO_HINT
+    best = max(hints, key=lambda hint: (hint.level, _expiry(hint)))
     return Hint(best.level, best.expires if best.level != DEFAULT else None, None, priority)
 
 
 def _combined(old: Hint | None, new: Hint, now: float) -> Hint | None:
     """A node's hint after a request with the hint ``new`` for it."""
-    old = (old or Hint()).at(now) or Hint()
+    old = NO_HINT if old is None else old.at(now) or NO_HINT
     if old.level == HIGH and (new.level != HIGH or _expiry(old) > _expiry(new)):
         new = Hint(HIGH, old.expires, None, new.priority)
     return new if new.says_something else None
