@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 DEMO_MODEL = "demo"
 """The value of ``--model-path`` that stands for the model inside the package."""
 
-# Each set of names that a flag takes. The registry of that set is typed by it.
+# The sets of names that flags take. tests/test_config.py compares each with its registry.
 AttentionBackendName = Literal["auto", "cpu", "flashinfer", "torch_reference"]
 EvictionPolicyName = Literal["lru", "fifo", "priority"]
 SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]

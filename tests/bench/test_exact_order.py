@@ -8,6 +8,8 @@ from radixrt.base.config import SchedulePolicyName
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
 from radixrt.scheduler.queue import waiting_queue
+from radixrt.scheduler.radix.eviction.by_key import least_recently_used
+from radixrt.scheduler.radix.eviction.registry import POLICIES
 from tests.bench.test_bench_cache import SYMBOL, TRACES, conversations, touch
 
 PER_PAGE = BLOCK_TOKENS // SYMBOL
@@ -78,6 +80,12 @@ def check(trace: Trace, num_pages: int, policy: SchedulePolicyName) -> None:
     assert run.order == order
     assert run.cached_tokens == cached
     assert sum(cached) > 0 and run.evicted_tokens > 0
+
+
+@pytest.fixture(autouse=True)
+def plain_lru(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated cache evicts by use alone, without regard to the queue."""
+    monkeypatch.setitem(POLICIES, "lru", lambda clock: least_recently_used())
 
 
 @pytest.fixture(autouse=True)
