@@ -14,14 +14,13 @@ inserted), eviction O(pages evicted + log leaves); amortised, because edges are 
 import time
 from collections.abc import Callable, Iterator
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
 from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length, part_of
-from radixrt.scheduler.radix.observer import TreeObserver
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 
 _JOIN_RATIO = 2
@@ -37,6 +36,30 @@ class Match(NamedTuple):
     """Pages of the whole prefix."""
     pages_in_edge: int
     """How many pages of ``node``'s own edge belong to the prefix."""
+
+
+class TreeObserver(Protocol):
+    """Set as ``RadixTree.observer``. It is called during changes, so it must be fast and must not change the tree. It may
+    keep the arrays, which never change.
+
+    A page is in the tree at most once, so its id identifies the whole prefix that ends with it. An observer that keeps a
+    block hash for each page needs only these two calls. Splits and joins change no prefix and are not reported.
+    """
+
+    def stored(
+        self, salt: str | None, previous_page: int | None, tokens: TokenIds, pages: Pages
+    ) -> None:
+        """Pages have entered the tree.
+
+        Args:
+            salt: the cache salt, if the pages are the first after a root; else None.
+            previous_page: the page before them; None if they are the first after a root.
+            tokens: their token ids: [len(pages) * page_size], int32, read-only.
+            pages: page ids, in order of position: [num_pages], int32.
+        """
+
+    def removed(self, pages: Pages) -> None:
+        """Pages have left the tree: evicted, dropped or flushed. Read-only, in arbitrary order."""
 
 
 class RadixTree:
