@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_rows(
                 console, "Constrained against free answers, forced tokens sampled too", masks
             )
-            with _loaded(prepare(replace(config, disable_jump_forward=True))) as stepping:
+            with _loaded(prepare(replace(config, debug_disable_jump_forward=True))) as stepping:
                 jumps = [
                     measure_jumps(stepping, jumping, count, arguments.rounds)
                     for count in arguments.concurrency

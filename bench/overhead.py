@@ -20,6 +20,7 @@ from rich.progress import track
 
 from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
 from bench.queueing import WAITING, measure_queueing, microseconds
+from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.arguments import positive
 from radixrt.bench.output import console_beside, print_rows, write_json
@@ -70,10 +71,12 @@ def measure_planning(running: int, steps: int) -> PlanCost:
     """Plan, encode and absorb ``steps`` decode steps of ``running`` sequences."""
     pages = running * (-(-(PROMPT_TOKENS + steps + 8) // PAGE_SIZE) + 1)
     limits = SchedulerLimits(
-        max_running_requests=running,
-        max_queued_requests=running,
+        settings=SchedulerSettings(
+            max_running_requests=running,
+            max_queued_requests=running,
+            chunked_prefill_size=PROMPT_TOKENS,
+        ),
         max_prefill_tokens=running * PROMPT_TOKENS,
-        chunked_prefill_size=PROMPT_TOKENS,
         context_length=PROMPT_TOKENS + steps + 8,
         num_pages=pages,
         page_size=PAGE_SIZE,

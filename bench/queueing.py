@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radixrt.base.config import SchedulePolicyName, SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.service import SimulatedWorker
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.queue.queue_order import SchedulePolicy
 from radixrt.scheduler.scheduler import Scheduler
 
 DOCUMENTS = 500
@@ -75,20 +75,22 @@ class _Requests:
         )
 
 
-def measure_queueing(policy: SchedulePolicy, waiting: int, steps: int) -> QueueCost:
+def measure_queueing(policy: SchedulePolicyName, waiting: int, steps: int) -> QueueCost:
     """Plan ``steps`` steps while ``waiting`` requests wait."""
     running = 64
     tokens_running = running * (DOCUMENT_TOKENS + QUESTION_TOKENS + 2 * OUTPUT_TOKENS)
     scheduler = Scheduler(
         SchedulerLimits(
-            max_running_requests=running,
-            max_queued_requests=2 * waiting + running,
+            settings=SchedulerSettings(
+                max_running_requests=running,
+                max_queued_requests=2 * waiting + running,
+                chunked_prefill_size=2048,
+                schedule_policy=policy,
+            ),
             max_prefill_tokens=8192,
-            chunked_prefill_size=2048,
             context_length=4096,
             num_pages=(tokens_running + CACHED_DOCUMENTS * DOCUMENT_TOKENS) // PAGE_SIZE,
             page_size=PAGE_SIZE,
-            schedule_policy=policy,
         )
     )
     worker, requests = SimulatedWorker(), _Requests()

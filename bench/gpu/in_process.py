@@ -17,7 +17,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepPlan
-from radixrt.scheduler.process import scheduler_limits
+from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.worker.build import build_runner
 
@@ -45,7 +45,7 @@ class InProcess:
             model_dir / "tokenizer.json",
             lambda loaded: None,
         )
-        self._scheduler = Scheduler(scheduler_limits(config, info))
+        self._scheduler = Scheduler(SchedulerLimits.of(config, info))
         self._sent: deque[StepPlan] = deque()
         self._next_id = 0
         self.times = HostTimes()

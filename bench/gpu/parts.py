@@ -103,7 +103,7 @@ def mixed_lengths(bench: Bench) -> None:
 
 def shared_prefix(bench: Bench) -> None:
     """Part 3: decode steps of many questions about one document, whose KV is in the cache already."""
-    sizes, cascade = bench.sizes, not bench.llm.config.disable_cascade
+    sizes, cascade = bench.sizes, not bench.llm.config.debug_disable_cascade
     (prefix,) = token_ids([sizes.prefix], bench.shape.vocab_size)
     questions = token_ids([sizes.question] * sizes.questions, bench.shape.vocab_size, seed=1)
     prompts = [prefix + question for question in questions]

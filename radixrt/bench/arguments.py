@@ -1,18 +1,16 @@
 """Declares the flags of ``radixrt bench``, apart from the benchmarks, so that ``--help`` imports none of them."""
 
 import argparse
-import dataclasses
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from radixrt.base.config import ServerConfig
+from radixrt.base.config import EvictionPolicyName, SchedulePolicyName
 
 EndpointName = Literal["completions", "chat"]
 WorkloadName = Literal["shared-prefix", "random", "multi-turn"]
 HintLevel = Literal["none", "session", "program", "exact"]
 
-_FIELD_TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
-EVICTION_POLICIES: tuple[str, ...] = get_args(_FIELD_TYPES["eviction_policy"])
-SCHEDULE_POLICIES: tuple[str, ...] = get_args(_FIELD_TYPES["schedule_policy"])
+EVICTION_POLICIES: tuple[str, ...] = get_args(EvictionPolicyName)
+SCHEDULE_POLICIES: tuple[str, ...] = get_args(SchedulePolicyName)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

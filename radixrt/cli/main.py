@@ -35,7 +35,7 @@ _BENCHMARKS = (
     ("structured", "structured", bench_arguments.add_structured_arguments, "hold schemas' instances against the router and each grammar library"),
     ("cache", "cache.benchmark", bench_arguments.add_cache_arguments, "replay recorded traffic through the scheduler and compare cache policies"),
 )  # fmt: skip
-"""Of each: its name, the module of :mod:`radixrt.bench` that runs it, what declares its flags, and what it is for."""
+"""Name, module of :mod:`radixrt.bench`, function that declares the flags, and help text of each benchmark."""
 
 _MOVED = {
     "overhead": "bench.overhead",
@@ -73,7 +73,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _run(module: str, extra: str, arguments: argparse.Namespace) -> int:
-    """Call a module's ``run``; ``extra`` names what has to be installed for it."""
+    """Call a module's ``run``; ``extra`` is the extra that installs what it needs."""
     try:
         run = importlib.import_module(module).run
     except ModuleNotFoundError as error:
@@ -108,10 +108,12 @@ def _run_moved(name: str, argv: Sequence[str]) -> int:
 
 def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", default="http://127.0.0.1:30000", help="of the server (default: %(default)s)"
+        "--url",
+        default="http://127.0.0.1:30000",
+        help="address of the server (default: %(default)s)",
     )
     parser.add_argument(
-        "--api-key", help="what the server was started with; else the environment's RADIXRT_API_KEY"
+        "--api-key", help="key of the server (default: environment variable RADIXRT_API_KEY)"
     )
     parser.add_argument(
         "--interval", type=float, default=1.0, help="seconds between frames (default: %(default)s)"

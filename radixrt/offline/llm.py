@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import asdict, replace
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from radixrt.base.config import DEMO_MODEL, ServerConfig
+from radixrt.base.config import DEMO_MODEL, ServerConfig, upgraded
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client import warming
@@ -67,6 +67,7 @@ class LLM:
     """
 
     def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
+        settings = upgraded(settings)
         known = {setting.name for setting in dataclasses.fields(ServerConfig)}
         unknown = sorted(settings.keys() - known)
         if unknown:
@@ -266,7 +267,6 @@ class LLM:
                 wire_prompt,
                 RequestOptions(cache_salt=cache_salt),
                 ttl_s=ttl_s,
-                max_s=self.config.max_pin_seconds,
             )
         )
         return PinnedPrompt(**asdict(pinned), release_lease=self.release)

@@ -1,4 +1,4 @@
-"""How does the scheduler answer calls about its cache: pin, release, and show the tree?"""
+"""Answers the calls about the cache: pin, release, and show the tree."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall
 
 
 class CacheCalls:
-    """Answers calls, at once or, where the answer takes long, piece by piece.
+    """Answers calls, at once or, for a view of the tree, piece by piece.
 
     Args:
         send: takes the replies.
@@ -28,7 +28,7 @@ class CacheCalls:
 
     @property
     def is_working(self) -> bool:
-        """Whether :meth:`work` has something to do."""
+        """Whether an answer is unfinished."""
         return bool(self._views)
 
     def take(self, call: CacheCall) -> None:
@@ -44,7 +44,7 @@ class CacheCalls:
         self._send(reply)
 
     def work(self) -> None:
-        """Go on with an answer for a few milliseconds."""
+        """Continue an unfinished answer for a few milliseconds."""
         if not self._views:
             return
         call_id, slices = self._views[0]

@@ -183,7 +183,9 @@ class TokenizerProcess:
                 token_ids,
                 prompt=prompt,
                 continues_prompt=chat is None or chat.continue_final_message,
-                rendered_chat=encoded.text if chat and not self._config.reencode_answers else None,
+                rendered_chat=encoded.text
+                if chat and not self._config.debug_reencode_answers
+                else None,
                 unenforced=() if compiled is None else compiled.unenforced,
             )
             if compiled is None:

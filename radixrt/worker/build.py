@@ -134,7 +134,7 @@ def _attention_setup(
         max_rows=config.max_running_requests,
         max_pages=math.ceil(longest / config.page_size),
         device=device,
-        cascade=not config.disable_cascade,
+        cascade=not config.debug_disable_cascade,
     )
 
 

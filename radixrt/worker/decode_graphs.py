@@ -80,7 +80,7 @@ class DecodeGraphs:
             )
         except RuntimeError as error:
             raise lacks_kernels(error) or ConfigError(
-                f"A decode step of {rung} sequences could not be captured as a CUDA graph: start with --disable-cuda-graph, "
+                f"A decode step of {rung} sequences could not be captured as a CUDA graph: start with --debug-disable-cuda-graph, "
                 f"or with a smaller --cuda-graph-max-batch-size. ({error})"
             ) from error
         return _Graph(attention, replay, hidden)

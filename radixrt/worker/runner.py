@@ -59,7 +59,7 @@ class ModelRunner:
             graph_rows=None if graphs is None else graphs.rows_for,
         )
         self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
-        jumps = not config.disable_jump_forward
+        jumps = not config.debug_disable_jump_forward
         self.matchers = SlotMatchers(
             parts.loader, vocab_size, eos_token_ids=ends, jump_forward=jumps
         )

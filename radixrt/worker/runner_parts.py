@@ -32,7 +32,7 @@ class RunnerParts:
     def decode_graphs(self, pool: KVPool) -> DecodeGraphs | None:
         """Capture decode steps on a KV pool; None where the settings, the device or the backend have none."""
         config, device = self.config, self.setup.device
-        if config.disable_cuda_graph or not device.has_graphs:
+        if config.debug_disable_cuda_graph or not device.has_graphs:
             return None
         if not isinstance(self.backend, CapturableBackend):
             return None

@@ -18,7 +18,7 @@ from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceLogprobs, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.invariants import check_invariants
-from radixrt.scheduler.process import scheduler_limits
+from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.worker.build import build_runner
 
@@ -45,7 +45,7 @@ class InProcessEngine:
             model_dir / "tokenizer.json",
             self.loaded.put,
         )
-        self.scheduler = Scheduler(scheduler_limits(config, self.info))
+        self.scheduler = Scheduler(SchedulerLimits.of(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
         self.logprobs: list[list[SequenceLogprobs]] = []

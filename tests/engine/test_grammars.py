@@ -79,7 +79,7 @@ def test_jumping_over_forced_tokens_changes_no_answer(
     model_dir: Path, schema_grammar: Grammar, page_size: int
 ) -> None:
     jumping = InProcessEngine(model_dir, page_size=page_size)
-    stepping = InProcessEngine(model_dir, page_size=page_size, disable_jump_forward=True)
+    stepping = InProcessEngine(model_dir, page_size=page_size, debug_disable_jump_forward=True)
     assert answers(jumping, schema_grammar) == answers(stepping, schema_grammar)
     assert jumping.scheduler.counters.forced_tokens > 50
     assert stepping.scheduler.counters.forced_tokens == 0
@@ -89,7 +89,7 @@ def test_jumping_over_forced_tokens_changes_no_answer(
 def test_penalties_count_the_tokens_jumped_over(model_dir: Path, schema_grammar: Grammar) -> None:
     penalties = {"frequency_penalty": 1.0, "repetition_penalty": 1.3}
     jumping = answers(InProcessEngine(model_dir), schema_grammar, **penalties)
-    stepping = InProcessEngine(model_dir, disable_jump_forward=True)
+    stepping = InProcessEngine(model_dir, debug_disable_jump_forward=True)
     assert jumping == answers(stepping, schema_grammar, **penalties)
 
 

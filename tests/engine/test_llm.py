@@ -150,7 +150,7 @@ def test_an_invalid_prompt_names_its_fault_and_leaves_nothing_running(llm: LLM) 
 def test_answers_do_not_depend_on_overlap_cache_or_queue_order(llm: LLM, model_dir: Path) -> None:
     prompts = [[5 + i % 3, 9, 100] * 5 + [i] for i in range(3, 12)]
     settings = {
-        "disable_overlap_schedule": True,
+        "debug_disable_overlap_schedule": True,
         "disable_radix_cache": True,
         "schedule_policy": "fcfs",
     }

@@ -94,7 +94,7 @@ def test_prompts_have_the_logprobs_of_a_cpu(model_dir: Path, device: CudaDevice)
 
 
 @pytest.mark.parametrize("shared", [0, 96])
-@pytest.mark.parametrize("settings", [{}, {"disable_cuda_graph": True}, {"page_size": 1}])
+@pytest.mark.parametrize("settings", [{}, {"debug_disable_cuda_graph": True}, {"page_size": 1}])
 def test_answers_have_the_logprobs_of_a_prompt_that_holds_them(
     model_dir: Path,
     device: CudaDevice,

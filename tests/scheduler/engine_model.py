@@ -1,5 +1,6 @@
 """Scheduler and fake worker with up to two steps between them, and the answers they give."""
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
@@ -35,7 +37,12 @@ def limits(**changes: object) -> SchedulerLimits:
         page_size=4,
         eos_token_ids=(EOS,),
     )
-    return SchedulerLimits(**{**settings, **changes})
+    given = {**settings, **changes}
+    names = {setting.name for setting in dataclasses.fields(SchedulerSettings)}
+    return SchedulerLimits(
+        settings=SchedulerSettings(**{name: given.pop(name) for name in names & given.keys()}),
+        **given,
+    )
 
 
 def expect_nothing(*_: object) -> np.ndarray:

@@ -124,7 +124,7 @@ def engine(checkpoint: Callable[[str], Path]) -> Iterator[BackgroundEngine]:
     config = ServerConfig(
         model_path=str(folder),
         max_total_tokens=16384,
-        validate_structured_output=True,
+        debug_validate_structured_output=True,
         log_level="warning",
     )
     engine = BackgroundEngine(prepare(config))

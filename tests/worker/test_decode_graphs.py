@@ -76,5 +76,5 @@ def test_what_cannot_be_captured_says_how_to_start_without() -> None:
 
     pool = KVPool(AttentionSetup(kv_specs=[EIGHT_FEATURES]), 5)
     graphs = DecodeGraphs(Model(), Backend(), pool, [1, 2], FakeDevice())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"--disable-cuda-graph.*not permitted"):
+    with pytest.raises(ConfigError, match=r"--debug-disable-cuda-graph.*not permitted"):
         graphs.capture()

@@ -8,12 +8,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
+from radixrt.base.config import WhitespaceName
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
@@ -21,9 +22,8 @@ from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 Answer = TypeVar("Answer")
-Whitespace = Literal["flexible", "compact"]
 
-_WHITESPACE: dict[Whitespace, str] = {"flexible": r"( |\n( {0,32}|\t{0,8}))?", "compact": ""}
+_WHITESPACE: dict[WhitespaceName, str] = {"flexible": r"( |\n( {0,32}|\t{0,8}))?", "compact": ""}
 """White space allowed at each gap of a JSON text. It is bounded: a model that may write endless white space does."""
 
 _ROWS_FOR_THREADS = 8
@@ -44,7 +44,7 @@ _ANY_OBJECT = '{"type":"object"}'
 # ---------------------------------------------------------------- compiling
 
 
-def json_schema_options(whitespace: Whitespace) -> dict[str, Any]:
+def json_schema_options(whitespace: WhitespaceName) -> dict[str, Any]:
     """The options under which llguidance refuses what it does not enforce.
 
     The escapes leave out ``\\u`` and ``\\/``: with them a declared key could be written in a second way, and
@@ -58,7 +58,7 @@ def json_schema_options(whitespace: Whitespace) -> dict[str, Any]:
     }
 
 
-def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
+def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:
     """Raises:
     CannotCompile: llguidance refuses the schema.
     """
@@ -70,7 +70,9 @@ def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespa
     return _checked(source, facts)
 
 
-def compile_any_json(object_only: bool, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
+def compile_any_json(
+    object_only: bool, facts: TokenizerFacts, whitespace: WhitespaceName
+) -> Grammar:
     return compile_json_schema(_ANY_OBJECT if object_only else "{}", facts, whitespace)
 
 

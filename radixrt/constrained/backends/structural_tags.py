@@ -9,6 +9,7 @@ import json
 import re
 from typing import Any
 
+from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.constraint import (
     AnyJson,
@@ -36,7 +37,7 @@ SOME: /(?s:.+)/
 
 
 def compile_structural_tag(
-    constraint: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
+    constraint: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
 ) -> tuple[Grammar, tuple[Unenforced, ...]]:
     """The grammar, and the keywords that it leaves out of schemas whose ``strict`` is false.
 
@@ -94,7 +95,7 @@ class _TagGrammar:
     """Writes the Lark text and collects the grammars that it refers to by name."""
 
     def __init__(
-        self, constraint: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
+        self, constraint: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
     ) -> None:
         self._constraint = constraint
         self._facts = facts

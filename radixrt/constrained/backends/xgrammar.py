@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xgrammar
 
-from radixrt.constrained.backends.llguidance import Whitespace
+from radixrt.base.config import WhitespaceName
 from radixrt.constrained.bitmask import BitmaskRow, single_token
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
@@ -43,7 +43,7 @@ def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
     return _checked(lambda compiler: compiler.compile_grammar(grammar), facts)
 
 
-def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
+def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:
     """Compile a schema of which the audit found that xgrammar enforces it. xgrammar drops keywords that it does not know.
 
     Raises:

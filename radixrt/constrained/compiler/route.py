@@ -1,10 +1,10 @@
 """Chooses the backend of a constraint, compiles it, and turns refusals into errors of the request."""
 
 import json
-from typing import Literal
 
 import msgspec
 
+from radixrt.base.config import GrammarBackendName, WhitespaceName
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.constraint import (
@@ -22,15 +22,13 @@ from radixrt.constrained.grammar import Compiled, Grammar
 from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
-BackendChoice = Literal["auto", "llguidance", "xgrammar", "fsm"]
-
 
 class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the server, for all requests."""
 
-    backend: BackendChoice = "auto"
+    backend: GrammarBackendName = "auto"
     """A named backend gets the constraints that it enforces exactly; the others go to the backend that does."""
-    whitespace: llguidance.Whitespace = "flexible"
+    whitespace: WhitespaceName = "flexible"
     """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``: nothing."""
     max_source_bytes: int = 16 << 20
     """Longest schema, pattern, grammar or set of options, in UTF-8."""

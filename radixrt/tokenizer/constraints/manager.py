@@ -31,6 +31,12 @@ from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
+COMPILE_MEMORY_BYTES = 1 << 30
+"""That a grammar may take to compile; then its request is refused."""
+
+MAX_ATTEMPTS = 16
+"""At one part of an answer that breaks its schema; then the request fails."""
+
 
 class ConstraintManager:
     """The compile pool of one engine, with the vocabulary of its model."""
@@ -42,8 +48,8 @@ class ConstraintManager:
         tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
         self.counters = StructuredStats()
         self._vocabulary = vocabulary
-        self._validates = config.validate_structured_output
-        self._max_attempts = config.structured_retries
+        self._validates = config.debug_validate_structured_output
+        self._max_attempts = MAX_ATTEMPTS
         self._token_texts: TokenTexts | None = None
         self._has_end = any(0 <= token < info.vocab_size for token in info.eos_token_ids)
         self._pool = CompilePool(
@@ -55,7 +61,7 @@ class ConstraintManager:
                     backend=config.grammar_backend, whitespace=config.grammar_whitespace
                 ),
                 time_limit_s=config.grammar_compile_timeout,
-                memory_limit_bytes=config.grammar_compile_memory,
+                memory_limit_bytes=COMPILE_MEMORY_BYTES,
             )
         )
 

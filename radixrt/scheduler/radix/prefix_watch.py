@@ -1,18 +1,18 @@
-"""Whose cached prefix may have become longer?
+"""Finds the waiting sequences whose cached prefix may have become longer.
 
-A waiting sequence's prefix ends where the tree lacks its next page. It can only grow when somebody inserts exactly that
-page, so sequences are kept by the page they lack: an insertion finds those it concerns by looking for
-its pages, however many wait, and puts them aside as a whole. They are looked up anew a few at a time.
+A waiting sequence's prefix ends where the tree lacks its next page. The prefix can only grow when exactly that page is
+inserted. So sequences are indexed by the page they lack, and an insertion looks up its pages, however many sequences
+wait. The sequences it finds are set aside, to be looked up again a few at a time.
 
-An eviction may have shortened a prefix since it was looked up. The insertion that makes it longer than ever begins
-before the page that is known to be missing, so not only the first page of an insertion counts.
+An eviction may have shortened a prefix since its lookup. The insertion that makes it longer than ever then begins before
+the page noted as lacking, so not only the first page of an insertion counts.
 """
 
 from collections import deque
 
 MissingPage = tuple[str, int, bytes]
-"""Cache salt, number of pages before it, and its token ids as bytes. Equal pages at one depth below different
-prefixes are not told apart: that costs a lookup in vain."""
+"""Cache salt, number of pages before it, and its packed token ids. Equal pages at one depth below different prefixes are
+not told apart; the cost is an unnecessary lookup."""
 
 
 class PrefixWatch:
@@ -20,15 +20,19 @@ class PrefixWatch:
 
     def __init__(self) -> None:
         self._lacking: dict[int, dict[tuple[str, bytes], set[int]]] = {}
-        """By the number of pages before the one they lack, and then by the page itself."""
+        """By the number of pages before the lacking page, and then by salt and page."""
         self._outdated: deque[set[int]] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether any sequence lacks a page."""
+        return bool(self._lacking)
 
     def add(self, seq_id: int, page: MissingPage) -> None:
         salt, depth, packed = page
         self._lacking.setdefault(depth, {}).setdefault((salt, packed), set()).add(seq_id)
 
     def discard(self, seq_id: int, page: MissingPage) -> None:
-        """Forget a sequence; if it is put aside already, it will still be taken."""
+        """Forget a sequence. One that is set aside is still taken."""
         salt, depth, packed = page
         lacking = self._lacking.get(depth, {}).get((salt, packed))
         if lacking is not None:
@@ -37,7 +41,7 @@ class PrefixWatch:
                 self._forget(depth, (salt, packed))
 
     def inserted(self, salt: str, depth: int, packed: bytes, page_bytes: int) -> None:
-        """The tree has got pages: put everyone aside who lacked one of them.
+        """Set aside all sequences that lacked one of the pages just inserted.
 
         Args:
             depth: number of pages before them.
@@ -54,7 +58,7 @@ class PrefixWatch:
                 self._forget(place, page)
 
     def _depths_between(self, start: int, end: int) -> list[int]:
-        """Of these depths, the ones at which somebody lacks a page."""
+        """The depths of this range at which sequences lack a page."""
         if end - start < len(self._lacking):
             return [depth for depth in range(start, end) if depth in self._lacking]
         return [depth for depth in self._lacking if start <= depth < end]
@@ -65,7 +69,7 @@ class PrefixWatch:
             del self._lacking[depth]
 
     def take_outdated(self) -> int | None:
-        """One sequence id that was put aside; None if there is none left."""
+        """One of the sequence ids set aside; None if there is none."""
         if not self._outdated:
             return None
         seq_id = self._outdated[0].pop()
