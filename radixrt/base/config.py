@@ -155,6 +155,11 @@ class ServerConfig(SchedulerSettings):
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
+    prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
+        "auto",
+        "Which of FlashInfer's kernels computes prompts. auto: on Hopper fa3 for many new tokens, where its kernels are there "
+        "and work, else fa2.",
+    )
     kernel_threads: int | None = _device(
         None,
         "Threads that compute on a CPU, in each rank; if not given, one a core, and one in all for small models.",
