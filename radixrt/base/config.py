@@ -16,7 +16,8 @@ DEMO_MODEL = "demo"
 
 def _section(name: str) -> Callable[..., Any]:
     """Makes the dataclass fields of one section of the docs: a default, its help text, and perhaps the range that it
-    has to lie in (``at_least``, ``at_most``) and how help calls its value (``metavar``)."""
+    has to lie in (``at_least``, ``at_most``), how help calls its value (``metavar``), and other names of its values
+    (``aliases``)."""
 
     def setting(default: Any, help: str, **details: Any) -> Any:
         return field(default=default, metadata={"section": name, "help": help, **details})
@@ -232,10 +233,11 @@ class ServerConfig:
         "Publish also the token ids of the blocks. They are the prompts and answers of all users.",
     )
 
-    grammar_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = _structured(
+    grammar_backend: Literal["auto", "llguidance", "xgrammar", "fsm"] = _structured(
         "auto",
-        "Which library enforces structured output; auto: for each constraint the one that is measured to enforce it. "
-        "A named one gets all that it can enforce, and is under the same audit.",
+        "Grammar library of structured output; auto: for each constraint the one that is measured to enforce it. "
+        "A named one gets every constraint that it can enforce. fsm is outlines-core's finite-state machine.",
+        aliases={"outlines": "fsm"},
     )
     grammar_whitespace: Literal["flexible", "compact"] = _structured(
         "flexible",
@@ -275,6 +277,12 @@ class ServerConfig:
         "How the model marks the thought before its answer, which is given out apart from it: deepseek-r1 (the "
         "answer begins inside a thought) and qwen3 (it may think), both in think tags.",
     )
+
+    def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
+            if isinstance(value, str) and value in setting.metadata.get("aliases", ()):
+                object.__setattr__(self, setting.name, setting.metadata["aliases"][value])
 
     def prefill_budget(self, device: str) -> int:
         """Most prompt tokens of one step on ``device`` ("cpu", "cuda:0")."""

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen: the public class, its validation, its wire form."""
+"""Sampling settings of a request: the public class, its validation, its wire form."""
 
 from typing import Any
 
@@ -15,9 +15,16 @@ MAX_N = 128
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling settings of one request. Defaults are those of the field: sample at temperature 1.
+    """Sampling settings of one request. The default is to sample at temperature 1.
 
-    Call :meth:`validate` on anything that came from outside.
+    Call :meth:`validate` on settings that came from outside.
+
+    >>> SamplingParams(temperature=0.0, max_tokens=20, stop="END").validate().stop
+    ('END',)
+    >>> SamplingParams(top_p=2.0).validate()
+    Traceback (most recent call last):
+        ...
+    radixrt.base.errors.RequestError: top_p must be a number from 0.0 to 1.0, not 2.0.
     """
 
     n: int = 1
@@ -118,7 +125,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 PREFILL_ONLY = SamplingParams(max_tokens=0, temperature=0.0)
-"""Of a request that computes a prompt's KV and generates nothing. No client can ask for it in these settings."""
+"""Settings of a request that computes a prompt's KV and generates nothing; :meth:`SamplingParams.validate` refuses them."""
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_N),

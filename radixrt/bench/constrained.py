@@ -22,9 +22,9 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
 from radixrt.bench.output import console_beside, print_rows, write_json
 from radixrt.bench.tokenizer import train_tokenizer
-from radixrt.constrained.spec import JsonSchema, Spec
+from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import GenerateRequest, TokenPrompt
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
 
@@ -95,23 +95,27 @@ class Load:
         self._ids = itertools.count()
 
     def answer(
-        self, count: int, spec: Spec | None, sampling: SamplingParams
+        self, count: int, constraint: Constraint | None, sampling: SamplingParams
     ) -> tuple[float, list[bytes]]:
         """Seconds for ``count`` answers begun at the same time, and their tokens."""
         begin = time.perf_counter()
-        answers = self._engine.run(self._gather(count, spec, sampling))
+        answers = self._engine.run(self._gather(count, constraint, sampling))
         return time.perf_counter() - begin, answers
 
-    async def _gather(self, count: int, spec: Spec | None, sampling: SamplingParams) -> list[bytes]:
-        return await asyncio.gather(*(self._one(i, spec, sampling) for i in range(count)))
+    async def _gather(
+        self, count: int, constraint: Constraint | None, sampling: SamplingParams
+    ) -> list[bytes]:
+        return await asyncio.gather(*(self._one(i, constraint, sampling) for i in range(count)))
 
-    async def _one(self, index: int, spec: Spec | None, sampling: SamplingParams) -> bytes:
+    async def _one(
+        self, index: int, constraint: Constraint | None, sampling: SamplingParams
+    ) -> bytes:
         prompt = [(7 * position + index) % 256 for position in range(PROMPT_TOKENS)]
         request = GenerateRequest(
             request_id=f"bench-{next(self._ids)}",
             prompt=TokenPrompt(pack_ids(prompt)),
-            sampling=sampling,
-            structured=spec,
+            options=RequestOptions(sampling=sampling),
+            constraint=constraint,
         )
         tokens = [chunk.token_ids async for chunk in self._engine.client.generate(request)]
         return b"".join(tokens)
@@ -133,30 +137,30 @@ def measure_masks(load: Load, concurrency: int, output_tokens: int, rounds: int)
     """Free and constrained answers by turns."""
     # Log-probabilities are asked for to keep forced tokens from being jumped over: here every token counts.
     held = SamplingParams(temperature=0.0, max_tokens=output_tokens, logprobs=0)
-    spec = JsonSchema(schema=json.dumps(ENDLESS))
+    constraint = JsonSchema(schema=json.dumps(ENDLESS))
     free = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, logprobs=0)
-    load.answer(concurrency, spec, held)
+    load.answer(concurrency, constraint, held)
     load.answer(concurrency, None, free)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         times[0].append(load.answer(concurrency, None, free)[0])
-        times[1].append(load.answer(concurrency, spec, held)[0])
+        times[1].append(load.answer(concurrency, constraint, held)[0])
     rates = [concurrency * output_tokens / statistics.median(seconds) for seconds in times]
     return MaskCost(concurrency, rates[0], rates[1], rates[1] / rates[0])
 
 
 def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) -> JumpGain:
     """The same requests to two engines by turns."""
-    spec = JsonSchema(schema=json.dumps(RECORD))
+    constraint = JsonSchema(schema=json.dumps(RECORD))
     sampling = SamplingParams(temperature=0.0, max_tokens=400)
     for load in (stepping, jumping):
-        load.answer(concurrency, spec, sampling)
+        load.answer(concurrency, constraint, sampling)
     forced_before = jumping.forced_tokens()
     slow, fast, same, num_tokens = [], [], True, 0
     for _ in range(rounds):
-        seconds, expected = stepping.answer(concurrency, spec, sampling)
+        seconds, expected = stepping.answer(concurrency, constraint, sampling)
         slow.append(seconds)
-        seconds, answers = jumping.answer(concurrency, spec, sampling)
+        seconds, answers = jumping.answer(concurrency, constraint, sampling)
         fast.append(seconds)
         same = same and answers == expected
         num_tokens += sum(map(len, answers)) // 4

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 continue
             metavar = None if kind.choices else kind.type.__name__.upper()
             options["metavar"] = setting.metadata.get("metavar", metavar)
-            choices = kind.choices or None
+            choices = (*kind.choices, *setting.metadata.get("aliases", ())) or None
             group.add_argument(flag_of(setting.name), type=kind.type, choices=choices, **options)
 
 

@@ -7,7 +7,7 @@ from radixrt.base.errors import RequestError
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.replies import CacheReleased, CallReply, LeaseGranted
+from radixrt.messages.replies import CallReply, LeaseGranted
 from radixrt.scheduler.radix.view import Slices, TreeView
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -64,10 +64,10 @@ class CacheCalls:
             expires_in_s=call.ttl_s,
         )
 
-    def _release(self, call: ReleaseCacheCall) -> CacheReleased:
+    def _release(self, call: ReleaseCacheCall) -> int:
         if call.lease:
             lease = self._scheduler.kv.leases.release(call.lease)
             tokens = lease.num_pages * self._scheduler.limits.page_size
         else:
             tokens = self._scheduler.release_session(call.session, call.cache_salt)
-        return CacheReleased(released_tokens=tokens)
+        return tokens

@@ -15,16 +15,17 @@ from radixrt.messages.calls import (
     ReleaseCacheCall,
     StatsCall,
 )
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
-from radixrt.messages.replies import CacheFlushed, CallReply
+from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.steps import GrammarLoaded, StepResult
+from radixrt.messages.steps import StepResult
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
@@ -134,13 +135,17 @@ class SchedulerProcess:
 
     def _handle(self, message: ToScheduler) -> None:
         match message:
+            case LoadGrammar():
+                self.scheduler.grammars.load(message)
+            case DropGrammar():
+                self.scheduler.grammars.drop(message)
             case SequenceRequest():
                 self._add(message)
             case ReleaseSequences():
                 self._release(message)
             case FlushCacheCall():
-                flushed = CacheFlushed(pages_freed=self.scheduler.flush_cache())
-                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=flushed))
+                pages_freed = self.scheduler.flush_cache()
+                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
                 self._cache_calls.take(message)
             case StatsCall():

@@ -11,10 +11,10 @@ import heapq
 import time
 from collections.abc import Callable
 
-from radixrt.messages.answers import FinishReason
+from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.sequences import (
-    SequenceFinished,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
@@ -23,12 +23,11 @@ from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     NO_TOKEN,
-    GrammarLoaded,
     StepPlan,
     StepResult,
 )
 from radixrt.scheduler.batch_draft import BatchDraft
-from radixrt.scheduler.grammar_shelf import GrammarShelf
+from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue.queue_order import ORDERS
@@ -74,7 +73,7 @@ class Scheduler:
         )
         self.kv = KVCache(limits, self.slots, clock)
         self.waiting = WaitingQueue(ORDERS[limits.schedule_policy], self.kv)
-        self.grammars = GrammarShelf(limits.num_ranks)
+        self.grammars = GrammarRegistry(limits.num_ranks)
         self.counters = new_counters()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
@@ -108,14 +107,15 @@ class Scheduler:
             self.counters.refused += 1
             message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
             return SequenceRefused(request.seq_id, message, 503, self._seconds_until_room())
-        grammar = None
-        if request.constraint is not None:
-            grammar = self.grammars.use(request.constraint, request.num_output)
-        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids, grammar)
+        grammar = request.grammar
+        if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
+            self.counters.refused += 1
+            return lost
+        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
         self._sequences[sequence.seq_id] = sequence
-        if sequence.deadline is not None:
-            heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
-        if grammar is not None and self.grammars.is_loading(grammar):
+        if request.options.deadline is not None:
+            heapq.heappush(self._deadlines, (request.options.deadline, sequence.seq_id))
+        if grammar is not None and self.grammars.is_loading(grammar.key):
             self.grammars.wait(sequence)
         else:
             self.waiting.add(sequence)
@@ -123,15 +123,15 @@ class Scheduler:
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
-        waited = self.grammars.loaded(message)
-        if message.error is None:
-            for sequence in waited:
+        refused = []
+        for sequence in self.grammars.loaded(message):
+            if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
                 self.waiting.add(sequence)
-            return []
-        for sequence in waited:
-            del self._sequences[sequence.seq_id]
-        self.counters.refused += len(waited)
-        return [SequenceRefused(sequence.seq_id, message.error, 400) for sequence in waited]
+            else:
+                del self._sequences[sequence.seq_id]
+                refused.append(lost)
+        self.counters.refused += len(refused)
+        return refused
 
     def _seconds_until_room(self) -> int:
         """A guess from the mean step time: one running batch's worth of answers."""
@@ -160,16 +160,20 @@ class Scheduler:
                 self.counters.aborted += 1
             self._remove(sequence)
 
-    def drop_expired(self, now: float) -> list[SequenceFinished]:
-        """Drop sequences whose deadline has passed, and leases whose time is over; ``now`` is Unix time."""
+    def drop_expired(self, now: float) -> dict[int, AnswerReport]:
+        """Drop sequences whose deadline has passed, and leases whose time is over; ``now`` is Unix time.
+
+        Returns:
+            The final reports of these sequences, by their ids.
+        """
         self.kv.leases.expire()
-        dropped = []
+        dropped: dict[int, AnswerReport] = {}
         while self._deadlines and self._deadlines[0][0] <= now:
             _, seq_id = heapq.heappop(self._deadlines)
             sequence = self._sequences.get(seq_id)
             if sequence is not None:
                 self.counters.aborted += 1
-                dropped.append(sequence.ended("abort", self.clock()))
+                dropped[seq_id] = sequence.end("abort", self.clock())
                 self._remove(sequence)
         return dropped
 
@@ -188,8 +192,8 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""
         del self._sequences[sequence.seq_id]
-        if self.grammars.release(sequence):
-            return  # it was waiting for its grammar
+        if self.grammars.stop_waiting(sequence):
+            return
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence.seq_id)
         else:
@@ -222,23 +226,23 @@ class Scheduler:
             draft.refused.append(self._fail(sequence, *_FAILURES[token]))
             return False
         if sequence.first_token is None:
-            draft.started.append(sequence.start(self.clock()))
-            self.counters.cache_write_tokens += draft.started[-1].cache_write_tokens
+            report = draft.started[sequence.seq_id] = sequence.start(self.clock())
+            self.counters.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # only its KV was wanted
-            draft.finished.append(self._finish(sequence, "length", token))
+            draft.finished[sequence.seq_id] = self._finish(sequence, "length", token)
             return False
         sequence.append(token)
         draft.add_token(sequence.seq_id, token)
         reason = sequence.finish_reason(token)
         if reason is None:
             return True
-        draft.finished.append(self._finish(sequence, reason, token))
+        draft.finished[sequence.seq_id] = self._finish(sequence, reason, token)
         return False
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> SequenceFinished:
+    def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> AnswerReport:
         self._count_finish(sequence)
         self._remove(sequence)
-        return sequence.ended(reason, self.clock(), token)
+        return sequence.end(reason, self.clock(), token)
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
@@ -257,7 +261,6 @@ class Scheduler:
         """End a sequence that the model can't go on with. Its KV may be the cause and is not kept."""
         self.counters.aborted += 1
         del self._sequences[sequence.seq_id]
-        self.grammars.release(sequence)
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 

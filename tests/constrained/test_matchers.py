@@ -265,7 +265,7 @@ def test_a_machine_for_another_vocabulary_is_refused() -> None:
     with pytest.raises(GrammarExhausted):
         load_grammar(fsm_or_none(HELLO, facts), facts_of("byte_level_json"))
     with pytest.raises(GrammarExhausted):
-        load_grammar(Grammar("fsm", b"\0" * 100), facts)
+        load_grammar(Grammar.compiled("fsm", b"\0" * 100), facts)
 
 
 # ---------------------------------------------------------------- EBNF

@@ -10,7 +10,7 @@ import pytest
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import RequestError
-from radixrt.constrained.spec import AnyJson
+from radixrt.constrained.constraint import AnyJson
 
 QUESTION = [
     {"role": "user", "content": "Read: The tower of Zekoru is from 2060. Write it as JSON."}

@@ -14,7 +14,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CPU, CudaDevice
-from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import SlotLogprobs
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_checkpoint, make_tokenizer
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA, answers, text_of
@@ -60,7 +60,7 @@ def random_prompts(shared: int = 0) -> list[list[int]]:
     ]
 
 
-def values(rows: list[LogprobRow]) -> torch.Tensor:
+def values(rows: list[SlotLogprobs]) -> torch.Tensor:
     """The log-probability of each token itself."""
     return torch.tensor([row.logprobs[0] for row in rows])
 
