@@ -2,6 +2,8 @@
 
     python -m tools.gpu_check [--out DIR] [--minutes 8] [--skip tests|bench] [--bench-only 1 3]
 
+Everything that is written into DIR is also packed into DIR.tar.gz.
+
 Uses the Python that runs it and installs nothing, so it works on a machine without a network. Each step has a time of its
 own and writes its results as they come: a run that is cut short leaves what it has found.
 """
@@ -13,6 +15,7 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,13 +73,20 @@ def main(arguments: list[str]) -> int:
         end = time.monotonic() + share * (deadline - time.monotonic())
         for command in _pytest(parsed.out, parsed.workers):
             status |= _run(command, environment, end - time.monotonic())
+        _pack(parsed.out)
     if parsed.skip != "bench":
         left = deadline - time.monotonic()
         bench = [sys.executable, "-m", "bench.gpu", "--out", str(parsed.out / "bench")]
         bench += ["--budget", f"{left - 10:.0f}"]
         bench += ["--only", *parsed.bench_only] if parsed.bench_only else []
         status |= _run(bench, environment, left)
+        (parsed.out / "bench.tar.gz").unlink(missing_ok=True)  # all of it is in bench/
+        _pack(parsed.out)
     return status
+
+
+def _pack(out: Path) -> None:
+    print(f"All of it in one file: {shutil.make_archive(str(out), 'gztar', out)}", flush=True)
 
 
 def _pytest(out: Path, workers: int) -> list[list[str]]:

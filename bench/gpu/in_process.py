@@ -86,6 +86,11 @@ class InProcess:
             self.times.launch.append(stepped - planned)
             self.times.absorb.append(time.perf_counter() - stepped)
 
+    def context(self) -> int:
+        """Tokens of KV that the running sequences have now, all together."""
+        batch = self._runner._batch
+        return int(batch.computed[batch.is_decoding].sum())
+
     def finish(self) -> None:
         """Run until nothing is left."""
         while self._scheduler.num_in_flight or self._sent:

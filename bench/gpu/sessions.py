@@ -41,7 +41,7 @@ class Session:
 SESSIONS = (
     Session("ceilings", (0,), 40),
     Session("llama", (1, 2, 3, 4, 5), 150),
-    Session("anatomy", (6,), 75),
+    Session("anatomy", (6,), 150),
     Session("no-cascade", (3,), 60, settings={"debug_disable_cascade": True}),
     Session("qwen3-0.6b", (2,), 60, shape=QWEN3_06B),
     Session("qwen3-14b", (2,), 75, shape=QWEN3_14B),

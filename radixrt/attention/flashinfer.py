@@ -6,6 +6,7 @@ that pays.
 """
 
 import importlib.util
+import logging
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from radixrt.attention.page_tables import CascadeTables, PageTable, StepTables
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 from radixrt.device.flashinfer_library import load_flashinfer
+
+log = logging.getLogger(__name__)
 
 
 def why_not(setup: AttentionSetup) -> str | None:
@@ -74,8 +77,10 @@ class FlashInferBackend:
         self._library = library
         self._shared = SharedBuffers(setup)
         self._append = Append(library, self._shared)
+        prefill_kernels = PrefillKernels(library, setup)
         self._layers = {
-            spec: _Layers(library, spec, setup, self._shared) for spec in set(setup.specs)
+            spec: _Layers(library, spec, setup, self._shared, prefill_kernels)
+            for spec in set(setup.specs)
         }
 
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -151,25 +156,69 @@ class _Step:
         return self._cascade
 
 
+class PrefillKernels:
+    """Which kernel computes the prefills of a step: as the user has set it, else by a rule and by what works here."""
+
+    def __init__(self, library: Any, setup: AttentionSetup) -> None:
+        """
+        Raises:
+            ConfigError: FA3 is asked for and can't run here.
+        """
+        # FA3 is for Hopper, and wants queries of the cache's type.
+        self._has_fa3 = setup.dtype == setup.kv_dtype and library.utils.is_sm90a_supported(
+            setup.device.torch_device
+        )
+        self._asked = setup.prefill_kernel
+        if self._asked == "fa3" and not self._has_fa3:
+            raise ConfigError(
+                "--prefill-kernel fa3 needs a Hopper GPU (H100, H200) and a KV cache of the activations' type: leave it out."
+            )
+
+    def choose(self, table: PageTable, spec: AttentionSpec) -> PrefillKernel:
+        """The kernel for the prefills of a step."""
+        if self._asked != "auto":
+            return self._asked
+        return prefill_kernel(table.query_lengths(), spec.num_heads) if self._has_fa3 else "fa2"
+
+    def give_up(self, kernel: PrefillKernel, error: Exception) -> None:
+        """``kernel`` has failed: use the other one from now on, and say so once.
+
+        Raises:
+            Exception: ``error`` itself, where there is no other one, or the user wants this one.
+        """
+        if kernel == "fa2" or self._asked == "fa3" or isinstance(error, torch.OutOfMemoryError):
+            raise error
+        if self._has_fa3:
+            self._has_fa3 = False
+            log.warning(
+                "FlashInfer's FA3 kernel is not used, FA2 computes all prompts: %s (--prefill-kernel fa2 asks for that; a "
+                "missing kernel can be compiled ahead, docs/gpu.md.)",
+                " ".join(str(error).split())[:500],
+            )
+
+
 class _Layers:
     """The wrappers of all layers of one kind, made when they are needed first."""
 
     def __init__(
-        self, library: Any, spec: AttentionSpec, setup: AttentionSetup, shared: SharedBuffers
+        self,
+        library: Any,
+        spec: AttentionSpec,
+        setup: AttentionSetup,
+        shared: SharedBuffers,
+        prefill_kernels: PrefillKernels,
     ) -> None:
         self._library = library
         self._spec = spec
         self._setup = setup
         self._shared = shared
-        # FA3 is for Hopper, and wants queries of the cache's type.
-        self._has_fa3 = setup.dtype == setup.kv_dtype and library.utils.is_sm90a_supported(
-            setup.device.torch_device
-        )
+        self._prefill_kernels = prefill_kernels
         self._decode = Decode(library, spec, setup, shared)
         self._cascade: Cascade | None = None
         self._prefills: dict[PrefillKernel, Prefill] = {}
         self._decodes_by: Decode | Cascade = self._decode
         self._prefills_by: Prefill | None = None
+        self._prefill_table: PageTable | None = None
         self._num_decodes = 0
 
     def plan(self, step: _Step) -> None:
@@ -177,10 +226,9 @@ class _Layers:
         if step.decodes is not None:
             self._num_decodes = step.decodes.num_rows
             self._plan_decodes(step, step.decodes)
-        self._prefills_by = None
+        self._prefills_by, self._prefill_table = None, step.prefills
         if step.prefills is not None:
-            self._prefills_by = self._prefill(self._prefill_kernel(step.prefills))
-            self._prefills_by.plan(step.prefills)
+            self._plan_prefills(step.prefills)
 
     def _plan_decodes(self, step: _Step, decodes: PageTable) -> None:
         if _pays(step.groups, self._spec, self._setup):
@@ -192,17 +240,22 @@ class _Layers:
             self._decode.plan(decodes)
             self._decodes_by = self._decode
 
+    def _plan_prefills(self, table: PageTable) -> None:
+        """By the kernel of choice, or by the other one if that is missing or fails."""
+        kernel = self._prefill_kernels.choose(table, self._spec)
+        try:
+            self._prefills_by = self._prefill(kernel)
+            self._prefills_by.plan(table)
+        except Exception as error:
+            self._prefill_kernels.give_up(kernel, error)
+            self._plan_prefills(table)
+
     def _prefill(self, kernel: PrefillKernel) -> Prefill:
         if kernel not in self._prefills:
             self._prefills[kernel] = Prefill(
                 self._library, self._spec, self._setup, self._shared, kernel
             )
         return self._prefills[kernel]
-
-    def _prefill_kernel(self, table: PageTable) -> PrefillKernel:
-        if not self._has_fa3:
-            return "fa2"
-        return prefill_kernel(table.query_lengths(), self._spec.num_heads)
 
     def run(self, query: Tensor, kv_cache: LayerKV) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> as query"""
@@ -211,8 +264,18 @@ class _Layers:
         if decodes:
             self._decodes_by.run(query[:decodes], kv_cache, out[:decodes])
         if self._prefills_by is not None:
-            self._prefills_by.run(query[decodes:], kv_cache, out[decodes:])
+            self._run_prefills(query[decodes:], kv_cache, out[decodes:])
         return out
+
+    def _run_prefills(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
+        prefills = self._prefills_by
+        assert prefills is not None and self._prefill_table is not None
+        try:
+            prefills.run(query, kv_cache, out)
+        except Exception as error:
+            self._prefill_kernels.give_up(prefills.kernel, error)
+            self._plan_prefills(self._prefill_table)
+            self._run_prefills(query, kv_cache, out)
 
 
 class _GraphBackend:

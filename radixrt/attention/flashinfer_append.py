@@ -8,6 +8,7 @@ from torch import Tensor
 from radixrt.attention.flashinfer_wrappers import SharedBuffers
 from radixrt.attention.kv_spec import LayerKV, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
+from radixrt.device.flashinfer_library import UntracedFunctions
 
 
 class Append:
@@ -25,7 +26,7 @@ class Append:
         Args:
             locations: [rows] int32 on the device: where a graph looks for the locations of a step; None: anew for each.
         """
-        self._library = library
+        self._functions = UntracedFunctions(library)
         self._shared = shared
         self._fixed_locations = locations
         self._locations = locations
@@ -43,8 +44,8 @@ class Append:
     def run(self, key: Tensor, value: Tensor, kv_cache: LayerKV) -> None:
         """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]."""
         assert self._locations is not None, "plan() comes before attend()"
-        table = self._shared.whole_cache(len(kv_cache[0]))
-        self._library.append_paged_kv_cache(
+        table = self._shared.whole_cache(kv_cache[0].shape[0])
+        self._functions.append_paged_kv_cache(
             to_kv_dtype(key, kv_cache[0].dtype),
             to_kv_dtype(value, kv_cache[1].dtype),
             self._sequence,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -25,6 +26,8 @@ class AttentionSetup:
     """Sequences in a step."""
     max_pages: int = 1024
     """Of one sequence."""
+    prefill_kernel: Literal["auto", "fa2", "fa3"] = "auto"
+    """Of FlashInfer, for prompts; auto: by the step."""
     device: Device = CPU
     cascade: bool = True
     """Prefixes that decoding sequences share may be read once for all of them."""

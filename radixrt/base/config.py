@@ -33,7 +33,8 @@ SECTIONS = (
 
 def _section(name: str) -> Callable[..., Any]:
     """Makes the dataclass fields of one section of the docs: a default, its help text, and perhaps its range
-    (``at_least``, ``at_most``) and the placeholder of its value in the help (``metavar``)."""
+    (``at_least``, ``at_most``), the placeholder of its value in the help (``metavar``) and other names of its values
+    (``aliases``)."""
     assert name in SECTIONS
 
     def setting(default: Any, help: str, **details: Any) -> Any:
@@ -155,6 +156,11 @@ class ServerConfig(SchedulerSettings):
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
+    prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
+        "auto",
+        "Which of FlashInfer's kernels computes prompts. auto: on Hopper fa3 for many new tokens, where its kernels are there "
+        "and work, else fa2.",
+    )
     kernel_threads: int | None = _device(
         None,
         "Threads that compute on a CPU, in each rank; if not given, one a core, and one in all for small models.",
@@ -218,7 +224,9 @@ class ServerConfig(SchedulerSettings):
 
     grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Library that enforces structured output; auto chooses for each constraint one that is measured to enforce it.",
+        "Library that enforces structured output; auto chooses for each constraint one that is measured to enforce it; "
+        "fsm is outlines-core's finite-state machine.",
+        aliases={"outlines": "fsm"},
     )
     grammar_whitespace: WhitespaceName = _structured(
         "flexible",
@@ -335,7 +343,7 @@ REMOVED = {
 }
 """Settings whose value is ignored, and what holds instead."""
 
-RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}, "grammar_backend": {"outlines": "fsm"}}
+RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}}
 
 
 def upgraded(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,11 @@
 """Imports FlashInfer with the settings that radixrt needs."""
 
+import inspect
 import os
 from typing import Any
+
+TRACING = ("FLASHINFER_LOGLEVEL", "FLASHINFER_TRACE_DUMP")
+"""Environment variables by which a user asks FlashInfer to log or trace calls."""
 
 
 def load_flashinfer() -> Any:
@@ -15,3 +19,22 @@ def load_flashinfer() -> Any:
     import flashinfer
 
     return flashinfer
+
+
+class UntracedFunctions:
+    """FlashInfer's functions without the decorator that looks into the environment at each call whether to trace it.
+
+    The look takes longer than the launch, and an eager step makes some hundred and fifty calls. Who asks for logs or
+    traces gets the decorated functions.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._traced = any(os.environ.get(name, "0") not in ("", "0") for name in TRACING)
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        if not self._traced:
+            function = inspect.unwrap(function)
+        setattr(self, name, function)  # found without this method from now on
+        return function

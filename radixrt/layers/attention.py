@@ -74,6 +74,7 @@ class SelfAttention(AttentionBlock):
             sliding_window=sliding_window,
             soft_cap=soft_cap,
         )
+        self.head_counts = [heads.query, heads.kv, heads.kv]
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size, heads.projections(num_heads, num_kv_heads, tp), qkv_bias
         )
@@ -82,13 +83,13 @@ class SelfAttention(AttentionBlock):
         self.o_proj = RowParallelLinear(num_heads * size, config.hidden_size, output_bias, tp)
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        query, key, value = (
-            part.unflatten(-1, (-1, self.spec.head_dim))  # [num_tokens, heads, head_dim]
-            for part in self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
-        )
+        """[num_tokens, hidden_size], positions [num_tokens] -> [num_tokens, hidden_size]"""
+        merged = self.qkv_proj.forward(hidden)
+        heads = merged.view(merged.shape[0], sum(self.head_counts), self.spec.head_dim)
+        query, key, value = heads.split_with_sizes(self.head_counts, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = self.rotary(positions, query, key)
+        query, key = self.rotary.forward(positions, query, key)
         kv_cache = context.kv_caches[self.layer_index]
         attended = context.backend.attend(query, key, value, kv_cache, self.spec)
-        return self.o_proj(attended.flatten(1))
+        return self.o_proj.forward(attended.flatten(1))

@@ -51,5 +51,5 @@ class GatedMLP(KernelLayer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
-        gate_up = self.gate_up_proj(hidden)
-        return self.down_proj(self.kernels.gated_activation(self.activation, gate_up))
+        gate_up = self.gate_up_proj.forward(hidden)
+        return self.down_proj.forward(self.kernels.gated_activation(self.activation, gate_up))

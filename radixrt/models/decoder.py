@@ -24,6 +24,8 @@ from radixrt.layers.weights import load_into, weight_slots
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream: Llama's layer.
 
+    Layers call one another's ``forward``: torch's own call looks for hooks, which costs the host as much as a launch.
+
     An architecture with another order of norms and blocks has a class of its own with this ``forward``.
     """
 
@@ -47,9 +49,9 @@ class DecoderLayer(nn.Module):
             (hidden, residual) for the next layer
         """
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.self_attn(hidden, positions, context)
+        hidden = self.self_attn.forward(hidden, positions, context)
         hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
-        return self.mlp(hidden), residual
+        return self.mlp.forward(hidden), residual
 
 
 class DecoderModel(nn.Module):
@@ -146,7 +148,7 @@ class CausalLM(nn.Module):
             hidden = hidden * self.embedding_scale
         residual = torch.zeros_like(hidden)
         for layer in self.model.layers:
-            hidden, residual = layer(hidden, residual, positions, context)
+            hidden, residual = layer.forward(hidden, residual, positions, context)
         return self.model.norm.add_and_norm(hidden, residual)[0]
 
     @torch.inference_mode()

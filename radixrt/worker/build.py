@@ -135,6 +135,7 @@ def _attention_setup(
         max_pages=math.ceil(longest / config.page_size),
         device=device,
         cascade=not config.debug_disable_cascade,
+        prefill_kernel=config.prefill_kernel,
     )
 
 

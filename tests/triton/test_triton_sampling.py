@@ -10,7 +10,6 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 
 import triton
 import triton.language as tl
-from radixrt.worker.sampling.grammars import TokenMask
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import CPU, Device, make_device
@@ -18,6 +17,7 @@ from radixrt.messages.ids import TokenIds
 from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
 from radixrt.worker.sampling import noise
 from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.sampler import SampledTokens, draw_by_torch, sample
 from radixrt.worker.sampling.state import SamplingState
 from radixrt_kernels.triton import sampling
