@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
-from radixrt.messages.answers import EngineInfo, RequestFailed
+from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import (
     CacheTreeCall,
@@ -15,16 +15,14 @@ from radixrt.messages.calls import (
     ReleaseCacheCall,
     StatsCall,
 )
-from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
-from radixrt.messages.replies import CacheFlushed, CacheReleased, CallReply, LeaseGranted
+from radixrt.messages.replies import CallReply, LeaseGranted
 from radixrt.messages.sequences import (
-    LogprobRow,
     ReleaseSequences,
-    SequenceFinished,
+    SequenceLogprobs,
     SequenceRefused,
     SequenceRequest,
-    SequenceStarted,
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats, TimeHistogram
@@ -128,9 +126,7 @@ class FakeScheduler:
                         self.released.append(seq_id)
             case FlushCacheCall():
                 self.flushes += 1
-                self._outbox.send(
-                    CallReply(call_id=message.call_id, value=CacheFlushed(pages_freed=3))
-                )
+                self._outbox.send(CallReply(call_id=message.call_id, value=3))
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
@@ -139,24 +135,22 @@ class FakeScheduler:
                 self._outbox.send(CallReply(call_id=message.call_id, value=self._stats()))
 
     def _step(self) -> None:
-        seq_ids, token_ids, started, finished = [], [], [], []
+        seq_ids, token_ids = [], []
+        started: dict[int, AnswerReport] = {}
+        finished: dict[int, AnswerReport] = {}
         logprobs, prompt_logprobs = [], []
         for seq_id, running in list(self._running.items()):
             sampling = running.request.sampling
             if sampling.max_tokens == 0:
-                started.append(
-                    SequenceStarted(seq_id, CACHED_TOKENS, 0.001, 0.002, CACHE_WRITE_TOKENS)
-                )
-                finished.append(SequenceFinished(seq_id, "length", None, 0.5))
+                started[seq_id] = _report(running.request)
+                finished[seq_id] = _report(running.request, finish_reason="length")
                 del self._running[seq_id]
                 continue
             token = running.script[running.at % len(running.script)]
             seq_ids.append(seq_id)
             token_ids.append(token)
             if running.at == 0:
-                started.append(
-                    SequenceStarted(seq_id, CACHED_TOKENS, 0.001, 0.002, CACHE_WRITE_TOKENS)
-                )
+                started[seq_id] = _report(running.request)
                 if sampling.prompt_logprobs is not None:
                     ids = unpack_ids(running.request.token_ids).tolist()
                     prompt_logprobs += [
@@ -168,10 +162,11 @@ class FakeScheduler:
             running.at += 1
             ends = token in self._info.eos_token_ids and not sampling.ignore_eos
             if ends or token in sampling.stop_token_ids:
-                finished.append(SequenceFinished(seq_id, "stop", token, 0.5))
+                stop = token if token in sampling.stop_token_ids else None
+                finished[seq_id] = _report(running.request, finish_reason="stop", stop_reason=stop)
                 del self._running[seq_id]
             elif running.at == sampling.max_tokens:
-                finished.append(SequenceFinished(seq_id, "length", None, 0.5))
+                finished[seq_id] = _report(running.request, finish_reason="length")
                 del self._running[seq_id]
         self._outbox.send(
             TokenBatch(
@@ -192,6 +187,19 @@ class FakeScheduler:
         return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))
 
 
+def _report(request: SequenceRequest, **end: object) -> AnswerReport:
+    """Of an answer's begin, or of its end."""
+    return AnswerReport(
+        prompt_tokens=num_ids(request.token_ids) - request.num_output,
+        cached_tokens=CACHED_TOKENS,
+        cache_write_tokens=CACHE_WRITE_TOKENS,
+        queued_s=0.001,
+        prefill_s=0.002,
+        total_s=0.5 if end else 0.0,
+        **end,  # type: ignore[arg-type]
+    )
+
+
 def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> CallReply:
     """Every prompt is pinned; the lease "gone" is not there; the tree has a prompt with a salt and one without."""
     match call:
@@ -203,7 +211,7 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
             failed = RequestFailed(request_id="", message="There is no lease gone.", status=404)
             return CallReply(call_id=call.call_id, error=failed)
         case ReleaseCacheCall():
-            return CallReply(call_id=call.call_id, value=CacheReleased(released_tokens=32))
+            return CallReply(call_id=call.call_id, value=32)
     node = CacheTreeNode(
         first_token_ids=pack_ids([300, 301]),
         num_tokens=32,
@@ -221,7 +229,7 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
     return CallReply(call_id=call.call_id, value=tree)
 
 
-def _row(owner: int, token_id: int, top: int) -> LogprobRow:
+def _row(seq_id: int, token_id: int, top: int) -> SequenceLogprobs:
     """Minus a tenth of its rank for each token."""
     ids = [token_id, *range(300, 300 + top)]
-    return LogprobRow(owner, pack_ids(ids), [-0.1 * rank for rank in range(len(ids))])
+    return SequenceLogprobs(seq_id, pack_ids(ids), [-0.1 * rank for rank in range(len(ids))])

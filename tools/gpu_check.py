@@ -1,4 +1,4 @@
-"""Is radixrt right and fast on this GPU? ``make gpu-check``: tests, then measurements, within eight minutes.
+"""Tests and measures radixrt on this GPU within eight minutes: ``make gpu-check``.
 
     python -m tools.gpu_check [--out DIR] [--minutes 8] [--skip tests|bench] [--bench-only 1 3]
 
@@ -9,6 +9,7 @@ own and writes its results as they come: a run that is cut short leaves what it 
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from bench import children
 
 ROOT = Path(__file__).parent.parent
 TESTS_SHARE = 0.42
@@ -117,18 +120,18 @@ def _pytest(out: Path, workers: int) -> list[list[str]]:
 def _run(command: list[str], environment: dict[str, str], limit_s: float) -> int:
     """Returns the exit status; 1 where the time was over."""
     print("+", " ".join(command), f"(at most {limit_s:.0f} s)", flush=True)
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    process = children.start(command, cwd=ROOT, env=environment)
     try:
         return int(process.wait(max(1.0, limit_s)) != 0)
     except subprocess.TimeoutExpired:
         print(f"Stopped after {limit_s:.0f} s.", flush=True)
         # Like Ctrl-C: pytest still says what has failed, and the bench ends the session that holds the GPU.
         os.killpg(process.pid, signal.SIGINT)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
         return 1
+    finally:
+        children.end(process, timeout_s=0)
 
 
 def _environment(jit: bool) -> dict[str, str]:

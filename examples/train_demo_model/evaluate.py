@@ -249,7 +249,7 @@ def completer(args: argparse.Namespace) -> Iterator[Complete]:
     if args.local:
         yield with_transformers(args.local)
     elif args.serve:
-        from radixrt.bench.local_server import local_server
+        from bench.local_server import local_server
 
         with local_server(args.serve, "--log-level", "warning") as url:
             yield over_http(f"{url}/v1", args.model, args.api_key)

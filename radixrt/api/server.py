@@ -1,4 +1,4 @@
-"""How does the api process run? It waits for the engine, then serves HTTP on an inherited socket."""
+"""Runs the api process: waits for the engine, then serves HTTP on an inherited socket."""
 
 import asyncio
 import logging
@@ -17,16 +17,16 @@ from radixrt.client.engine_client import EngineClient
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
-"""Longer than clients and proxies keep idle connections (httpx and so the openai client 5 s, cloud load balancers 60 s): whoever
-closes first must be the side that sends requests, or one that is just being sent meets a closed connection."""
+"""Longer than clients and proxies keep idle connections (httpx and so the openai client 5 s, cloud load balancers 60 s): the side
+that sends requests must close first, or a request may meet a connection that was just closed."""
 
 SHUTDOWN_GRACE_S = 1
-"""How long connections may go on after a signal to stop; the engine stops at the same time."""
+"""How long open connections last after a signal to stop, in seconds; the engine stops at the same time."""
 
 LISTEN_BACKLOG = 2048
 
 MOST_UNREAD_CHUNKS = 4096
-"""Of each answer. A client that stops reading fills the socket's buffers first; then these wait."""
+"""Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's buffers."""
 
 
 def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> None:

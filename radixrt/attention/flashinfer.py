@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionBackend, AttentionSpec, KVCache
+from radixrt.attention.backend import AttentionBackend, AttentionSpec
 from radixrt.attention.flashinfer_append import Append
 from radixrt.attention.flashinfer_rules import (
     CASCADE_GRAPH_FROM_ROWS,
@@ -25,8 +25,9 @@ from radixrt.attention.flashinfer_rules import (
     prefill_kernel,
 )
 from radixrt.attention.flashinfer_wrappers import Cascade, Decode, Prefill, SharedBuffers
-from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
+from radixrt.attention.kv_spec import LayerKV
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
+from radixrt.attention.page_tables import CascadeTables, PageTable, StepTables
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 from radixrt.device.flashinfer_library import load_flashinfer
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def why_not(setup: AttentionSetup) -> str | None:
-    """Why FlashInfer can't serve this model here; None: it can."""
+    """The reason for which FlashInfer cannot serve this model here; None: it can."""
     if setup.device.torch_device.type != "cuda":
         return "it needs an NVIDIA GPU"
     if importlib.util.find_spec("flashinfer") is None:
@@ -44,11 +45,11 @@ def why_not(setup: AttentionSetup) -> str | None:
         return f"it computes in float16 and bfloat16, not in {_name(setup.dtype)}: set --dtype"
     for dim in sorted({spec.head_dim for spec in setup.specs} - set(HEAD_DIMS)):
         return f"it has no kernels for heads of {dim}, only of {', '.join(map(str, HEAD_DIMS))}"
-    return None
+    return setup.why_not_plain()
 
 
 def lacks_kernels(error: BaseException) -> ConfigError | None:
-    """What to say of an error that comes from FlashInfer's compiling or looking for a kernel; None: it doesn't."""
+    """The error to raise where ``error`` comes from FlashInfer's search for a kernel or its compiling; None: it doesn't."""
     frames = traceback.walk_tb(error.__traceback__)
     if not any(f.f_globals.get("__name__", "").startswith("flashinfer.jit") for f, _ in frames):
         return None
@@ -69,7 +70,7 @@ class FlashInferBackend:
     def __init__(self, setup: AttentionSetup, library: Any) -> None:
         """
         Args:
-            setup: what it is made for.
+            setup: facts about the worker.
             library: the package ``flashinfer``.
         """
         self._setup = setup
@@ -89,7 +90,7 @@ class FlashInferBackend:
             layers.plan(step)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)
@@ -107,7 +108,7 @@ class FlashInferBackend:
         rows = len(metadata.last_page_len_cpu)
         if metadata.shared_prefixes is None or "cascade" not in self.graph_kinds(rows):
             return "plain"
-        groups = PrefixGroups.of(metadata.shared_prefixes, rows).at_most(graph_groups(rows))
+        groups = metadata.shared_prefixes.first(rows).at_most(graph_groups(rows))
         pays = any(_pays(groups, spec, self._setup) for spec in self._layers)
         return "cascade" if pays else "plain"
 
@@ -143,7 +144,7 @@ class _Step:
         tables = StepTables.of(metadata, setup.device)
         groups = PrefixGroups.none(tables.num_decodes)
         if setup.cascade and metadata.shared_prefixes is not None:
-            groups = PrefixGroups.of(metadata.shared_prefixes, tables.num_decodes)
+            groups = metadata.shared_prefixes.first(tables.num_decodes)
         return _Step(tables, groups, setup)
 
     def cascade(self) -> CascadeTables:
@@ -256,7 +257,7 @@ class _Layers:
             )
         return self._prefills[kernel]
 
-    def run(self, query: Tensor, kv_cache: KVCache) -> Tensor:
+    def run(self, query: Tensor, kv_cache: LayerKV) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> as query"""
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         decodes = self._num_decodes
@@ -266,7 +267,7 @@ class _Layers:
             self._run_prefills(query[decodes:], kv_cache, out[decodes:])
         return out
 
-    def _run_prefills(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
+    def _run_prefills(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         prefills = self._prefills_by
         assert prefills is not None and self._prefill_table is not None
         try:
@@ -285,7 +286,7 @@ class _GraphBackend:
     ) -> None:
         self._setup = setup
         self._rows = rows
-        self._append = Append(library, shared, shared.slots(rows))
+        self._append = Append(library, shared, shared.locations(rows))
         self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
         for spec in set(setup.specs):
             cascades = kind == "cascade" and _may_cascade(spec)
@@ -304,7 +305,7 @@ class _GraphBackend:
                 decode.plan(step.decodes)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)

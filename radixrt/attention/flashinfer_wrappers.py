@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers as radixrt uses them: what they share, how they are planned, and what each computes.
+"""Wraps FlashInfer's decode, prefill and cascade wrappers: their shared memory, planning and runs.
 
 A wrapper is planned on the host for the page tables of a step, and run once a layer. See the library's
 ``flashinfer/decode.py`` and ``flashinfer/prefill.py``.
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec, KVCache
+from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.flashinfer_rules import (
     PrefillKernel,
     decode_with_tensor_cores,
     graph_groups,
 )
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.page_tables import CascadeTables, PageTable
 from radixrt.attention.setup import AttentionSetup
 from radixrt.device.device import Device, Mark
@@ -54,7 +55,7 @@ class SharedBuffers:
         self.workspace = self._bytes(max(WORKSPACE_BYTES, partial))
         self._plans: dict[tuple[str, AttentionSpec], Tensor] = {}
         self._tables: dict[str, TableBuffers] = {}
-        self._slots: Tensor | None = None
+        self._locations: Tensor | None = None
         self._sharing: Tensor | None = None
         self._whole_cache: WholeCache | None = None
 
@@ -88,11 +89,11 @@ class SharedBuffers:
             all_rows.last_page_len[:rows],
         )
 
-    def slots(self, rows: int) -> Tensor:
+    def locations(self, rows: int) -> Tensor:
         """[rows] int32: where a graph's tokens go in the cache"""
-        if self._slots is None:
-            self._slots = self._ints(self._setup.max_rows)
-        return self._slots[:rows]
+        if self._locations is None:
+            self._locations = self._ints(self._setup.max_rows)
+        return self._locations[:rows]
 
     def whole_cache(self, num_pages: int) -> "WholeCache":
         """Of at least so many pages."""
@@ -137,11 +138,11 @@ class Staged:
         self._wrapper.plan(*arguments, **options)
         self._read = self._device.mark()
 
-    def run(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
+    def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
         self._repeated.run(query, kv_cache, out)
 
-    def run_with_lse(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> Tensor:
+    def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
         """Also the base-2 logarithm of each softmax's sum, [tokens, num_heads] float32."""
         return self._wrapper.run(query, kv_cache, out=out, return_lse=True)[1]
 
@@ -166,7 +167,7 @@ class RepeatedRun:
         """The wrapper is planned anew."""
         self._kernel = None
 
-    def run(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
+    def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
         if self._kernel is None:
             self._run_first(query, kv_cache, out)
@@ -178,7 +179,7 @@ class RepeatedRun:
         for place in self._places:  # nothing is kept alive from layer to layer
             arguments[place] = None
 
-    def _run_first(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
+    def _run_first(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """By the library; what it calls is kept, if it can be repeated."""
         wrapper = self._wrapper
         module = getattr(wrapper, "_cached_module", None)
@@ -278,11 +279,11 @@ class Decode:
             **score_options(self._spec, self._setup),
         )
 
-    def run(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
+    def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """``query`` and ``out`` are [rows, num_heads, head_dim]."""
         self._wrapper.run(query, kv_cache, out)
 
-    def run_with_lse(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> Tensor:
+    def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
         """Also the base-2 logarithm of each softmax's sum, [rows, num_heads] float32."""
         return self._wrapper.run_with_lse(query, kv_cache, out)
 
@@ -309,7 +310,7 @@ class Prefill:
     def plan(self, table: PageTable) -> None:
         _plan_queries(self._wrapper, table, self._spec, self._setup, causal=True)
 
-    def run(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
+    def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
         self._wrapper.run(query, kv_cache, out)
 
@@ -384,7 +385,7 @@ class Cascade:
         else:
             self._fixed_sharing.copy_(tables.sharing)
 
-    def run(self, query: Tensor, kv_cache: KVCache, out: Tensor) -> None:
+    def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """``query`` and ``out`` are [rows, num_heads, head_dim]."""
         of_prefix = torch.empty_like(out)
         prefix_lse = self._shared.run_with_lse(query, kv_cache, of_prefix)

@@ -1,15 +1,10 @@
-"""The news of one step for the tokenizer process, while they are being collected."""
+"""Collects the tokens and reports of one step for the tokenizer process."""
 
 from dataclasses import dataclass, field
 
+from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.sequences import (
-    LogprobRow,
-    SequenceFinished,
-    SequenceRefused,
-    SequenceStarted,
-    TokenBatch,
-)
+from radixrt.messages.sequences import SequenceLogprobs, SequenceRefused, TokenBatch
 from radixrt.messages.steps import StepResult
 from radixrt.scheduler.steps_in_flight import StepInFlight
 
@@ -20,23 +15,23 @@ class BatchDraft:
 
     seq_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    started: list[SequenceStarted] = field(default_factory=list)
-    finished: list[SequenceFinished] = field(default_factory=list)
+    started: dict[int, AnswerReport] = field(default_factory=dict)
+    finished: dict[int, AnswerReport] = field(default_factory=dict)
     refused: list[SequenceRefused] = field(default_factory=list)
-    logprobs: list[LogprobRow] = field(default_factory=list)
-    prompt_logprobs: list[LogprobRow] = field(default_factory=list)
+    logprobs: list[SequenceLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[SequenceLogprobs] = field(default_factory=list)
 
     def add_logprobs(self, result: StepResult, step: StepInFlight) -> None:
         """Take the log-probabilities that somebody wants and has not got yet."""
         self.prompt_logprobs += [
-            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
+            SequenceLogprobs(owner.seq_id, row.token_ids, row.logprobs)
             for row in result.prompt_logprobs
-            if (owner := step.owners[row.owner]) is not None and owner.wants_prompt_logprob()
+            if (owner := step.owners[row.slot]) is not None and owner.wants_prompt_logprob()
         ]
         self.logprobs += [
-            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
+            SequenceLogprobs(owner.seq_id, row.token_ids, row.logprobs)
             for row in result.logprobs
-            if (owner := step.owners[row.owner]) is not None
+            if (owner := step.owners[row.slot]) is not None
         ]
 
     def add_token(self, seq_id: int, token: int) -> None:

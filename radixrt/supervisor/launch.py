@@ -1,4 +1,4 @@
-"""The supervisor: checks what can be checked, starts the processes of an engine, watches and stops them."""
+"""The supervisor: checks the settings, starts the processes of an engine, watches them and ends them together."""
 
 import contextlib
 import dataclasses
@@ -33,8 +33,8 @@ LOG_TAIL_LINES = 40
 STOP_TIMEOUT_S = 5.0
 
 SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
-"""For OpenMP's libraries, which torch computes with on a CPU. By default its threads look for further work for milliseconds
-after each operation, and keep those of the native kernels and the other processes from their cores meanwhile."""
+"""Settings of OpenMP's libraries, which torch uses on a CPU. By default their threads spin for milliseconds after each
+operation, on cores that the native kernels and the other processes need."""
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class _Child:
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
 
     def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
-        """Pass the child's log on and keep its end; tell when the child is gone."""
+        """Copy the child's log to stderr and keep its end; report the end of the child."""
         assert self.process.stderr is not None
         for line in self.process.stderr:  # to the end: a full pipe would block the child
             self.log_tail.append(line)
@@ -56,7 +56,7 @@ class _Child:
 
 
 class Supervisor:
-    """The processes of one engine. Use as a context manager: whatever happens, none is left behind."""
+    """The processes of one engine. Use it as a context manager, so that no process is left behind."""
 
     def __init__(self, config: ServerConfig, listen_socket: socket.socket | None = None) -> None:
         """Start all processes; with ``listen_socket``, bound but not listening, also the api process."""
@@ -107,8 +107,8 @@ class Supervisor:
 
         Raises:
             ConfigError: a process could not start because of a setting, a checkpoint or the machine.
-            EngineDiedError: a process ended on its own; says which, and the end of its log. The engine's
-                state is spread over all of them, so the others are of no use without it.
+            EngineDiedError: a process ended on its own; has its name and the end of its log. The engine's state is
+                spread over all processes, so the others cannot continue.
         """
         child = self._ended.get()
         if child is None or self._stopping:
@@ -151,14 +151,14 @@ class Supervisor:
 
 
 def _environment() -> dict[str, str]:
-    """Children find radixrt where this process has found it. What the user has set is not changed."""
+    """The children's environment: they import radixrt from the same place. The user's settings are not changed."""
     package_parent = str(Path(__file__).parents[2])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**SHORT_SPINS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def prepare(config: ServerConfig) -> ServerConfig:
-    """Check what can be checked before any process starts; the model path becomes a folder.
+    """Check the settings and the checkpoint before any process starts; a hub id becomes a folder.
 
     Raises:
         ConfigError: says what to change.
@@ -183,7 +183,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet: clients are refused until the engine is ready.
 
     Raises:
-        ConfigError: the address can't be had.
+        ConfigError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""How much memory does the largest step take? It is run once, before the KV pool gets what is left."""
+"""Runs the largest step once, so that the KV pool gets only memory that no step needs."""
 
 import math
 
@@ -14,8 +14,9 @@ from radixrt.device.device import Device
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
-from radixrt.worker.sampling.grammars import ALL_TOKENS, TokenMask
+from radixrt.worker.sampling.matchers import ALL_TOKENS, TokenMask
 from radixrt.worker.sampling.sampler import fastest_draw, sample
 from radixrt.worker.sampling.state import SamplingState
 
@@ -44,7 +45,7 @@ def try_largest_step(parts: RunnerParts, context_length: int) -> None:
     plan = largest_step(parts.config, context_length)
     decode = StepPlan(step_id=1)  # of every slot: other kernels, which are loaded now
     try:
-        runner = parts.runner(KVPool(parts.setup, num_pages(plan), one_for_all=True))
+        runner = ModelRunner(parts, KVPool(parts.setup, num_pages(plan), one_for_all=True))
         runner.step(plan)
         runner.step(decode)
         runner.collect()
@@ -94,7 +95,7 @@ def num_pages(plan: StepPlan) -> int:
 
 
 def _too_large(config: ServerConfig, error: torch.OutOfMemoryError) -> ConfigError:
-    """What to say when it does not fit."""
+    """The error for a step that does not fit."""
     return ConfigError(
         f"A step of --max-prefill-tokens {config.prefill_budget('cuda')} and --max-running-requests "
         f"{config.max_running_requests} does not fit into the memory that the weights leave: lower one of them, or spread "

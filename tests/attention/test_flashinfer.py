@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from radixrt.attention import flashinfer, flashinfer_rules
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, lacks_kernels, why_not
-from radixrt.attention.kv_dtype import to_kv_dtype
-from radixrt.attention.metadata import SharedPrefixes
-from radixrt.attention.page_tables import PrefixGroups
+from radixrt.attention.kv_spec import to_kv_dtype
+from radixrt.attention.metadata import PrefixGroups
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.base.errors import ConfigError
@@ -211,9 +210,9 @@ def test_groups_that_save_the_most_find_room_first(
     groups: list[tuple[int, int]], count: int, cut: int
 ) -> None:
     pages = [pages if size > 1 else 0 for size, pages in groups]
-    indptr = torch.tensor([0, *(size for size, _ in groups)]).cumsum(0).int()
+    indptr = np.cumsum([0, *(size for size, _ in groups)], dtype=np.int32)
     num_rows = max(1, int(indptr[-1]) - cut)
-    all_groups = PrefixGroups.of(SharedPrefixes(indptr, torch.tensor(pages).int()), num_rows)
+    all_groups = PrefixGroups(indptr, np.array(pages, dtype=np.int32)).first(num_rows)
     limited = all_groups.at_most(count)
     assert len(limited.num_pages) == count and limited.indptr[-1] == num_rows
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from bench.gpu.shapes import QWEN3_06B
-from radixrt.bench.local_server import local_server
+from bench.local_server import local_server
 from tests.near_ties import SampledAnswer, gap_at_first_difference
 
 CONCURRENT = 64

@@ -57,7 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([5, 64, 500]),
         slots=st.integers(1, 6),
         policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
-        eviction=st.sampled_from(["lru", "fifo", "priority", "duel"]),
+        eviction=st.sampled_from(["lru", "fifo", "priority"]),
         share=st.booleans() | st.just(True),
         reckless=st.booleans(),
         pinned=st.sampled_from([0.1, 0.5, 1.0]),
@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_running_requests=slots,
                 schedule_policy=policy,
                 eviction_policy=eviction,
-                share_prefixes=share,
+                disable_radix_cache=not share,
                 max_pinned_fraction=pinned,
             ),
             self.clock,
@@ -134,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, min(len(known), CONTEXT - len(tail) - 1)))
         prompt = known[:cut] + tail
         max_tokens = data.draw(st.integers(1, CONTEXT - len(prompt)))
-        self.engine.add(prompt, max_tokens, request.cache_salt, cache_hints=cache_hints)
+        self.engine.add(prompt, max_tokens, request.options.cache_salt, cache_hints=cache_hints)
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())
@@ -165,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pin(self, data: st.DataObject, ttl_s: float) -> None:
         seq_id = data.draw(st.sampled_from(sorted(self.engine.requests)))
         request = self.engine.requests[seq_id]
-        tokens, salt = unpack_ids(request.token_ids), request.cache_salt
+        tokens, salt = unpack_ids(request.token_ids), request.options.cache_salt
         kv = self.engine.scheduler.kv
         try:
             lease = kv.leases.pin(tokens, salt, ttl_s)
@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.leased[lease.lease_id] = (lease, tokens, salt)
         assert (
             kv.tree.num_pinned_pages
-            <= self.engine.scheduler.limits.max_pinned_fraction
+            <= self.engine.scheduler.limits.settings.max_pinned_fraction
             * self.engine.scheduler.limits.num_pages
         )
 

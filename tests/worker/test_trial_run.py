@@ -14,7 +14,7 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import num_ids
 from radixrt.worker import build, trial_run
 from radixrt.worker.runner import ModelRunner
-from radixrt.worker.sampling.grammars import TokenMask
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.state import SamplingBatch
 from radixrt.worker.trial_run import largest_step, num_pages
 

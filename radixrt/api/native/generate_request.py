@@ -1,4 +1,4 @@
-"""Which prompts does a request to ``/generate`` bring, and how does it want each of them answered?"""
+"""Reads a request to ``/generate``: its prompts, and the sampling settings of each."""
 
 import re
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 from radixrt.api.http.body import to_struct
-from radixrt.api.http.request_ids import new_id, request_id
-from radixrt.api.openai.constraint import asked_constraint
-from radixrt.api.openai.prompts import token_prompt
-from radixrt.api.openai.protocol import ConstraintFields, QueueFields, refuse_unsupported
-from radixrt.api.openai.sampling import queueing, sampling_of
+from radixrt.api.http.middleware import new_id, request_id
+from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.options import request_options, sampling_of
+from radixrt.api.requests.prompts import token_prompt
+from radixrt.api.requests.protocol import ConstraintFields, QueueFields, refuse_unsupported
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.constrained.spec import Spec
 from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -73,7 +73,7 @@ class NativeRequest(QueueFields, kw_only=True):
     return_text_in_logprobs: bool | None = None
 
 
-class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP request, ready to run."""
 
     id: str
@@ -82,10 +82,10 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
     prompt_only: list[bool]
     """Of each prompt: max_new_tokens was 0, so one token is generated and thrown away."""
     is_list: bool
-    """Whether the response is a list: for a batch, or for n > 1."""
+    """The response is a list: for a batch, or for n > 1."""
 
     @staticmethod
-    def of(fields: NativeRequest, state: ServerState) -> "NativePlan":
+    def of(fields: NativeRequest, state: ServerState) -> "PreparedGenerate":
         """Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
@@ -93,7 +93,7 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
         count = len(prompts)
         call_id, names = _request_ids(fields.rid, count)
         given = _given_sampling(fields.sampling_params, count)
-        wishes = zip(
+        settings = zip(
             _one_each("return_logprob", fields.return_logprob, count),
             _one_each("top_logprobs_num", fields.top_logprobs_num, count),
             _one_each("logprob_start_len", fields.logprob_start_len, count),
@@ -101,18 +101,25 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
         )
         sampling = [
             _sampling(one, (top or 0) if wants else None, -1 if start is None else start, state)
-            for one, (wants, top, start) in zip(given, wishes, strict=True)
+            for one, (wants, top, start) in zip(given, settings, strict=True)
         ]
         structured = [_constraint(*both, state) for both in zip(given, sampling, strict=True)]
         state.check_answer_count(count, max(params.n for params in sampling))
-        common = queueing(fields, state.config) | {"stream": bool(fields.stream), "owner": call_id}
+        options = request_options(fields, state.config)
         requests = [
             GenerateRequest(
-                request_id=name, prompt=prompt, sampling=params, structured=spec, **common
+                request_id=name,
+                group_id=call_id,
+                prompt=prompt,
+                options=msgspec.structs.replace(options, sampling=params),
+                stream=bool(fields.stream),
+                constraint=constraint,
             )
-            for name, prompt, params, spec in zip(names, prompts, sampling, structured, strict=True)
+            for name, prompt, params, constraint in zip(
+                names, prompts, sampling, structured, strict=True
+            )
         ]
-        return NativePlan(
+        return PreparedGenerate(
             id=call_id,
             requests=requests,
             prompt_only=[_max_new_tokens(one) == 0 for one in given],
@@ -199,11 +206,13 @@ def _sampling(
         return sampling_of(settings, state)
 
 
-def _constraint(given: NativeSampling, sampling: SamplingParams, state: ServerState) -> Spec | None:
+def _constraint(
+    given: NativeSampling, sampling: SamplingParams, state: ServerState
+) -> Constraint | None:
     """Raises:
     RequestError: there are several, or one is not well formed, or there will be no answer.
     """
-    structured = asked_constraint(given, state.config, "sampling_params.")
+    structured = asked_constraint(given, state.config, "sampling_params.").constraint
     with native_names():
         check_sampling(structured, sampling)
     if structured is not None and _max_new_tokens(given) == 0:
@@ -216,7 +225,7 @@ def _constraint(given: NativeSampling, sampling: SamplingParams, state: ServerSt
 
 def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
     """Raises:
-    RequestError: a constraint stands where this endpoint has none, or what can't be done is asked for.
+    RequestError: a constraint is in a field where this endpoint has none, or a field is not supported.
     """
     refuse_unsupported(body)
     for name in ConstraintFields.__struct_fields__:
@@ -234,12 +243,12 @@ _NATIVE_NAMES = (
     | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
     | {"prompt_logprobs_start": "logprob_start_len"}
 )
-"""What this endpoint's clients call each sampling setting."""
+"""The names of sampling settings in requests to this endpoint."""
 
 
 @contextmanager
 def native_names() -> Iterator[None]:
-    """Let errors about sampling settings name the fields that the client sent."""
+    """Let errors about sampling settings name the fields of the request."""
     try:
         yield
     except RequestError as error:

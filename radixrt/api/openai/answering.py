@@ -1,89 +1,93 @@
-"""How does OpenAI's API answer? Whole or as a stream of events, chat and completions alike."""
+"""Responses of chat and completions: whole, or as a stream of events."""
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
 
-from radixrt.api.conversations.continuation import Keeper
+from radixrt.api.conversations.continuation import ConversationRecorder
 from radixrt.api.http.events import DONE, EventStream, event, json_response, while_connected
-from radixrt.api.openai.constraint import constraint_field
-from radixrt.api.openai.formats import Usage, times_extras
-from radixrt.api.openai.protocol import GenerationFields
+from radixrt.api.requests.protocol import GenerationFields
+from radixrt.api.responses import Usage, times_extras
 from radixrt.api.state import ServerState
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.requests import GenerateRequest
 
-Part = tuple[dict[str, Any], dict[str, Any]]
-"""A choice or, in a stream, a piece of one; and what the response says beside the choices."""
+ChoiceDelta = tuple[dict[str, Any], dict[str, Any]]
+"""A choice or, in a stream, a piece of one; and fields of the response beside the choices."""
 
 
-class Answering(ABC):
-    """One request under way.
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+@dataclass(frozen=True)
+class PreparedRequest(Generic[Fields]):
+    """One HTTP request, read and ready to run."""
+
+    fields: Fields
+    id: str
+    requests: list[GenerateRequest]
+    """One a prompt."""
+    constraint_field: str
+    """The field that holds the constraint; "": there is none."""
+    recorder: ConversationRecorder | None
+    """Of the conversation, if it is to be kept."""
+
+
+class Answering(ABC, Generic[Fields]):
+    """The response to one HTTP request.
 
     Attributes:
-        kind: what the response is an object of.
-        kind_of_event: what an event of its stream is one of.
-        hides_output: no answer is wanted; one token is generated and thrown away.
+        kind: the response's ``object``.
+        kind_of_event: that of an event of its stream.
+        hides_output: the request wants no answer; one token is generated and thrown away.
     """
 
     kind: str
     kind_of_event: str
     hides_output = False
 
-    def __init__(
-        self,
-        fields: GenerationFields,
-        response_id: str,
-        requests: list[GenerateRequest],
-        keeper: Keeper | None,
-    ) -> None:
-        """
-        Args:
-            requests: one a prompt.
-            keeper: of a conversation that is to be remembered.
-        """
-        self.fields = fields
-        self.id = response_id
-        self.requests = requests
-        self._keeper = keeper
+    def __init__(self, prepared: PreparedRequest[Fields]) -> None:
+        self.prepared = prepared
+        self.fields = prepared.fields
 
     @abstractmethod
-    def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Part]:
-        """What a chunk adds to the response."""
+    def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
+        """The choices, or pieces of choices, that a chunk adds to the response."""
 
     def beside_first(
         self, chunk: AnswerChunk, text: str, calls: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Take note of (a piece of) the first answer; what the response says beside it.
+        """Record (a piece of) the first answer; returns the fields of the response beside its choices.
 
         Args:
             text, calls: as the client gets them.
         """
-        extras = times_extras(chunk) if self.fields.return_times else {}
-        if self._keeper is not None:
-            self._keeper.add(text, chunk.reasoning, calls)
+        extras = times_extras(chunk.report) if self.fields.return_times else {}
+        if self.prepared.recorder is not None:
+            self.prepared.recorder.add(text, chunk.reasoning, calls)
             if chunk.finish_reason is not None:
-                extras["kept"] = self._keeper.end(chunk.finish_reason)
+                extras["kept"] = self.prepared.recorder.end(chunk.finish_reason)
         return extras
 
 
-async def respond(answering: Answering, request: Request, state: ServerState) -> Response:
-    request.state.request_id = answering.id
+async def respond(answering: Answering[Any], request: Request, state: ServerState) -> Response:
+    request.state.request_id = answering.prepared.id
     if answering.fields.stream:
         return EventStream(_stream(answering, state))
     return json_response(await while_connected(request, _whole(answering, state)))
 
 
-async def _whole(answering: Answering, state: ServerState) -> dict[str, Any]:
+async def _whole(answering: Answering[Any], state: ServerState) -> dict[str, Any]:
     usage = Usage(answering.hides_output)
     choices: list[dict[str, Any]] = []
     extras: dict[str, Any] = {}
-    async with aclosing(_parts(answering, state, usage)) as parts:
-        async for choice, beside in parts:
+    async with aclosing(_choices(answering, state, usage)) as found:
+        async for choice, beside in found:
             choices.append(choice)
             extras |= beside
     choices.sort(key=lambda choice: choice["index"])
@@ -91,7 +95,7 @@ async def _whole(answering: Answering, state: ServerState) -> dict[str, Any]:
     return envelope | extras | {"usage": usage.as_json()}
 
 
-async def _stream(answering: Answering, state: ServerState) -> AsyncGenerator[bytes, None]:
+async def _stream(answering: Answering[Any], state: ServerState) -> AsyncGenerator[bytes, None]:
     usage = Usage(answering.hides_output)
     options = answering.fields.stream_options
     with_usage = bool(options and options.include_usage)
@@ -103,30 +107,30 @@ async def _stream(answering: Answering, state: ServerState) -> AsyncGenerator[by
             envelope["usage"] = usage.as_json() if always or not choices else None
         return envelope
 
-    async with aclosing(_parts(answering, state, usage)) as parts:
-        async for choice, beside in parts:
+    async with aclosing(_choices(answering, state, usage)) as found:
+        async for choice, beside in found:
             yield event(piece([choice]) | beside)
     if with_usage:
         yield event(piece([]))
     yield DONE
 
 
-async def _parts(
-    answering: Answering, state: ServerState, usage: Usage
-) -> AsyncGenerator[Part, None]:
-    field = constraint_field(answering.fields)
-    async with aclosing(state.generate(answering.requests, field)) as chunks:
+async def _choices(
+    answering: Answering[Any], state: ServerState, usage: Usage
+) -> AsyncGenerator[ChoiceDelta, None]:
+    running = state.generate(answering.prepared.requests, answering.prepared.constraint_field)
+    async with aclosing(running) as chunks:
         async for prompt_index, chunk in chunks:
             usage.add(prompt_index, chunk)
-            for part in answering.parts(prompt_index, chunk):
-                yield part
+            for choice in answering.choices(prompt_index, chunk):
+                yield choice
 
 
 def _envelope(
-    answering: Answering, state: ServerState, kind: str, choices: list[dict[str, Any]]
+    answering: Answering[Any], state: ServerState, kind: str, choices: list[dict[str, Any]]
 ) -> dict[str, Any]:
     return {
-        "id": answering.id,
+        "id": answering.prepared.id,
         "object": kind,
         "created": int(time.time()),
         "model": state.config.model_name,

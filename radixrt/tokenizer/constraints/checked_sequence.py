@@ -1,6 +1,6 @@
-"""Which tokens of a constrained answer may be told already, and how does it go on when a part of it is wrong?
+"""Holds tokens of a constrained answer back until they are validated, and continues the answer after a failed value.
 
-Stands between the scheduler's news of a sequence and the :class:`~radixrt.tokenizer.answer.answers.Answer`, which sees
+Stands between the scheduler's news of a sequence and the :class:`~radixrt.tokenizer.answer.answer_state.AnswerState`, which sees
 only what no check can take back any more. To take back is to ask for a new sequence: prompt and kept tokens
 are its prompt, and the radix tree holds their KV.
 """
@@ -14,9 +14,10 @@ from radixrt.constrained.checks.checked_answer import CheckedAnswer, DueCheck, R
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.grammar import SpanCheck
+from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
-from radixrt.tokenizer.answer.answers import SequenceNews
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.tokenizer.answer.answer_state import SequenceNews
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer_sampling import answer_seed
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -40,19 +41,19 @@ class CheckedSequence:
     ) -> None:
         """
         Args:
-            request: as it was sent to the scheduler; it has a constraint.
+            request: as it was sent to the scheduler; it names a grammar.
             checks: of the answer's values; may be empty.
             vocabulary: of the model.
             token_texts: of the model.
             max_attempts: failures of one value before the request fails.
             final_schema: to validate the finished answer against, only to know.
         """
-        assert request.constraint is not None
+        assert request.grammar is not None
         self.seq_id = request.seq_id
         self.is_over = False
         """The scheduler has ended the sequence."""
         self._request = request
-        self._constraint: Constraint = request.constraint
+        self._grammar = request.grammar
         self._vocabulary = vocabulary
         self._final = (
             None
@@ -64,13 +65,14 @@ class CheckedSequence:
         )
         self._detokenizer = self._new_detokenizer()
         self._begun = time.monotonic()
-        self._begin_after = unpack_ids(self._constraint.begin_after).tolist()
+        self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
         """Tokens after which the grammar begins; empty once it has."""
         self._tokens: list[int] = []
         self._num_before = 0
         """Tokens before the grammar began."""
         self._news = SequenceNews()
-        """What has come and was not told."""
+        """News that came and was not passed on."""
+        self._started: AnswerReport | None = None
         self._num_told = 0
         self._awaits_final = False
         self.violation: str | None = None
@@ -82,7 +84,7 @@ class CheckedSequence:
 
     @property
     def text(self) -> str:
-        """What the grammar has governed so far."""
+        """The text since the grammar began."""
         return self._checked.text
 
     # ------------------------------------------------------------ tokens
@@ -94,12 +96,12 @@ class CheckedSequence:
             ValueError: the text is not what the grammar allows: a bug.
         """
         held = self._news
-        held.started = held.started or news.started
+        self._started = news.started or self._started
         held.prompt_logprobs += news.prompt_logprobs
         held.token_ids += news.token_ids
         held.logprobs += news.logprobs
         end = news.finished
-        ends_with_stop = end is not None and end.stop_token is not None
+        ends_with_stop = end is not None and end.finish_reason == "stop"
         for position, token in enumerate(news.token_ids):
             self._push(token, is_stop=ends_with_stop and position == len(news.token_ids) - 1)
         if end is not None:
@@ -115,18 +117,16 @@ class CheckedSequence:
         text = "" if is_stop else self._detokenizer.push(token)
         self._checked.push([token], [text])
 
-    def _finish(self, end: SequenceFinished) -> None:
+    def _finish(self, end: AnswerReport) -> None:
         self.is_over = True
         self._news.finished = msgspec.structs.replace(end, total_s=time.monotonic() - self._begun)
-        is_complete = end.reason == "stop" and not self._begin_after
-        self._checked.finish(cut_off=not is_complete or self._was_stopped_by_request(end))
+        is_complete = end.finish_reason == "stop" and not self._begin_after
+        was_stopped_by_request = end.stop_reason is not None
+        self._checked.finish(cut_off=not is_complete or was_stopped_by_request)
         self._awaits_final = is_complete and self._final is not None
 
-    def _was_stopped_by_request(self, end: SequenceFinished) -> bool:
-        return end.stop_token in self._request.sampling.stop_token_ids
-
     def take_news(self) -> SequenceNews | None:
-        """What may be told now; None: nothing new."""
+        """The news that may be passed on now; None: there is none."""
         confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_told
         held = self._news
         settled = self._checked.is_settled and not self._awaits_final
@@ -136,8 +136,8 @@ class CheckedSequence:
             token_ids=held.token_ids[:confirmed],
             logprobs=held.logprobs[:confirmed],
             prompt_logprobs=held.prompt_logprobs,
-            started=held.started,
-            finished=held.finished if settled else None,
+            started=self._with_checks(self._started),
+            finished=self._with_checks(held.finished) if settled else None,
         )
         self._news = SequenceNews(
             token_ids=held.token_ids[confirmed:],
@@ -146,6 +146,12 @@ class CheckedSequence:
         )
         self._num_told += confirmed
         return told
+
+    def _with_checks(self, report: AnswerReport | None) -> AnswerReport | None:
+        """The scheduler's report with what the checks found."""
+        if report is None:
+            return None
+        return msgspec.structs.replace(report, retries=self.retries, violation=self.violation)
 
     # ------------------------------------------------------------ verdicts
 
@@ -160,7 +166,7 @@ class CheckedSequence:
     def verdict(
         self, due: DueCheck, errors: list[SpanError], seq_id: int
     ) -> SequenceRequest | None:
-        """Take in what a validator found. Returns a new sequence to go on with, ``seq_id``, if a value was wrong.
+        """Take in the errors of a validator. Returns a new sequence to go on with, ``seq_id``, if a value was wrong.
 
         Raises:
             AttemptsExhausted: the request has to fail.
@@ -185,17 +191,19 @@ class CheckedSequence:
         self._detokenizer = self._new_detokenizer()
         for token in self._tokens[self._num_before :]:
             self._detokenizer.push(token)
-        first, sampling = self._request, self._request.sampling
+        first, options = self._request, self._request.options
+        seed = answer_seed(options.sampling.seed or 0, rewind.retries)
+        sampling = msgspec.structs.replace(options.sampling, seed=seed)
         return msgspec.structs.replace(
             first,
             seq_id=seq_id,
             token_ids=first.token_ids + pack_ids(self._tokens),
             num_output=kept,
-            sampling=msgspec.structs.replace(
-                sampling, seed=answer_seed(sampling.seed or 0, rewind.retries)
-            ),
-            constraint=msgspec.structs.replace(
-                self._constraint, excluded=[pack_ids(path) for path in rewind.excluded]
+            options=msgspec.structs.replace(options, sampling=sampling),
+            grammar=msgspec.structs.replace(
+                self._grammar,
+                excluded=[pack_ids(path) for path in rewind.excluded],
+                excluded_from=kept,
             ),
         )
 

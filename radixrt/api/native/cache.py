@@ -1,0 +1,143 @@
+"""``/v1/cache/…``: warms, pins, releases and shows KV in the cache."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.events import json_response, while_connected
+from radixrt.api.http.middleware import request_id
+from radixrt.api.requests.options import request_options
+from radixrt.api.requests.prompts import one_prompt, token_prompt
+from radixrt.api.requests.protocol import PromptRequest
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError
+from radixrt.client.warming import DEFAULT_PIN_S
+from radixrt.client.warming import pin as pin_prompt
+from radixrt.client.warming import warm as warm_prompt
+from radixrt.kv.cache_hint import check_session
+from radixrt.kv.cache_stats import CacheStats
+from radixrt.messages.requests import Prompt, RequestOptions
+
+MOST_TREE_LEVELS = 16
+MOST_TREE_CHILDREN = 100
+MOST_SESSIONS = 1024
+"""That one request may release."""
+
+
+class WarmRequest(PromptRequest, kw_only=True):
+    """A prompt in one of three forms: messages, prompt or token_ids. The template adds no generation prompt unless asked to."""
+
+    token_ids: list[Any] | None = None
+
+
+class PinRequest(WarmRequest, kw_only=True):
+    ttl_s: float | None = None
+    """Seconds that the lease lasts."""
+
+
+class ReleaseRequest(msgspec.Struct, kw_only=True):
+    """Names a lease, a session, or many sessions."""
+
+    model: str | None = None
+    lease: str | None = None
+    session: str | None = None
+    sessions: list[str] | None = None
+    cache_salt: str | None = None
+    """Of the sessions' requests."""
+
+
+def cache_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/v1/cache/warm", WarmRequest)
+    async def warm(request: Request, fields: WarmRequest) -> Response:
+        warming = warm_prompt(state.run, *_target(fields, state, request))
+        return json_response(msgspec.to_builtins(await while_connected(request, warming)))
+
+    @router.takes("/v1/cache/pin", PinRequest)
+    async def pin(request: Request, fields: PinRequest) -> Response:
+        pinning = pin_prompt(
+            state.client,
+            state.run,
+            *_target(fields, state, request),
+            ttl_s=DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s,
+        )
+        return json_response(msgspec.to_builtins(await while_connected(request, pinning)))
+
+    @router.takes("/v1/cache/release", ReleaseRequest)
+    async def release(request: Request, fields: ReleaseRequest) -> Response:
+        _check_release(fields)
+        if fields.lease is not None:
+            released = await state.client.release_cache(lease=fields.lease)
+        else:
+            salt = fields.cache_salt or ""
+            names = [fields.session] if fields.session is not None else fields.sessions or []
+            each = [state.client.release_cache(session=name, cache_salt=salt) for name in names]
+            released = sum(await asyncio.gather(*each))
+        return json_response({"released_tokens": released})
+
+    @router.get("/v1/cache/stats")
+    async def stats() -> Response:
+        stats = CacheStats.of(await state.client.stats(), state.info.page_size)
+        return json_response(msgspec.to_builtins(stats))
+
+    @router.get("/v1/cache/tree")
+    async def tree(
+        depth: int = Query(3, ge=1, le=MOST_TREE_LEVELS),
+        children: int = Query(16, ge=1, le=MOST_TREE_CHILDREN),
+    ) -> Response:
+        return json_response(await state.client.cache_tree(depth, children))
+
+    return router
+
+
+def _target(
+    fields: WarmRequest, state: ServerState, request: Request
+) -> tuple[str, Prompt, RequestOptions]:
+    """The id, the prompt and the options of a request to warm."""
+    name = request.state.request_id = request_id("warm", fields.rid)
+    return name, _prompt(fields, state, request), request_options(fields, state.config)
+
+
+def _prompt(fields: WarmRequest, state: ServerState, request: Request) -> Prompt:
+    """Raises:
+    RequestError: there is not exactly one prompt, or it is not well formed.
+    """
+    forms = ("messages", "prompt", "token_ids")
+    given = [name for name in forms if getattr(fields, name) is not None]
+    if len(given) != 1:
+        raise RequestError(
+            f"Give one of messages, prompt and token_ids, not {' and '.join(given) or 'none'}.",
+            param=given[-1] if given else "messages",
+        )
+    if fields.token_ids is not None:
+        return token_prompt(fields.token_ids, state.info.vocab_size, "token_ids")
+    return one_prompt(fields, state, request, opens_turn=False)
+
+
+def _check_release(fields: ReleaseRequest) -> None:
+    """Raises:
+    RequestError: it does not name one thing to release.
+    """
+    if [fields.lease, fields.session, fields.sessions].count(None) != 2:
+        raise RequestError(
+            "Give the lease to end, or the session that has ended, or the list of sessions: one of them.",
+            param="lease",
+        )
+    if fields.lease == "":
+        raise RequestError(
+            "lease is empty; it must be the one that /v1/cache/pin returned.", param="lease"
+        )
+    if fields.session is not None:
+        check_session(fields.session, "session")
+    sessions = fields.sessions or []
+    if len(sessions) > MOST_SESSIONS:
+        raise RequestError(
+            f"sessions may name {MOST_SESSIONS} of them at a time, not {len(sessions)}.",
+            param="sessions",
+        )
+    for index, session in enumerate(sessions):
+        check_session(session, f"sessions[{index}]")

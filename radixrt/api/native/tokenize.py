@@ -1,0 +1,70 @@
+"""``/tokenize``, ``/detokenize`` and ``/v1/grammar/compile``: calls to the tokenizer process alone."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.events import json_response, while_connected
+from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.prompts import one_prompt, token_prompt
+from radixrt.api.requests.protocol import ConstraintFields, PromptRequest
+from radixrt.api.state import ServerState, constraint_errors_name
+from radixrt.base.errors import RequestError
+from radixrt.messages.ids import unpack_ids
+
+
+class TokenizeRequest(PromptRequest, kw_only=True):
+    text: str | None = None
+    """The same as prompt, which wins."""
+
+
+class Detokenize(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[Any]
+    skip_special_tokens: bool | None = None
+
+
+class CompileRequest(ConstraintFields, kw_only=True):
+    model: str | None = None
+
+
+def tokenizer_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/tokenize", TokenizeRequest)
+    async def tokenize(request: Request, fields: TokenizeRequest) -> Response:
+        if fields.prompt is None:
+            fields.prompt = fields.text
+        tokenized = await state.client.tokenize(one_prompt(fields, state, request))
+        return json_response(
+            {
+                "tokens": tokenized.token_ids,
+                "count": len(tokenized.token_ids),
+                "max_model_len": state.info.context_length,
+                "prompt": tokenized.prompt,
+            }
+        )
+
+    @router.takes("/detokenize", Detokenize)
+    async def detokenize(request: Request, fields: Detokenize) -> Response:
+        ids: list[int] = []
+        if fields.tokens:
+            packed = token_prompt(fields.tokens, state.info.vocab_size, "tokens").token_ids
+            ids = unpack_ids(packed).tolist()
+        text = await state.client.detokenize(ids, bool(fields.skip_special_tokens))
+        return json_response({"prompt": text, "text": text})
+
+    @router.takes("/v1/grammar/compile", CompileRequest)
+    async def compile_grammar(request: Request, fields: CompileRequest) -> Response:
+        constraint = asked_constraint(fields, state.config)
+        if constraint.constraint is None:
+            raise RequestError(
+                "Give a constraint to compile, such as response_format, regex or ebnf."
+            )
+        with constraint_errors_name(constraint.field):
+            report = await while_connected(request, state.client.compile(constraint.constraint))
+        return json_response(msgspec.to_builtins(report))
+
+    return router

@@ -1,0 +1,88 @@
+"""Runs the prompts of one HTTP request: some at a time, so that other requests are not held up."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from radixrt.base.errors import RequestError
+from radixrt.client.engine_client import EngineClient
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.requests import GenerateRequest
+
+_MOST_UNREAD = 64
+"""Most chunks taken from the engine's client ahead of the reader."""
+
+
+class RequestGroup:
+    """The prompts of one HTTP request.
+
+    Attributes:
+        id: of all of them together.
+    """
+
+    def __init__(
+        self, client: EngineClient, requests: list[GenerateRequest], most_running: int
+    ) -> None:
+        """
+        Args:
+            most_running: most answers that the engine computes at once. No more are submitted: the rest
+                would stand in the queue before the requests of others.
+        """
+        self.id = requests[0].group_id or requests[0].request_id
+        self._client = client
+        self._requests = requests
+        self._free = asyncio.Semaphore(max(1, most_running // max(r.sampling.n for r in requests)))
+        self._aborted = False
+
+    async def run(self) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
+        """Yield each chunk with the index of its prompt. When one prompt fails, or the generator is
+        closed, all are aborted."""
+        if len(self._requests) == 1:
+            async with aclosing(self._client.generate(self._requests[0])) as chunks:
+                async for chunk in chunks:
+                    yield 0, chunk
+            return
+        arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]] = asyncio.Queue(
+            _MOST_UNREAD
+        )
+        tasks = [
+            asyncio.create_task(self._run_one(index, arrivals))
+            for index in range(len(self._requests))
+        ]
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                index, arrival = await arrivals.get()
+                if isinstance(arrival, Exception):
+                    raise arrival
+                if arrival is None:
+                    unfinished -= 1
+                else:
+                    yield index, arrival
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def abort(self) -> None:
+        """End all answers where they are, with finish reason "abort". If a prompt has not begun, :meth:`run` raises a RequestError."""
+        self._aborted = True
+        for request in self._requests:
+            self._client.abort(request.request_id)
+
+    async def _run_one(
+        self, index: int, arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]]
+    ) -> None:
+        try:
+            async with self._free:
+                if self._aborted:
+                    raise RequestError(
+                        "The request was aborted before all of it had begun.",
+                        code="request_aborted",
+                    )
+                async with aclosing(self._client.generate(self._requests[index])) as chunks:
+                    async for chunk in chunks:
+                        await arrivals.put((index, chunk))
+            await arrivals.put((index, None))
+        except Exception as error:
+            await arrivals.put((index, error))

@@ -1,0 +1,181 @@
+"""Reads the constraint of a request, from the fields of OpenAI and of other servers that can hold one."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from radixrt.api.requests.protocol import StructuredOutputs
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
+from radixrt.constrained import requests
+from radixrt.constrained.constraint import Constraint, JsonSchema
+from radixrt.constrained.structural_tags import structural_tag
+
+
+class AskedConstraint(NamedTuple):
+    """The constraint that a request asks for."""
+
+    constraint: Constraint | None
+    field: str = ""
+    """The request's field that holds it, which errors name."""
+
+
+def asked_constraint(
+    fields: msgspec.Struct, config: ServerConfig, prefix: str = ""
+) -> AskedConstraint:
+    """Read the constraint of a request.
+
+    Args:
+        fields: a struct with some of the fields of :class:`radixrt.api.requests.protocol.ConstraintFields`.
+        prefix: goes before their names in errors.
+
+    Raises:
+        RequestError: there are several constraints, or one is not well formed.
+    """
+    asked = _read(_READERS, fields, prefix)
+    structured_outputs = getattr(fields, "structured_outputs", None)
+    if structured_outputs is not None:
+        asked += _structured_outputs(structured_outputs, f"{prefix}structured_outputs", config)
+    _check_backend(getattr(fields, "guided_decoding_backend", None), config)
+    _check_whitespace(
+        getattr(fields, "guided_whitespace_pattern", None), "guided_whitespace_pattern", config
+    )
+    constraint = requests.only_one(asked)
+    return AskedConstraint(constraint, asked[0][0].partition(".")[0] if asked else "")
+
+
+def _read(
+    readers: "dict[str, Reader]", fields: msgspec.Struct, prefix: str
+) -> list[tuple[str, Constraint]]:
+    """The constraints of all these fields that hold one, each with the name that errors give it."""
+    asked = []
+    for name, read in readers.items():
+        value = getattr(fields, name, None)
+        if value is not None and (constraint := read(value, prefix + name)) is not None:
+            asked.append((prefix + name, constraint))
+    return asked
+
+
+# ---------------------------------------------------------------- one field each
+
+
+def _response_format(value: dict[str, Any], param: str) -> Constraint | None:
+    kind = value.get("type")
+    if kind == "structural_tag":
+        return structural_tag(value, param)
+    if kind == "json_schema":
+        _refuse_other_keys(value, {"type", "json_schema"}, param)
+        return _openai_schema(value.get("json_schema"), f"{param}.json_schema")
+    if kind not in ("text", "json_object"):
+        raise RequestError(
+            f"{param}.type must be text, json_object, json_schema or structural_tag, not {kind!r:.50}.",
+            param=f"{param}.type",
+        )
+    _refuse_other_keys(value, {"type"}, param)
+    return requests.any_json() if kind == "json_object" else None
+
+
+def _openai_schema(value: Any, param: str) -> JsonSchema:
+    """``{"name": ..., "schema": ..., "strict": ...}``."""
+    if not isinstance(value, dict):
+        raise RequestError(f"{param} must be an object with a schema.", param=param)
+    _refuse_other_keys(value, {"name", "description", "schema", "strict"}, param)
+    if "schema" not in value:
+        raise RequestError(
+            f'{param}.schema is missing; for JSON of any form, ask for the type "json_object".',
+            param=f"{param}.schema",
+        )
+    strict = value.get("strict")
+    if not isinstance(strict, bool | None):
+        raise RequestError(f"{param}.strict must be a boolean.", param=f"{param}.strict")
+    return requests.json_schema(value["schema"], f"{param}.schema", strict is not False)
+
+
+Reader = Callable[[Any, str], Constraint | None]
+"""Makes a constraint of a field's value; None: no constraint. The second argument is the field's name in errors."""
+
+_READERS: dict[str, Reader] = {
+    "response_format": _response_format,
+    "guided_json": requests.json_schema,
+    "guided_regex": requests.regex,
+    "guided_choice": requests.choice,
+    "guided_grammar": requests.grammar,
+    "json_schema": requests.json_schema,
+    "regex": requests.regex,
+    "ebnf": requests.ebnf,
+    "structural_tag": structural_tag,
+}
+"""The reader of each field."""
+
+
+def _structured_outputs(
+    value: StructuredOutputs, param: str, config: ServerConfig
+) -> list[tuple[str, Constraint]]:
+    if value.disable_additional_properties:
+        raise RequestError(
+            f'{param}.disable_additional_properties is not supported; write "additionalProperties": false into '
+            "the schema.",
+            param=f"{param}.disable_additional_properties",
+        )
+    if value.disable_any_whitespace and config.grammar_whitespace != "compact":
+        raise RequestError(
+            f"{param}.disable_any_whitespace is not supported by this server; start it with --grammar-whitespace "
+            "compact.",
+            param=f"{param}.disable_any_whitespace",
+        )
+    _check_whitespace(value.whitespace_pattern, f"{param}.whitespace_pattern", config)
+    return _read(_OUTPUT_READERS, value, f"{param}.")
+
+
+def _json_object(value: bool, param: str) -> Constraint | None:
+    return requests.any_json() if value else None
+
+
+_OUTPUT_READERS: dict[str, Reader] = {
+    "json": requests.json_schema,
+    "regex": requests.regex,
+    "choice": requests.choice,
+    "grammar": requests.grammar,
+    "json_object": _json_object,
+    "structural_tag": structural_tag,
+}
+"""The reader of each field of :class:`StructuredOutputs`."""
+
+_LIBRARIES = {"guidance": "llguidance", "outlines": "fsm"}
+"""vLLM's names of backends, where they differ from ours."""
+
+
+def _check_backend(name: str | None, config: ServerConfig) -> None:
+    if name is None:
+        return
+    wanted = name.partition(":")[0]
+    wanted = _LIBRARIES.get(wanted, wanted)
+    if wanted not in ("auto", config.grammar_backend):
+        raise RequestError(
+            f"guided_decoding_backend {name!r:.50} can't be chosen by a request; this server has "
+            f"{config.grammar_backend!r} (--grammar-backend). Leave it out.",
+            param="guided_decoding_backend",
+        )
+
+
+def _check_whitespace(pattern: str | None, param: str, config: ServerConfig) -> None:
+    """An empty pattern allows no white space, which is what ``compact`` does."""
+    if pattern is None or (pattern == "" and config.grammar_whitespace == "compact"):
+        return
+    raise RequestError(
+        f"{param} can't be chosen by a request; this server's white space in JSON is "
+        f"{config.grammar_whitespace!r} (--grammar-whitespace). Leave it out.",
+        param=param,
+    )
+
+
+def _refuse_other_keys(value: dict[str, Any], known: set[str], param: str) -> None:
+    """Raises:
+    RequestError: the value has a key that would have to be ignored.
+    """
+    for name in value.keys() - known:
+        raise RequestError(
+            f"{param}: {name!r:.50} is not supported; leave it out. There are {', '.join(sorted(known))}.",
+            param=param,
+        )

@@ -1,0 +1,124 @@
+"""Reads the options of a request: sampling settings over the model's defaults, cache hints, priority and deadline."""
+
+import time
+from typing import Any
+
+from radixrt.api.requests.protocol import GenerationFields, QueueFields
+from radixrt.api.state import ServerState
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Constraint
+from radixrt.constrained.requests import check_sampling
+from radixrt.kv.cache_hint import hints_of
+from radixrt.messages.requests import RequestOptions
+
+_SAME_NAME = set(SamplingParams.__struct_fields__) - {"logprobs", "prompt_logprobs_start"}
+"""Fields of completions and chat with the same name and meaning here; ``logprobs`` means another thing in each."""
+
+LONGEST_STOP_STRING = 1024
+"""Characters."""
+
+
+def generation_options(
+    fields: GenerationFields,
+    state: ServerState,
+    constraint: Constraint | None,
+    num_prompts: int = 1,
+    **overrides: Any,
+) -> RequestOptions:
+    """The options of a request to chat or completions.
+
+    Args:
+        constraint: the request's constraint.
+        overrides: sampling settings in place of those of the fields.
+
+    Raises:
+        RequestError: a value is out of its range, or does not fit the constraint; names the field.
+    """
+    sampling = sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
+    state.check_answer_count(num_prompts, sampling.n)
+    check_sampling(constraint, sampling)
+    return request_options(fields, state.config, sampling)
+
+
+def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
+    """Sampling settings over the model's defaults, validated: the only place where the api process does so.
+
+    Args:
+        given: by their names in :class:`SamplingParams`; None: not given.
+
+    Raises:
+        RequestError: a value is out of its range; names the field.
+    """
+    settings = {name: value for name, value in given.items() if value is not None}
+    if "logit_bias" in settings:
+        settings["logit_bias"] = _logit_bias(settings["logit_bias"])
+    stop = settings.get("stop", ())
+    if any(len(one) > LONGEST_STOP_STRING for one in ([stop] if isinstance(stop, str) else stop)):
+        raise RequestError(
+            f"A stop string may have at most {LONGEST_STOP_STRING} characters.", param="stop"
+        )
+    return SamplingParams(**state.default_sampling | settings).validate(state.info.vocab_size)
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float] | None:
+    """JSON has only strings as keys; they are token ids."""
+    try:
+        return {int(token_id): value for token_id, value in bias.items()} or None
+    except ValueError as error:
+        raise RequestError(
+            "logit_bias must map token ids to numbers from -100 to 100.", param="logit_bias"
+        ) from error
+
+
+def request_options(
+    fields: QueueFields | GenerationFields,
+    config: ServerConfig,
+    sampling: SamplingParams | None = None,
+) -> RequestOptions:
+    """The options of a request.
+
+    Args:
+        sampling: None: the request brings no sampling settings.
+
+    Raises:
+        RequestError: a value is out of its range; names the field.
+    """
+    return RequestOptions(
+        sampling=sampling or SamplingParams(),
+        cache_salt=fields.cache_salt or "",
+        cache_hints=hints_of(fields.cache),
+        priority=_priority(fields.priority, config),
+        deadline=_deadline(fields.timeout),
+    )
+
+
+def _deadline(timeout: float | None) -> float | None:
+    """Unix time at which a request with this timeout in seconds is dropped."""
+    if timeout is None:
+        return None
+    if not timeout > 0:
+        raise RequestError("timeout must be above 0 seconds.", param="timeout")
+    return time.time() + timeout
+
+
+def _priority(given: int | None, config: ServerConfig) -> int:
+    """The request's place in the queue; the smallest goes first.
+
+    Raises:
+        RequestError: the server would ignore it, or it is no 32-bit number.
+    """
+    if not given:
+        return 0
+    if config.schedule_policy != "priority":
+        raise RequestError(
+            "This server does not order requests by priority: leave it out, or start the server with "
+            "--schedule-policy priority.",
+            param="priority",
+        )
+    if not -(2**31) <= given < 2**31:
+        raise RequestError(
+            "priority must lie between -2147483648 and 2147483647.", param="priority"
+        )
+    return given

@@ -1,0 +1,120 @@
+"""Reads the prompt of a request: messages for the chat template, a text, or token ids."""
+
+from typing import Any
+
+from fastapi import Request
+
+from radixrt.api.conversations.continuation import Continuation
+from radixrt.api.requests.cache_control import cache_breakpoints, without_cache_control
+from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, PromptRequest
+from radixrt.api.requests.template_messages import to_template_messages
+from radixrt.api.requests.tools import offered_tools
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError
+from radixrt.base.nesting import check_depth
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+
+def one_prompt(
+    fields: PromptRequest, state: ServerState, request: Request, opens_turn: bool = True
+) -> TextPrompt | ChatPrompt:
+    """The prompt of a request that has one, as messages or as a text.
+
+    Raises:
+        RequestError: there is not exactly one prompt, or it is not well formed.
+    """
+    continuation = Continuation.of_one_prompt(fields, state.conversations, request)
+    if fields.messages is not None:
+        return chat_prompt(fields, fields.messages, continuation.messages, opens_turn)
+    if fields.tools is not None:
+        raise RequestError("tools are for the chat template, so they need messages.", param="tools")
+    text = continuation.text + (fields.prompt or "")
+    return TextPrompt(text, fields.add_special_tokens is not False)
+
+
+def chat_prompt(
+    fields: ChatCompletionRequest | PromptRequest,
+    new: list[ChatMessage],
+    kept: list[dict[str, Any]],
+    opens_turn: bool = True,
+) -> ChatPrompt:
+    """
+    Args:
+        new: the request's own messages.
+        kept: the messages of a kept conversation before them.
+        opens_turn: whether the template adds a generation prompt, unless the request decides it.
+
+    Raises:
+        RequestError: there are no messages, or a chat template can't take them.
+    """
+    tools = offered_tools(fields)
+    check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
+    messages = [*kept, *to_template_messages(new)]
+    if not messages:
+        raise RequestError("messages is empty; give at least one message.", param="messages")
+    if fields.continue_final_message:
+        if fields.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other.",
+                param="continue_final_message",
+            )
+        if messages[-1]["role"] != "assistant":
+            raise RequestError(
+                "continue_final_message needs a last message of the assistant, to be continued.",
+                param="continue_final_message",
+            )
+        opens_turn = False
+    elif fields.add_generation_prompt is not None:
+        opens_turn = fields.add_generation_prompt
+    template_kwargs = fields.chat_template_kwargs
+    if fields.reasoning_effort is not None:
+        template_kwargs = {"reasoning_effort": fields.reasoning_effort} | (template_kwargs or {})
+    return ChatPrompt(
+        messages=messages,
+        tools=without_cache_control(tools),
+        add_generation_prompt=opens_turn,
+        continue_final_message=bool(fields.continue_final_message),
+        template_kwargs=template_kwargs,
+        cache_breakpoints=cache_breakpoints(new, tools, len(kept)),
+    )
+
+
+def parse_prompts(
+    prompt: str | list[Any], vocab_size: int, add_special_tokens: bool
+) -> list[Prompt]:
+    """One prompt a text or a list of token ids.
+
+    Raises:
+        RequestError: it is none of the four forms, or an id is not in the vocabulary.
+    """
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt, add_special_tokens)]
+    if not prompt:
+        raise RequestError("prompt is an empty list; give at least one prompt.", param="prompt")
+    if all(isinstance(item, str) for item in prompt):
+        return [TextPrompt(text, add_special_tokens) for text in prompt]
+    if all(isinstance(item, list) for item in prompt):
+        return [token_prompt(ids, vocab_size) for ids in prompt]
+    return [token_prompt(prompt, vocab_size)]
+
+
+def token_prompt(ids: list[Any], vocab_size: int, field: str = "prompt") -> TokenPrompt:
+    """Raises:
+    RequestError: it is empty, or not a list of token ids of the vocabulary.
+    """
+    if not ids:
+        raise RequestError(f"{field} is empty; give at least one token.", param=field)
+    if set(map(type, ids)) != {int}:
+        other = next(value for value in ids if type(value) is not int)
+        raise RequestError(
+            f"{field} must be text or token ids, one or a list of them, not mixed; it holds {other!r:.50}.",
+            param=field,
+        )
+    for token_id in (min(ids), max(ids)):
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"Token id {token_id} is not in the vocabulary; ids go from 0 to {vocab_size - 1}.",
+                param=field,
+            )
+    return TokenPrompt(pack_ids(ids))

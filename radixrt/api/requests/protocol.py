@@ -1,0 +1,220 @@
+"""The fields of requests, as structs, and the unsupported fields, which are refused rather than ignored."""
+
+from typing import Any
+
+import msgspec
+
+from radixrt.base.errors import RequestError
+from radixrt.kv.cache_hint import CacheHint
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    """A last event with the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every event."""
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's form: a constraint and options in one object."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[Any] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    disable_fallback: bool | None = None
+    """Accepted: there is no fallback."""
+    disable_any_whitespace: bool | None = None
+    """Refused unless it is the server's way."""
+    disable_additional_properties: bool | None = None
+    """Refused."""
+    whitespace_pattern: str | None = None
+    """Refused unless it is the server's."""
+
+
+class ConstraintFields(msgspec.Struct, kw_only=True):
+    """The constraint on an answer: at most one of these. See docs/structured_output.md."""
+
+    response_format: dict[str, Any] | None = None
+    """OpenAI's: type text, json_object or json_schema; and structural_tag."""
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[Any] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    """Refused unless it is the server's."""
+    guided_whitespace_pattern: str | None = None
+    """Refused unless it is the server's."""
+    structured_outputs: StructuredOutputs | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+
+class QueueFields(msgspec.Struct, kw_only=True):
+    """Fields of every request that computes something; see :class:`GenerationFields` for their meaning."""
+
+    cache_salt: str | None = None
+    cache: CacheHint | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class GenerationFields(ConstraintFields, kw_only=True):
+    """Common fields of completions and chat. None: not given."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+    """Accepted, and not used."""
+    rid: str | None = None
+    """The id of the response, for /abort_request; by default a new one."""
+    request_id: str | None = None
+    """The same."""
+
+    # beyond OpenAI, under the names that other servers use
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    """Prefixes are shared only among requests with the same salt."""
+    cache: CacheHint | None = None
+    """Cache hint: the client's knowledge of the future use of this request's KV."""
+    priority: int | None = None
+    """The smallest goes first, where the server was started with --schedule-policy priority."""
+    timeout: float | None = None
+    """Seconds after which the request is dropped, with finish reason "abort"."""
+    keep: bool | None = None
+    """Keep the conversation, with the first answer, under the response's id."""
+    continue_from: str | None = None
+    """The id of a kept conversation; the request has only the messages or the text after it."""
+    continue_after: int | None = None
+    """Number of its messages (of a text: characters) to continue from; None: all."""
+    return_times: bool | None = None
+    """Return the times of the first answer, in seconds: queued, prefill, total."""
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    prompt: str | list[Any]
+    """A text, texts, token ids, or lists of token ids."""
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A cache breakpoint, as Anthropic's clients mark it: keep the KV up to here."""
+
+    type: str
+    """"ephemeral"."""
+    ttl: str | None = None
+    """"5m", the default, or "1h"."""
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class KeepRequest(msgspec.Struct, kw_only=True):
+    """One prompt, of messages or as a text, alone or behind a kept conversation."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    prompt: str | None = None
+    continue_from: str | None = None
+    continue_after: int | None = None
+    cache_salt: str | None = None
+
+
+class PromptRequest(QueueFields, kw_only=True):
+    """One prompt that is computed, but not answered; its fields mean what they mean to chat and completions."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    prompt: str | None = None
+    continue_from: str | None = None
+    continue_after: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    rid: str | None = None
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True):
+    messages: list[ChatMessage]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """A variable for the template; models without such a one answer as ever."""
+    add_generation_prompt: bool | None = None
+    """Whether the template opens the assistant's turn."""
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
+    """False: at most one call an answer."""
+    include_reasoning: bool | None = None
+    """False: the reasoning is left out of the response."""
+    separate_reasoning: bool | None = None
+    """False: the reasoning stays in the content."""
+
+
+UNSUPPORTED = (
+    "stop_regex", "functions", "function_call", "suffix", "use_beam_search", "length_penalty",
+    "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "thinking_token_budget", "documents",
+    "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
+    "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",
+    "logits_processors", "return_hidden_states", "token_ids_logprob",
+)  # fmt: skip
+"""Fields that would change the answer, so that ignoring them would be wrong."""
+
+_WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
+"""Values of unsupported fields that change nothing and are accepted."""
+
+
+def refuse_unsupported(body: dict[str, Any]) -> None:
+    """Raises:
+    RequestError: the body has a field that this version does not support.
+    """
+    for name in UNSUPPORTED:
+        value = body.get(name)
+        asks = value is not None and value is not False and value not in ("", [])
+        if asks and value != _WITHOUT_EFFECT.get(name):
+            raise RequestError(
+                f"{name} is not supported by this version of the server; leave it out.",
+                param=name,
+                code="unsupported_parameter",
+            )

@@ -1,0 +1,156 @@
+"""Reads the tools of a request: ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from radixrt.api.http.middleware import new_id
+from radixrt.api.requests.constraint import AskedConstraint
+from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
+from radixrt.base.errors import RequestError
+from radixrt.base.nesting import check_depth
+from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
+from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
+from radixrt.messages.answers import ToolCall
+
+
+def offered_tools(fields: ChatCompletionRequest | PromptRequest) -> list[dict[str, Any]] | None:
+    """The tools that the template shows to the model.
+
+    Raises:
+        RequestError: a tool is not what a template can take.
+    """
+    check_tools(fields.tools or [])
+    return None if fields.tool_choice == "none" else fields.tools
+
+
+def calls_tools(fields: ChatCompletionRequest) -> bool:
+    """Whether an answer may call tools."""
+    return bool(fields.tools) and fields.tool_choice != "none"
+
+
+def tool_constraint(
+    fields: ChatCompletionRequest, written: ToolCallFormat, asked: AskedConstraint
+) -> AskedConstraint:
+    """The constraint on an answer that may call tools.
+
+    Args:
+        written: how the model writes calls.
+        asked: the constraint on the answer's content.
+
+    Raises:
+        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be distinguished
+            from constrained content.
+    """
+    name, must_call = _choice(fields)
+    if not calls_tools(fields):
+        if must_call:
+            raise RequestError(
+                "tool_choice asks for a call, but there are no tools.", param="tools"
+            )
+        return asked
+    other = asked.constraint
+    tools = _tools(fields.tools or [])
+    if name is not None and name not in tools:
+        raise RequestError(
+            f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice"
+        )
+    if other is not None and must_call and asked.field != "response_format":
+        raise RequestError(
+            "tool_choice asks for a call, so the answer can't satisfy another constraint as well; leave one of them out.",
+            param="tool_choice",
+        )
+    if other is not None and not must_call:
+        constraint = _call_or(tools.values(), written, other, fields.parallel_tool_calls)
+        return AskedConstraint(constraint, asked.field)
+    chosen = tools.values() if name is None else [tools[name]]
+    parallel = fields.parallel_tool_calls
+    several = parallel is True if name is not None else parallel is not False
+    constraint = calls(chosen, written, required=must_call, most=None if several else 1)
+    return AskedConstraint(constraint, asked.field or "tools")
+
+
+def _call_or(
+    tools: Iterable[Tool], written: ToolCallFormat, other: Constraint, parallel: bool | None
+) -> Constraint:
+    """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
+    if not isinstance(other, JsonSchema | AnyJson) or not written.opening:
+        raise RequestError(
+            'With tools and tool_choice "auto" this constraint is not supported, since its text could look like a '
+            'call. Set tool_choice to "none" for an answer that satisfies the constraint, or to "required" for one '
+            "that calls tools.",
+            param="tool_choice",
+        )
+    if parallel:
+        raise RequestError(
+            'With tool_choice "auto" and structured output an answer makes at most one call: leave '
+            "parallel_tool_calls out.",
+            param="parallel_tool_calls",
+        )
+    return one_call_or_json(tools, written, other)
+
+
+def check_tools(tools: list[dict[str, Any]]) -> None:
+    """Templates read the function's name and description, and fail at tools that have none.
+
+    Raises:
+        RequestError: a tool is not what a template can take.
+    """
+    check_depth(tools, "tools")
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}].function"
+        function = tool.get("function")
+        if tool.get("type", "function") != "function":
+            raise RequestError(
+                f'tools[{index}].type must be "function"; other kinds of tools are not supported.',
+                param=f"tools[{index}].type",
+            )
+        if not isinstance(function, dict):
+            raise RequestError(f"{where} must be an object with a name.", param=where)
+        if not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}.name must be a string.", param=f"{where}.name")
+
+
+def call_as_json(call: ToolCall) -> dict[str, Any]:
+    """A tool call with a new id: whole, or its first piece."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": new_id("call"), "type": "function", "function": function}
+
+
+def call_delta(call: ToolCall) -> dict[str, Any]:
+    """An element of a streamed choice's ``delta.tool_calls``."""
+    if call.name:
+        return {"index": call.index, **call_as_json(call)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
+
+
+def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
+    tools: dict[str, Tool] = {}
+    for index, tool in enumerate(given):
+        function, where = tool["function"], f"tools[{index}].function"
+        name, strict = function["name"], function.get("strict")
+        if not name:
+            raise RequestError(f"{where}.name is empty.", param=f"{where}.name")
+        if name in tools:
+            raise RequestError(f"Two tools have the name {name!r:.80}.", param=f"{where}.name")
+        if not isinstance(strict, bool | None):
+            raise RequestError(f"{where}.strict must be a boolean.", param=f"{where}.strict")
+        parameters = function.get("parameters")
+        tools[name] = Tool.of(name, parameters, strict is True, f"{where}.parameters")
+    return tools
+
+
+def _choice(fields: ChatCompletionRequest) -> tuple[str | None, bool]:
+    """The name of the tool that must be called, if any; and whether a call is required."""
+    choice = fields.tool_choice
+    if choice in (None, "auto", "none"):
+        return None, False
+    if choice == "required":
+        return None, True
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function")
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            return function["name"], True
+    raise RequestError(
+        'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}.',
+        param="tool_choice",
+    )

@@ -1,0 +1,221 @@
+"""The state of one answer in flight: the scheduler's tokens go in, chunks of text for the api come out."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from radixrt.constrained.grammar import Unenforced
+from radixrt.messages.answers import (
+    AnswerChunk,
+    AnswerReport,
+    FinishReason,
+    PromptInfo,
+    TokenLogprob,
+)
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import GenerateRequest
+from radixrt.messages.sequences import SequenceLogprobs, TokenBatch
+from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
+from radixrt.tokenizer.answer.output_parser import OutputParser
+from radixrt.tokenizer.answer.stop_strings import StopStringFinder
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+
+@dataclasses.dataclass
+class SequenceNews:
+    """The part of one TokenBatch that concerns one sequence."""
+
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[SequenceLogprobs] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[SequenceLogprobs] = dataclasses.field(default_factory=list)
+    started: AnswerReport | None = None
+    finished: AnswerReport | None = None
+
+
+def news_by_sequence(batch: TokenBatch) -> dict[int, SequenceNews]:
+    """Turn the columns of a batch into one record a sequence."""
+    news: dict[int, SequenceNews] = {}
+    seq_ids, token_ids = unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist()
+    for seq_id, token_id in zip(seq_ids, token_ids, strict=True):
+        news.setdefault(seq_id, SequenceNews()).token_ids.append(token_id)
+    for seq_id, report in batch.started.items():
+        news.setdefault(seq_id, SequenceNews()).started = report
+    for seq_id, report in batch.finished.items():
+        news.setdefault(seq_id, SequenceNews()).finished = report
+    for row in batch.logprobs:
+        news.setdefault(row.seq_id, SequenceNews()).logprobs.append(row)
+    for row in batch.prompt_logprobs:
+        news.setdefault(row.seq_id, SequenceNews()).prompt_logprobs.append(row)
+    return news
+
+
+class AnswerState:
+    """One answer in flight: its text so far, and the part of it that is not sent yet."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        index: int,
+        vocabulary: Vocabulary,
+        prompt_ids: list[int],
+        *,
+        prompt: PromptInfo | None = None,
+        continues_prompt: bool,
+        rendered_chat: str | None = None,
+        unenforced: tuple[Unenforced, ...] = (),
+    ) -> None:
+        """
+        Args:
+            index: which of the request's ``n`` answers.
+            prompt: to send with the first chunk.
+            continues_prompt: the text goes on from the prompt's text, without a new beginning.
+            rendered_chat: the prompt as text, if the chat's next request should find the tokens of this answer.
+            unenforced: parts of the constraint that the answer is not held to.
+        """
+        sampling = request.sampling
+        self.request = request
+        self.index = index
+        self.unenforced = unenforced
+        self._vocabulary = vocabulary
+        self._prompt = prompt
+        self._rendered_chat = rendered_chat
+        self._all_ids: list[int] = []
+        """Of the text, where there is a rendered chat."""
+        self._prompt_ids = prompt_ids if sampling.prompt_logprobs is not None else []
+        self._detokenizer = IncrementalDetokenizer(
+            vocabulary.backend,
+            vocabulary.special_ids - OutputParser.tag_ids(request, vocabulary),
+            sampling.skip_special_tokens,
+            prompt_ids if continues_prompt else (),
+        )
+        self._stops = StopStringFinder(sampling.stop, sampling.include_stop_str_in_output)
+        self._parser = OutputParser.of(request, vocabulary, prompt_ids)
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_rows: list[SequenceLogprobs] = []
+        self._num_tokens = 0
+        self._sent_at = time.monotonic()
+        self._report = AnswerReport(prompt_tokens=len(prompt_ids))
+
+    @property
+    def finished(self) -> bool:
+        return self._report.finish_reason is not None
+
+    def absorb(self, news: SequenceNews) -> None:
+        """Take in new tokens; afterwards ``finished`` tells whether the answer is complete."""
+        self._report = news.started or self._report
+        self._prompt_rows += news.prompt_logprobs
+        end = news.finished
+        hidden_stop = end is not None and end.finish_reason == "stop" and not self._shows_stop_token
+        for position, token_id in enumerate(news.token_ids):
+            is_last = position == len(news.token_ids) - 1
+            self._num_tokens += 1
+            self._token_ids.append(token_id)
+            if position < len(news.logprobs):
+                self._logprobs.append(self._token_logprob(news.logprobs[position]))
+            if not (hidden_stop and is_last):
+                if self._rendered_chat is not None:
+                    self._all_ids.append(token_id)
+                self._add_text(self._detokenizer.push(token_id), token_id)
+            if self.finished:  # at a stop string; what the engine computed beyond it is dropped
+                return
+        if end is not None:
+            self._finish(end)
+
+    def abort(self) -> None:
+        """End the answer where it is."""
+        self._flush_text()
+        self._end_here("abort", None)
+
+    def take_chunk(self) -> AnswerChunk | None:
+        """The next chunk: all that is new, if the request streams; else the whole answer, at its end."""
+        if not self.finished and not (self.request.stream and self._num_tokens):
+            return None
+        text = "".join(self._text)
+        reasoning, text, tool_calls = self._parser.split(text, is_last=self.finished)
+        self._report = msgspec.structs.replace(
+            self._report,
+            output_tokens=self._num_tokens,
+            unenforced=self.unenforced if self.finished else (),
+        )
+        chunk = AnswerChunk(
+            request_id=self.request.request_id,
+            index=self.index,
+            text=text,
+            token_ids=pack_ids(self._token_ids),
+            tool_calls=tool_calls,
+            reasoning=reasoning,
+            logprobs=self._logprobs if self.request.sampling.logprobs is not None else None,
+            prompt=self._take_prompt(),
+            report=self._report,
+        )
+        self._text, self._token_ids, self._logprobs = [], [], []
+        return chunk
+
+    @property
+    def _shows_stop_token(self) -> bool:
+        return self.request.sampling.include_stop_str_in_output
+
+    def _add_text(self, text: str, token_id: int | None = None) -> None:
+        self._parser.watch(text, token_id)
+        if not text:
+            return
+        if self._num_tokens < self.request.sampling.min_tokens:
+            self._text.append(text)
+            return
+        certain, stop = self._stops.push(text)
+        self._text.append(certain)
+        if stop is not None:
+            self._end_here("stop", stop)
+
+    def _flush_text(self) -> None:
+        self._add_text(self._detokenizer.flush())
+        self._text.append(self._stops.flush())
+
+    def _finish(self, end: AnswerReport) -> None:
+        """The scheduler has ended the sequence."""
+        self._flush_text()
+        if self.finished:  # the last bytes completed a stop string
+            return
+        self._report = end
+        if self._rendered_chat is not None:
+            self._keep_tokens(self._rendered_chat)
+
+    def _end_here(self, reason: FinishReason, stop: str | None) -> None:
+        """The answer ends at a stop string, or because its client has left: the scheduler did not end it."""
+        self._report = msgspec.structs.replace(
+            self._report,
+            finish_reason=reason,
+            stop_reason=stop,
+            total_s=time.monotonic() - self._sent_at,
+        )
+
+    def _keep_tokens(self, rendered_chat: str) -> None:
+        """Let the chat's next request find this answer's tokens, unless some left no text."""
+        ids = self._all_ids
+        if ids and self._vocabulary.special_ids.isdisjoint(ids):
+            text = self._vocabulary.decode(ids)
+            salt = self.request.options.cache_salt
+            self._vocabulary.segments.answers.keep(rendered_chat, text, ids, salt)
+
+    def _take_prompt(self) -> PromptInfo | None:
+        prompt, self._prompt = self._prompt, None
+        if prompt is None or not self._prompt_ids:
+            return prompt
+        return msgspec.structs.replace(prompt, logprobs=list(self._prompt_logprobs()))
+
+    def _prompt_logprobs(self) -> Iterator[TokenLogprob]:
+        if self.request.sampling.prompt_logprobs_start == 0:
+            yield self._vocabulary.token_logprob(self._prompt_ids[0], None, [])
+        for row in self._prompt_rows:
+            yield self._token_logprob(row)
+
+    def _token_logprob(self, row: SequenceLogprobs) -> TokenLogprob:
+        """The chosen token is first in a row; the likeliest follow."""
+        make = self._vocabulary.token_logprob
+        ids = unpack_ids(row.token_ids).tolist()
+        top = [make(i, p, []) for i, p in zip(ids[1:], row.logprobs[1:], strict=True)]
+        return make(ids[0], row.logprobs[0], top)

@@ -1,0 +1,96 @@
+"""Splits an answer's text into reasoning, content and tool calls."""
+
+from collections import deque
+
+from radixrt.constrained import tool_calls
+from radixrt.constrained.constraint import StructuralTag
+from radixrt.messages.answers import ToolCall
+from radixrt.messages.requests import GenerateRequest
+from radixrt.tokenizer.answer.reasoning import FORMATS, PROMPT_END_TOKENS, ReasoningParser
+from radixrt.tokenizer.answer.tool_calls import ToolCallParser
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+
+class OutputParser:
+    """Splits the text of an answer while it is generated, as its request asks."""
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None,
+        calls: ToolCallParser | None,
+        closing_ids: list[int],
+    ) -> None:
+        """
+        Args:
+            reasoning: None: the text has no reasoning to split off.
+            calls: None: the text has no tool calls to split off.
+            closing_ids: the tokens after which a grammar begins; empty if it does not begin after reasoning.
+        """
+        self._reasoning = reasoning
+        self._calls = calls
+        self._closing_ids = closing_ids
+        self._last_ids: deque[int] = deque(maxlen=len(closing_ids))
+        self._num_characters = 0
+
+    @staticmethod
+    def of(
+        request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
+    ) -> "OutputParser":
+        calls = None
+        if request.parse_tool_calls:
+            held = request.constraint if isinstance(request.constraint, StructuralTag) else None
+            calls = ToolCallParser(
+                tool_calls.FORMATS[request.parse_tool_calls],
+                in_pieces=request.stream and held is not None,
+                calls_alone=held is not None and not held.free_text,
+            )
+        if not request.parse_reasoning:
+            return OutputParser(None, calls, [])
+        marks = FORMATS[request.parse_reasoning]
+        prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
+        is_held = request.constraint is not None
+        closing_ids = vocabulary.encode(marks.closing, add_special_tokens=False) if is_held else []
+        return OutputParser(ReasoningParser(marks, prompt_end, held=is_held), calls, closing_ids)
+
+    @staticmethod
+    def tag_ids(request: GenerateRequest, vocabulary: Vocabulary) -> set[int]:
+        """The control tokens that stand for tags. They have to be in the text, so that it can be split."""
+        tags: set[str] = set()
+        if request.parse_tool_calls:
+            written = tool_calls.FORMATS[request.parse_tool_calls]
+            tags |= {written.opening, written.closing}
+        if request.parse_reasoning:
+            marks = FORMATS[request.parse_reasoning]
+            tags |= {marks.opening, marks.closing}
+        return {i for i, token in vocabulary.special_tokens.items() if token.content in tags}
+
+    def watch(self, text: str, token_id: int | None) -> None:
+        """Note a new token and its text: where the tokens that close the reasoning are complete, the grammar and
+        the content begin."""
+        self._num_characters += len(text)
+        if self._reasoning is None or token_id is None or not self._closing_ids:
+            return
+        self._last_ids.append(token_id)
+        if list(self._last_ids) == self._closing_ids and self._reasoning.reasoning_length is None:
+            self._reasoning.reasoning_length = self._num_characters
+
+    def split(self, text: str, *, is_last: bool) -> tuple[str, str, list[ToolCall]]:
+        """The reasoning, the content and the calls that are now certain.
+
+        Args:
+            text: new text, without the end that may be the beginning of a stop string.
+            is_last: the answer is complete.
+        """
+        reasoning = ""
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.push(text)
+            if is_last:
+                last_reasoning, last_text = self._reasoning.flush()
+                reasoning, text = reasoning + last_reasoning, text + last_text
+        if self._calls is None:
+            return reasoning, text, []
+        content, calls = self._calls.push(text)
+        if is_last:
+            last_content, last_calls = self._calls.flush()
+            content, calls = content + last_content, calls + last_calls
+        return reasoning, content, calls

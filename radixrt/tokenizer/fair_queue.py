@@ -1,0 +1,83 @@
+"""Fair queue of the work of encoding: round robin over requests, with a thread each for short and for long texts.
+
+The prompts of one HTTP request share a key, so a request that comes after a batch of a thousand prompts waits for
+one of them, not for all. Work runs in threads, so that the tokens of running answers never wait. It must release the GIL, as the batch
+methods of ``tokenizers`` do and the single ones don't.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+SHORT_CHARS = 20_000
+"""Up to this length encoding takes some tens of milliseconds; longer texts have a thread of their own."""
+
+
+class FairQueue:
+    """Runs work in two threads, one for short texts and one for long ones."""
+
+    def __init__(self) -> None:
+        self._short = _Lane("encode-short")
+        self._long = _Lane("encode-long")
+
+    async def run(self, key: str, num_chars: int, work: Callable[[], Result]) -> Result:
+        """Run the work when its key is next, and return its result. Cancelled before that, it never runs."""
+        lane = self._short if num_chars <= SHORT_CHARS else self._long
+        return await lane.run(key, work)
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        await asyncio.gather(self._short.serve(), self._long.serve())
+
+    def close(self) -> None:
+        self._short.close()
+        self._long.close()
+
+
+class _Lane:
+    """One thread and its queue."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting: dict[str, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
+        """Work by key, in order of arrival. The first key is next, and then goes to the end."""
+        self._arrived = asyncio.Event()
+
+    async def run(self, key: str, work: Callable[[], Result]) -> Result:
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append((done, work))
+        self._arrived.set()
+        return await done
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            done, work = await self._next()
+            if done.cancelled():
+                continue
+            try:
+                result = await loop.run_in_executor(self._thread, work)
+            except Exception as error:
+                if not done.cancelled():
+                    done.set_exception(error)
+            else:
+                if not done.cancelled():
+                    done.set_result(result)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _next(self) -> tuple[asyncio.Future[Any], Callable[[], Any]]:
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+        key = next(iter(self._waiting))
+        jobs = self._waiting.pop(key)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[key] = jobs
+        return job

@@ -1,0 +1,237 @@
+"""The answers in flight: takes the scheduler's tokens in and sends chunks to the api.
+
+Values that no grammar covers are validated on the way. An answer with an invalid value goes on from an earlier
+point, as a new sequence (a retry).
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from radixrt.base.errors import RequestError, unexpected_error
+from radixrt.constrained.checks.checked_answer import DueCheck
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.grammar import Grammar, GrammarKey
+from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.sequences import (
+    ReleaseSequences,
+    SequenceRefused,
+    SequenceRequest,
+    TokenBatch,
+)
+from radixrt.tokenizer.answer.answer_state import AnswerState, SequenceNews, news_by_sequence
+from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
+from radixrt.tokenizer.constraints.manager import ConstraintManager
+from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[msgspec.Struct], None]
+
+
+@dataclasses.dataclass(eq=False)
+class _InFlight:
+    """One answer, and the sequence that generates it."""
+
+    seq_id: int
+    answer: AnswerState
+    checked: CheckedSequence | None
+    """Holds tokens back until the values in them are validated."""
+    grammar_key: GrammarKey | None
+    """Of the grammar that it uses."""
+
+    @property
+    def request_id(self) -> str:
+        return self.answer.request.request_id
+
+
+class InFlightAnswers:
+    """All answers of this engine that are not complete."""
+
+    def __init__(self, constraints: ConstraintManager, to_api: Send, to_scheduler: Send) -> None:
+        self._constraints = constraints
+        self._to_api = to_api
+        self._to_scheduler = to_scheduler
+        self._grammars = SentGrammars(to_scheduler)
+        self._by_seq_id: dict[int, _InFlight] = {}
+        self._seq_ids_of: dict[str, set[int]] = {}
+        """Unfinished answers of each request; empty while its prompt is being encoded."""
+        self._seq_ids = itertools.count()
+        self._validating: set[asyncio.Task[None]] = set()
+
+    def new_seq_id(self) -> int:
+        return next(self._seq_ids) & 0x7FFFFFFF
+
+    def expect(self, request_id: str) -> None:
+        """Register a request; its answers begin when its prompt is encoded."""
+        self._seq_ids_of[request_id] = set()
+
+    def begin(
+        self,
+        sequence: SequenceRequest,
+        answer: AnswerState,
+        checked: CheckedSequence | None = None,
+        grammar: Grammar | None = None,
+    ) -> None:
+        """Send one answer of a registered request to the scheduler, with the grammar that it uses."""
+        key = None if grammar is None else grammar.key
+        if grammar is not None:
+            self._grammars.use(grammar)
+        self._add(_InFlight(sequence.seq_id, answer, checked, key))
+        self._to_scheduler(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """End a request's answers where they are; an unknown request is ignored."""
+        seq_ids = self._seq_ids_of.get(request_id)
+        if seq_ids is None:
+            return
+        answers = [self._by_seq_id[seq_id].answer for seq_id in sorted(seq_ids)]
+        self._drop(request_id)
+        try:
+            for answer in answers:
+                answer.abort()
+            self._send_chunks([answer.take_chunk() for answer in answers])
+        except Exception as error:
+            self._to_api(failure(request_id, error))
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """Drop a request with all its answers, and send the error to the api."""
+        self._drop(request_id)
+        self._to_api(failure(request_id, error))
+
+    def absorb(self, batch: TokenBatch) -> None:
+        """Turn a step's tokens into text and send it to the api. Ids of dropped sequences are ignored."""
+        chunks: list[AnswerChunk | None] = []
+        for seq_id, news in news_by_sequence(batch).items():
+            entry = self._by_seq_id.get(seq_id)
+            if entry is None:
+                continue
+            try:
+                chunks.append(self._absorb(entry, news))
+            except Exception as error:
+                self.fail(entry.request_id, error)
+        self._send_chunks(chunks)
+        for refused in batch.refused:
+            self._refuse(refused)
+
+    def _refuse(self, refused: SequenceRefused) -> None:
+        """The scheduler has dropped a sequence."""
+        entry = self._by_seq_id.get(refused.seq_id)
+        if entry is not None:
+            if refused.grammar_lost and entry.grammar_key is not None:
+                self._grammars.lost(entry.grammar_key)
+            error = RequestError(
+                refused.message, status=refused.status, retry_after_s=refused.retry_after_s
+            )
+            self.fail(entry.request_id, error)
+
+    def _absorb(self, entry: _InFlight, news: SequenceNews) -> AnswerChunk | None:
+        if entry.checked is None:
+            return self._next_chunk(entry, news, is_over=news.finished is not None)
+        entry.checked.absorb(news)
+        return self._next_checked_chunk(entry, entry.checked)
+
+    def _next_chunk(
+        self, entry: _InFlight, news: SequenceNews, *, is_over: bool
+    ) -> AnswerChunk | None:
+        """Let an answer take in tokens that are certain. ``is_over``: the scheduler has ended the sequence."""
+        answer = entry.answer
+        answer.absorb(news)
+        chunk = answer.take_chunk()
+        if answer.finished:
+            self._remove(entry)
+            if not self._seq_ids_of[entry.request_id]:
+                del self._seq_ids_of[entry.request_id]
+            if not is_over:
+                self._release({entry.seq_id}, complete=True)
+            self._release_grammar(entry)
+        return chunk
+
+    # ------------------------------------------------------------ values that are validated
+
+    def _next_checked_chunk(self, entry: _InFlight, checked: CheckedSequence) -> AnswerChunk | None:
+        """Start the validations that are due; the chunk has the tokens that no verdict can take back."""
+        for due in checked.due():
+            task = asyncio.get_running_loop().create_task(self._validate(entry, checked, due))
+            self._validating.add(task)  # the loop itself keeps only a weak reference
+            task.add_done_callback(self._validating.discard)
+        news = checked.take_news()
+        if news is None:
+            return None
+        answer = entry.answer
+        if checked.violation is not None and not answer.unenforced:
+            constraint = answer.request.constraint
+            raise self._constraints.report_violation(constraint, checked.text, checked.violation)
+        return self._next_chunk(entry, news, is_over=checked.is_over)
+
+    async def _validate(self, entry: _InFlight, checked: CheckedSequence, due: DueCheck) -> None:
+        try:
+            errors = await self._constraints.validate(due)
+            if self._is_here(entry):
+                self._take_verdict(entry, checked, due, errors)
+        except Exception as error:
+            if self._is_here(entry):
+                self.fail(entry.request_id, error)
+
+    def _is_here(self, entry: _InFlight) -> bool:
+        return self._by_seq_id.get(entry.seq_id) is entry
+
+    def _take_verdict(
+        self,
+        entry: _InFlight,
+        checked: CheckedSequence,
+        due: DueCheck,
+        errors: list[SpanError],
+    ) -> None:
+        """Send more of an answer, or let it go on from an earlier point."""
+        again = self._constraints.verdict(checked, due, errors, self.new_seq_id())
+        if again is not None:
+            self._remove(entry)
+            self._release({entry.seq_id})
+            entry.seq_id = again.seq_id
+            self._add(entry)
+            self._to_scheduler(again)
+        self._send_chunks([self._next_checked_chunk(entry, checked)])
+
+    # ------------------------------------------------------------ bookkeeping
+
+    def _add(self, entry: _InFlight) -> None:
+        self._by_seq_id[entry.seq_id] = entry
+        self._seq_ids_of[entry.request_id].add(entry.seq_id)
+
+    def _remove(self, entry: _InFlight) -> None:
+        del self._by_seq_id[entry.seq_id]
+        self._seq_ids_of[entry.request_id].discard(entry.seq_id)
+
+    def _drop(self, request_id: str) -> None:
+        seq_ids = self._seq_ids_of.pop(request_id, set())
+        dropped = [self._by_seq_id.pop(seq_id) for seq_id in seq_ids]
+        self._release(seq_ids)
+        for entry in dropped:
+            self._release_grammar(entry)
+
+    def _release(self, seq_ids: set[int], *, complete: bool = False) -> None:
+        if seq_ids:
+            self._to_scheduler(ReleaseSequences(pack_ids(sorted(seq_ids)), complete))
+
+    def _release_grammar(self, entry: _InFlight) -> None:
+        """The answer is over, and the scheduler knows it or was told before."""
+        if entry.grammar_key is not None:
+            self._grammars.release(entry.grammar_key)
+
+    def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
+        if ready := [chunk for chunk in chunks if chunk is not None]:
+            self._to_api(AnswerBatch(ready))
+
+
+def failure(request_id: str, error: Exception) -> RequestFailed:
+    """The message to the api about an error. An error that is no fault of the request is logged."""
+    if not isinstance(error, RequestError):
+        log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
+        error = unexpected_error()
+    return RequestFailed.of(error, request_id)
