@@ -1,3 +1,5 @@
+"""``python -m radixrt.api``: the API process."""
+
 from radixrt.api.server import run_api
 from radixrt.base.child import run_child
 

@@ -43,7 +43,7 @@ class Metrics:
     """The counters of one api process."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # the library's: a time stamp beside each metric, used by nobody
+        disable_created_metrics()  # the library's: an unused time stamp for each metric
         self.registry = CollectorRegistry()
         self.engine = EngineCollector()
         self.registry.register(self.engine)

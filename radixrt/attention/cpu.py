@@ -15,7 +15,7 @@ CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def why_not(setup: AttentionSetup) -> str | None:
-    """The reason for which the native kernels cannot serve this model here, and what can; None: they can."""
+    """The reason for which the native kernels cannot serve this model, and the remedy; None: they can serve it."""
     device = setup.device.torch_device
     if device.type != "cpu":
         return f"it computes on the CPU, and the model is on {device}; use --device cpu"

@@ -1,6 +1,6 @@
 """Attention by FlashInfer's kernels (Ye et al., 2025), on a GPU.
 
-Each distinct kind of layer has its wrappers, planned once a step for all layers of the kind: Gemma's local and global
+Each distinct kind of layer has its wrappers, planned once per step for all layers of the kind: Gemma's local and global
 layers are two kinds. Decodes and prefills of a step are planned apart, and decodes that share prefixes as a cascade where
 that pays.
 """
@@ -157,7 +157,7 @@ class _Step:
 
 
 class PrefillKernels:
-    """Which kernel computes the prefills of a step: as the user has set it, else by a rule and by what works here."""
+    """Selects the prefill kernel of a step: the user's setting, else a rule among the kernels that work here."""
 
     def __init__(self, library: Any, setup: AttentionSetup) -> None:
         """

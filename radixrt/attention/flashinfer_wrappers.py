@@ -1,6 +1,6 @@
 """Wraps FlashInfer's decode, prefill and cascade wrappers: their shared memory, planning and runs.
 
-A wrapper is planned on the host for the page tables of a step, and run once a layer. See the library's
+A wrapper is planned on the host for the page tables of a step, and run once per layer. See the library's
 ``flashinfer/decode.py`` and ``flashinfer/prefill.py``.
 """
 
@@ -22,12 +22,12 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.device.device import Device, Mark
 
 WORKSPACE_BYTES = 128 << 20
-"""For the partial results of rows whose keys are split; what FlashInfer advises."""
+"""For the partial results of rows with split keys; the size that FlashInfer recommends."""
 PARTIAL_RESULTS = 6
-"""A captured decode step reserves so many float32 results for each row and head (``PrefillPlan`` in its
+"""Number of float32 results that a captured decode step reserves per row and head (``PrefillPlan`` in its
 ``attention/scheduler.cuh``: with tiles of 16 rows and a group of 4, five)."""
 PLAN_BYTES = 8 << 20
-"""For what a plan tells the kernels; FlashInfer's own size."""
+"""For the data of one plan; FlashInfer's default size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class TableBuffers:
 class SharedBuffers:
     """Memory that all wrappers of a worker use, one after the other.
 
-    What a wrapper writes into its workspace lives no longer than one run. What a graph reads of plans and
-    page tables belongs to the replay that follows the plan. So one place is enough for all of them.
+    A wrapper uses the contents of its workspace during one run only. A graph reads plans and page tables only in the
+    replay that follows the plan. Therefore all wrappers can share one buffer of each kind.
     """
 
     def __init__(self, setup: AttentionSetup) -> None:
@@ -72,7 +72,7 @@ class SharedBuffers:
         return self._plans[place, spec]
 
     def tables(self, place: str, rows: int) -> TableBuffers:
-        """For the page tables of those graphs' wrappers that have this place in a layer, of whatever kind."""
+        """Buffers of page tables, shared by all graphs' wrappers with this place in a layer, for all kinds of layers."""
         if place not in self._tables:
             most = self._setup.max_rows
             self._tables[place] = TableBuffers(
@@ -96,7 +96,7 @@ class SharedBuffers:
         return self._locations[:rows]
 
     def whole_cache(self, num_pages: int) -> "WholeCache":
-        """Of at least so many pages."""
+        """A buffer for at least this number of pages."""
         if self._whole_cache is None or self._whole_cache.num_pages < num_pages:
             self._whole_cache = WholeCache(num_pages, self._setup.page_size, self._place)
         return self._whole_cache
@@ -122,7 +122,7 @@ class Staged:
     """A wrapper whose plan is not made anew before the device has read the last one.
 
     A plan lies in one pinned buffer of the wrapper until its copy's turn comes. By then the host may be a step ahead; it
-    would plan over what is still to be read. The wait is short: the copy goes before the step's kernels.
+    would overwrite a plan before it is read. The wait is short: the copy goes before the step's kernels.
     """
 
     def __init__(self, wrapper: Any, device: Device) -> None:
@@ -153,7 +153,7 @@ class RepeatedRun:
     The library checks and prepares some forty arguments in each call, which takes the host longer than the launch, twice a
     layer where a step is launched kernel by kernel. Between the layers of a step only query, cache and output differ: so
     the arguments that the first layer's call hands to the compiled module are kept, and later layers put theirs in.
-    ``bench.gpu.host`` measures what that saves.
+    ``bench.gpu.host`` measures the saved time.
     """
 
     def __init__(self, wrapper: Any) -> None:
@@ -180,7 +180,7 @@ class RepeatedRun:
             arguments[place] = None
 
     def _run_first(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
-        """By the library; what it calls is kept, if it can be repeated."""
+        """Run through the library, and record its kernel call for later layers if the call can be repeated."""
         wrapper = self._wrapper
         module = getattr(wrapper, "_cached_module", None)
         if module is None:
@@ -222,7 +222,7 @@ class _WatchedModule:
 
 
 def score_options(spec: AttentionSpec, setup: AttentionSetup) -> dict[str, Any]:
-    """What every plan says of scores and types. FlashInfer's window doesn't count the query itself."""
+    """Options of every plan: scores and dtypes. FlashInfer's window does not count the query itself."""
     return {
         "window_left": -1 if spec.sliding_window is None else spec.sliding_window - 1,
         "logits_soft_cap": spec.soft_cap,
@@ -247,7 +247,7 @@ class Decode:
     ) -> None:
         """
         Args:
-            graph_rows: it is part of a graph of so many rows; None: of none, for steps of any number of rows.
+            graph_rows: number of rows of its graph; None: no graph, for steps with any number of rows.
             place: in a layer. Wrappers of one place read the same page tables in a step.
         """
         buffers = None if graph_rows is None else shared.tables(place, graph_rows)
@@ -289,7 +289,7 @@ class Decode:
 
 
 class Prefill:
-    """Several queries a row: the last of its positions, each of which sees what is before it."""
+    """Attention of several queries per row: the last positions of the row, with a causal mask."""
 
     def __init__(
         self,
@@ -390,5 +390,5 @@ class Cascade:
         of_prefix = torch.empty_like(out)
         prefix_lse = self._shared.run_with_lse(query, kv_cache, of_prefix)
         lse = self._own.run_with_lse(query, kv_cache, out)
-        # Rows without a prefix have nothing to merge; what an empty group computes is not looked at.
+        # Rows without a prefix have nothing to merge; the result of an empty group is not used.
         self._library.merge_state_in_place(out, lse, of_prefix, prefix_lse, mask=self._sharing)

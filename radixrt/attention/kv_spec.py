@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 FP8_MAX = 448.0
-"""Largest number of float8_e4m3fn; torch turns what is larger into NaN."""
+"""Largest number of float8_e4m3fn; torch converts larger numbers to NaN."""
 
 LayerKV = tuple[Tensor, ...]
 """The KV cache of one layer: for each tensor of its :class:`KVSpec` one of [num_pages, page_size, *shape]."""

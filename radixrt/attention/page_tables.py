@@ -1,4 +1,4 @@
-"""Cuts the page table of a step into those that single kernels plan for: decodes and prefills, shared pages and own ones."""
+"""Splits the page table of a step into one table per kernel: decodes, prefills, shared pages, own pages."""
 
 from dataclasses import dataclass
 

@@ -35,8 +35,8 @@ class AttentionSetup:
     """Of all layers, one for each of ``specs``."""
 
     def why_not_plain(self) -> str | None:
-        """The reason for which kernels of keys and values of one shape in ``kv_dtype`` cannot serve this model; None: they
-        can."""
+        """The reason why kernels that read keys and values of one shape in ``kv_dtype`` cannot serve this model; None if
+        they can."""
         for kept in self.kv_specs:
             if not kept.is_plain(self.kv_dtype):
                 return (

@@ -46,7 +46,7 @@ class TorchReferenceBackend:
 
     Decoding sequences are padded to one another and computed together, those of similar length in one
     block; a prefill is computed alone, in blocks of queries. Locations and masks are the same for all layers with one
-    sliding window, and are worked out once a step. A layer keeps keys and values, of different widths perhaps, or one
+    sliding window, and are computed once per step. A layer keeps keys and values, of different widths perhaps, or one
     tensor whose first features are the values.
 
     A prompt of three tokens on page 1 of a cache with pages of four tokens; its first token sees itself alone:

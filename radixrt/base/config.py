@@ -60,8 +60,8 @@ class SchedulerSettings:
 
     eviction_policy: EvictionPolicyName = _cache(
         "lru",
-        "Order of eviction: lru the least recently used, but prefixes of waiting requests last; fifo the first computed; "
-        "priority those of the least urgent requests. Clients' cache hints come first in each.",
+        "KV that is evicted first: lru the least recently used, prefixes of waiting requests last; fifo the first computed; "
+        "priority that of requests with the lowest priority.",
     )
     max_pinned_fraction: float = _cache(
         0.5,
@@ -147,7 +147,7 @@ class ServerConfig(SchedulerSettings):
         "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",
         at_least=0,
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _http("info", "Least level to log.")
+    log_level: Literal["debug", "info", "warning", "error"] = _http("info", "Minimum log level.")
 
     device: Literal["auto", "cpu", "cuda"] = _device(
         "auto", "Where the model runs; auto is a GPU if there is one."
@@ -158,12 +158,11 @@ class ServerConfig(SchedulerSettings):
     )
     prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
         "auto",
-        "Which of FlashInfer's kernels computes prompts. auto: on Hopper fa3 for many new tokens, where its kernels are there "
-        "and work, else fa2.",
+        "FlashInfer kernel for prompts; auto selects fa3 on Hopper for prompts with many new tokens if fa3 works, else fa2.",
     )
     kernel_threads: int | None = _device(
         None,
-        "Threads that compute on a CPU, in each rank; if not given, one a core, and one in all for small models.",
+        "Threads that compute on a CPU, in each rank; default: one per core, and a single thread for small models.",
         at_least=1,
     )
     cuda_graph_max_batch_size: int = _device(
@@ -209,7 +208,7 @@ class ServerConfig(SchedulerSettings):
     kv_events: str | None = _kv_events(
         None,
         "ZeroMQ address on which to publish the blocks that enter and leave the KV cache, such as "
-        "tcp://127.0.0.1:5557; everybody who can connect can read them.",
+        "tcp://127.0.0.1:5557; every client that can connect can read them.",
         metavar="ADDRESS",
     )
     kv_events_replay: str | None = _kv_events(
@@ -341,7 +340,7 @@ REMOVED = {
     "max_pin_seconds": "a pin lasts at most an hour; --max-pinned-fraction is the limit",
     "structured_retries": "a value is tried again 16 times",
 }
-"""Settings whose value is ignored, and what holds instead."""
+"""Settings whose value is ignored, with the rule that replaces each."""
 
 RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}}
 

@@ -1,4 +1,4 @@
-"""The exceptions that radixrt raises on purpose. Each message says what to change."""
+"""The exceptions that radixrt raises on purpose. Each message names the necessary change."""
 
 
 class RadixrtError(Exception):
@@ -6,14 +6,14 @@ class RadixrtError(Exception):
 
 
 class ConfigError(RadixrtError):
-    """The engine cannot start because of a setting, a checkpoint or the machine; says what to change."""
+    """The engine cannot start because of a setting, a checkpoint or the machine; the message names the necessary change."""
 
 
 class RequestError(RadixrtError):
     """A request that cannot be served, with the HTTP status and OpenAI-style detail it maps to.
 
     Attributes:
-        message: one sentence that says what to change.
+        message: one sentence that names the necessary change.
         status: HTTP status code (400, 404, 413, 429, 503, ...).
         param: the request field at fault, if one is.
         code: OpenAI's machine-readable error code, if one fits (``context_length_exceeded``, ...).

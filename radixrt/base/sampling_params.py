@@ -51,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] | None = None
     """Added to the logits of the given token ids."""
     seed: int | None = None
-    """The same seed, prompt and settings give the same answer, whatever else is in the batch."""
+    """The same seed, prompt and settings give the same answer in any batch."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--api-key", help="sent as a bearer token")
     server.add_argument("--endpoint", choices=get_args(EndpointName), default="completions", help="which API to use (default: %(default)s)")  # fmt: skip
     server.add_argument("--prompts", choices=("auto", "tokens", "text"), default="auto", help="prompts as token ids or as pseudo-words; auto: token ids where the vocabulary's size is known (default: %(default)s)")  # fmt: skip
-    server.add_argument("--vocab-size", type=positive, metavar="N", help="prompts use token ids below this (default: what the server says)")  # fmt: skip
+    server.add_argument("--vocab-size", type=positive, metavar="N", help="prompts use token ids below this (default: the server's vocabulary size)")  # fmt: skip
     server.add_argument("--respect-eos", action="store_true", help="do not send ignore_eos, which some servers refuse; answers may end early")  # fmt: skip
     server.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds without a byte after which a request has failed (default: %(default)s)")  # fmt: skip
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--workload", choices=get_args(WorkloadName), default="shared-prefix", help="questions over shared documents, unrelated prompts, or chats (default: %(default)s)")  # fmt: skip
     load.add_argument("--num-prompts", type=positive, default=64, metavar="N", help="requests in all (default: %(default)s)")  # fmt: skip
     arrivals = load.add_mutually_exclusive_group()
-    arrivals.add_argument("--concurrency", type=positive, default=16, metavar="N", help="closed loop: so many requests at any time (default: %(default)s)")  # fmt: skip
+    arrivals.add_argument("--concurrency", type=positive, default=16, metavar="N", help="closed loop: number of concurrent requests (default: %(default)s)")  # fmt: skip
     arrivals.add_argument("--rate", type=float, metavar="R", help="open loop: R requests (or chats) start per second, as a Poisson process")  # fmt: skip
     load.add_argument("--input-len", type=positive, default=64, metavar="N", help="tokens of a prompt or question (default: %(default)s)")  # fmt: skip
     load.add_argument("--output-len", type=positive, default=64, metavar="N", help="tokens of an answer (default: %(default)s)")  # fmt: skip
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench structured``."""
     parser.add_argument("--schemas", required=True, metavar="FILE", help="jsonl, gzipped or not: {id, source, schema, tests: [{data, valid}]} a line")  # fmt: skip
-    parser.add_argument("--sample", type=positive, metavar="N", help="so many schemas, drawn at random (default: all)")  # fmt: skip
+    parser.add_argument("--sample", type=positive, metavar="N", help="number of schemas, drawn at random (default: all)")  # fmt: skip
     parser.add_argument("--seed", type=not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
     parser.add_argument("--backends", nargs="+", choices=("router", "llguidance", "xgrammar"), default=["router", "llguidance", "xgrammar"], help="the router, and libraries alone (default: all)")  # fmt: skip
     parser.add_argument("--tokenizer", metavar="DIR", help="folder with tokenizer.json and config.json (default: the built-in model)")  # fmt: skip
@@ -59,17 +59,17 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench cache``."""
     parser.add_argument("trace", nargs="+", metavar="TRACE", help="recorded requests: JSON lines with hash_ids or runs, gzipped or not")  # fmt: skip
-    compared = parser.add_argument_group("What is compared")
+    compared = parser.add_argument_group("Compared settings")
     compared.add_argument("--tokens", type=_tokens, nargs="+", default=[2**19 << i for i in range(5)], metavar="N", help="sizes of the KV pool in tokens, with K or M for 2^10 or 2^20 (default: 0.5M 1M 2M 4M 8M)")  # fmt: skip
-    compared.add_argument("--policy", nargs="+", choices=EVICTION_POLICIES, default=["lru"], help="what is evicted first (default: lru)")  # fmt: skip
+    compared.add_argument("--policy", nargs="+", choices=EVICTION_POLICIES, default=["lru"], help="eviction policies (default: lru)")  # fmt: skip
     compared.add_argument("--schedule-policy", nargs="+", choices=SCHEDULE_POLICIES, default=["fcfs"], help="order of the waiting queue (default: fcfs, in which all policies admit in the same order)")  # fmt: skip
-    compared.add_argument("--hints", nargs="+", choices=get_args(HintLevel), default=["none"], help="what clients say of their future, for traces that know sessions (default: none)")  # fmt: skip
-    compared.add_argument("--hint-error", type=_error, nargs="+", default=[0.5], metavar="S", help="with --hints program: standard deviation of the logarithm of the time that a tool is said to take, over the time it takes (default: 0.5)")  # fmt: skip
-    compared.add_argument("--closed-loop", action="store_true", help="a session's next request waits for the answer of the last; else all come when they were recorded")  # fmt: skip
+    compared.add_argument("--hints", nargs="+", choices=get_args(HintLevel), default=["none"], help="levels of cache hints that clients send, for traces with sessions (default: none)")  # fmt: skip
+    compared.add_argument("--hint-error", type=_error, nargs="+", default=[0.5], metavar="S", help="with --hints program: standard deviation of the logarithm of the stated duration of a tool over the recorded one (default: 0.5)")  # fmt: skip
+    compared.add_argument("--closed-loop", action="store_true", help="a session's next request waits for the previous answer; default: all requests arrive at their recorded times")  # fmt: skip
 
     model = parser.add_argument_group("The simulated engine")
-    model.add_argument("--page-size", type=positive, default=512, metavar="N", help="tokens in a page; below 512, pages of answers outweigh what is known of them (default: %(default)s)")  # fmt: skip
-    model.add_argument("--max-running", type=positive, default=256, metavar="N", help="requests that run at a time; what they use is locked (default: %(default)s)")  # fmt: skip
+    model.add_argument("--page-size", type=positive, default=512, metavar="N", help="tokens in a page; below 512, pages of simulated answers dominate the results (default: %(default)s)")  # fmt: skip
+    model.add_argument("--max-running", type=positive, default=256, metavar="N", help="maximum of concurrent requests; their pages are locked (default: %(default)s)")  # fmt: skip
     model.add_argument("--prefill-rate", type=positive, default=100_000, metavar="N", help="prompt tokens computed in a second (default: %(default)s)")  # fmt: skip
     model.add_argument("--decode-ms", type=float, default=10.0, metavar="MS", help="duration of a decode step of the running batch (default: %(default)s)")  # fmt: skip
     model.add_argument("--tokens-per-symbol", type=positive, default=8, metavar="N", help="tokens that are simulated as one; a power of two, at most 512 (default: %(default)s)")  # fmt: skip

@@ -108,7 +108,7 @@ def _warmup_settings(settings: WorkloadSettings, count: int) -> WorkloadSettings
 async def _discover(
     client: httpx.AsyncClient, arguments: argparse.Namespace
 ) -> tuple[Target, int | None]:
-    """Ask the server for what the flags leave open.
+    """Ask the server for the values that the flags do not set.
 
     Returns:
         The target, and the size of the vocabulary if prompts are to be token ids.

@@ -16,8 +16,8 @@ Prompt = list[int] | str
 
 SYLLABLES = [onset + vowel for onset in "bdfgklmnprstvz" for vowel in "aeiou"]
 TOKENS_PER_WORD = 2.0
-"""What a pseudo-word of two syllables costs with usual vocabularies, roughly. The report counts what
-the server counted."""
+"""Approximate tokens of a pseudo-word of two syllables with usual vocabularies. The report has the token
+counts of the server."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class WorkloadSettings:
-    """Lengths are in tokens (with text prompts: about so many)."""
+    """Lengths are in tokens (with text prompts: approximate)."""
 
     name: WorkloadName
     num_prompts: int
@@ -61,7 +61,7 @@ class TokenPrompts:
 
     def __init__(self, rng: np.random.Generator, vocab_size: int) -> None:
         self._rng = rng
-        # Special tokens sit at the ends of a vocabulary; some of them would change what is measured.
+        # Special tokens sit at the ends of a vocabulary; some of them would change the measured quantities.
         self._low, self._high = vocab_size // 8, max(vocab_size * 7 // 8, vocab_size // 8 + 1)
 
     def __call__(self, length: int) -> list[int]:
@@ -84,7 +84,7 @@ def make_workload(settings: WorkloadSettings, vocab_size: int | None) -> list[Co
     """The conversations of a workload, in order of arrival; the same for the same settings.
 
     Args:
-        settings: what to make.
+        settings: of the workload.
         vocab_size: prompts are made of token ids below it; None: of text.
     """
     rng = np.random.default_rng(settings.seed)

@@ -1,4 +1,4 @@
-"""The ``radixrt`` command. Subcommands import what they need only when they run."""
+"""The ``radixrt`` command. Subcommands import their modules only when they run."""
 
 import argparse
 import importlib
@@ -73,7 +73,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _run(module: str, extra: str, arguments: argparse.Namespace) -> int:
-    """Call a module's ``run``; ``extra`` is the extra that installs what it needs."""
+    """Call a module's ``run``; ``extra`` is the extra that installs its dependencies."""
     try:
         run = importlib.import_module(module).run
     except ModuleNotFoundError as error:

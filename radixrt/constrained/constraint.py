@@ -82,5 +82,5 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
 
 Constraint = Annotated[
     JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | StructuralTag,
-    msgspec.Meta(description="What an answer is held to."),
+    msgspec.Meta(description="The constraint of an answer."),
 ]

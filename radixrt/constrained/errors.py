@@ -4,7 +4,7 @@ from radixrt.base.errors import RadixrtError
 
 
 class CannotCompile(RadixrtError):
-    """No backend can hold an answer to this; the message says what to change."""
+    """No backend can enforce the constraint; the message names the necessary change."""
 
 
 class GrammarExhausted(RadixrtError):

@@ -80,7 +80,7 @@ class Matcher(abc.ABC):
         copy._taken, copy._ended = self._taken.copy(), self._ended
         return copy
 
-    # ------------------------------------------------------------ what a library does, before the end
+    # ------------------------------------------------------------ methods of each library, before the end
 
     @abc.abstractmethod
     def _take(self, token_ids: list[int]) -> int:

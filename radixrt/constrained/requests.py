@@ -34,7 +34,7 @@ def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
         schema: a dict, a bool, JSON text, or a Python type: a pydantic model, a dataclass, a ``TypedDict``, an
             ``Enum``, ``list[int]``, ...
         param: name of the field, for errors.
-        strict: False allows what can't be enforced.
+        strict: False allows keywords that cannot be enforced.
 
     Raises:
         RequestError: it is no JSON schema.
@@ -99,7 +99,7 @@ def only_one(asked: Sequence[tuple[str, Constraint]]) -> Constraint | None:
     """The constraint of a request.
 
     Args:
-        asked: what each field asks for, with the field's name.
+        asked: the constraint of each field, with the field's name.
 
     Raises:
         RequestError: there are several.

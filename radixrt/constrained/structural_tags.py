@@ -22,7 +22,7 @@ def structural_tag(value: Any, param: str) -> Constraint:
         param: name of the field, for errors.
 
     Raises:
-        RequestError: it is of neither form, or uses what is not supported; names the place.
+        RequestError: it is of neither form, or uses an unsupported feature; names the place.
     """
     if isinstance(value, str):
         value = requests.parse_json(value, param)

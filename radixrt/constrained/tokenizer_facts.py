@@ -1,4 +1,4 @@
-"""What grammars need of a tokenizer: the bytes of each token id, the ids without text, and the end tokens."""
+"""The properties of a tokenizer that grammars need: the bytes of each token id, the ids without text, and the end tokens."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ class TokenizerFacts:
     special_ids: frozenset[int]
     """Control tokens: never part of text."""
     eos_token_ids: tuple[int, ...]
-    """Any of them ends an answer; all are control tokens here, whatever the tokenizer says."""
+    """Each of them ends an answer. All are control tokens here, also if the tokenizer does not mark them so."""
     tokenizer: Tokenizer
 
     @staticmethod

@@ -256,7 +256,7 @@ class CudaDevice:
             for _ in range(2):  # libraries allocate and choose kernels at their first calls
                 work()
             torch.cuda.synchronize(self.torch_device)
-            # Other threads (grammars are loaded in some) may do what a capture forbids to this one.
+            # Other threads (grammars are loaded in some) may make calls that a capture forbids to this one.
             graph.capture_begin(self._graph_memory(), capture_error_mode="thread_local")
             try:
                 made = work()

@@ -20,7 +20,7 @@ _LEVELS: tuple[RetentionLevel, ...] = get_args(RetentionLevel)
 
 
 class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``cache`` field of a request. Hints change what stays cached, never an answer.
+    """The ``cache`` field of a request. Hints change the contents of the cache, never an answer.
 
     Call :meth:`validate` on values from outside.
     """

@@ -1,4 +1,4 @@
-"""Messages of the KV-event stream, which tells routers what an engine has cached (docs/kv_events.md).
+"""Messages of the KV-event stream, which tells routers the cached blocks of an engine (docs/kv_events.md).
 
 The terms are vLLM's (``BlockStored``, ``BlockRemoved``, ``AllBlocksCleared``), with the same
 meaning. All are msgpack maps; an event's name is its field ``type``. Block hashes (:mod:`radixrt.kv.block_hash`) are

@@ -39,10 +39,10 @@ def caller() -> SourceLine:
 
 
 class LangError(RadixrtError):
-    """Base of what :mod:`radixrt.lang` raises.
+    """Base class of the exceptions of :mod:`radixrt.lang`.
 
     Attributes:
-        message: the problem, and what to change.
+        message: the problem, and the necessary change.
         source: the line of the program, once it is known.
     """
 

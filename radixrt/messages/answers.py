@@ -68,11 +68,11 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     total_s: float = 0.0
     """Durations as in :class:`AnswerTimes`; ``total_s`` is 0 until the answer is complete."""
     retries: int = 0
-    """How often a part of this answer was taken back because a check found it invalid."""
+    """Number of rollbacks of this answer after a failed check."""
     unenforced: tuple[Unenforced, ...] = ()
-    """Of a complete answer: what it was not held to (only where the request allowed it)."""
+    """Of a complete answer: the keywords that were not enforced (only if the request allowed it)."""
     violation: str | None = None
-    """Of a complete answer: how it breaks that; None: it does not."""
+    """Of a complete answer: its violation of the unenforced keywords; None: there is none."""
 
     @property
     def times(self) -> AnswerTimes:
@@ -117,7 +117,7 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
 
 
 class AnswerBatch(Message, frozen=True):
-    """The chunks of one step for all its answers: one frame, whatever the batch size."""
+    """The chunks of one step for all its answers: one frame for any batch size."""
 
     chunks: list[AnswerChunk]
 

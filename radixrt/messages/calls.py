@@ -27,7 +27,7 @@ class DetokenizeCall(Message, frozen=True):
 class FlushCacheCall(Message, frozen=True):
     """Empty the radix tree. Answered by a CallReply whose value is the number of pages freed.
 
-    Only what no running request uses is dropped.
+    Only pages that no running request uses are dropped.
     """
 
     call_id: int

@@ -25,7 +25,7 @@ counter, gauge, histogram = (
 
 class TimeHistogram(msgspec.Struct):
     """A Prometheus-style histogram: ``counts[i]`` observations ≤ ``bounds[i]``, not cumulative; the last
-    entry of counts is what lies above all bounds."""
+    entry of counts is the number of observations above all bounds."""
 
     bounds: list[float]
     counts: list[int]
@@ -43,20 +43,20 @@ class TimeHistogram(msgspec.Struct):
 class StructuredStats(msgspec.Struct, kw_only=True):
     """Counters of structured output since start, from the tokenizer process."""
 
-    requests: Annotated[int, counter("Constraints asked for.", "structured_requests")] = 0
+    requests: Annotated[int, counter("Requested constraints.", "structured_requests")] = 0
     refused: Annotated[
         int, counter("Constraints that can't be enforced.", "structured_refused")
     ] = 0
-    checks: Annotated[int, counter("Values that a validator looked at.", "structured_checks")] = 0
-    retries: Annotated[int, counter("Values that were taken back.", "structured_retries")] = 0
+    checks: Annotated[int, counter("Values that were validated.", "structured_checks")] = 0
+    retries: Annotated[int, counter("Values that were rolled back.", "structured_retries")] = 0
     exhausted: Annotated[
         int, counter("Requests for which no valid value was found.", "structured_exhausted")
     ] = 0
     """Requests that failed because no valid value was found."""
     violations: Annotated[
-        int, counter("Answers that broke their schema: bugs.", "structured_violations")
+        int, counter("Answers that violated their schema: bugs.", "structured_violations")
     ] = 0
-    """Finished answers that broke a schema although it was enforced: bugs."""
+    """Finished answers that violated an enforced schema: bugs."""
     cache_hits: Annotated[
         int, counter("Constraints that were compiled already.", "grammar_cache_hits")
     ] = 0
@@ -64,9 +64,9 @@ class StructuredStats(msgspec.Struct, kw_only=True):
         int, counter("Constraints that were compiled.", "grammar_cache_misses")
     ] = 0
     helpers_killed: Annotated[
-        int, counter("Compilers that went over a limit.", "grammar_helpers_killed")
+        int, counter("Compiler processes killed at a limit.", "grammar_helpers_killed")
     ] = 0
-    """Helper processes that went over a limit of time or memory."""
+    """Helper processes that exceeded a limit of time or memory."""
 
 
 class Counters(msgspec.Struct, kw_only=True):
@@ -78,16 +78,16 @@ class Counters(msgspec.Struct, kw_only=True):
         int, counter("Prompt tokens computed and put into the radix tree.")
     ] = 0
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
-    forced_tokens: Annotated[int, counter("Tokens that a grammar forced, not sampled.")] = 0
+    forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
     """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
-    finished: Annotated[int, counter("Sequences that came to their end.", "finished_sequences")] = 0
+    finished: Annotated[int, counter("Sequences that finished.", "finished_sequences")] = 0
     aborted: Annotated[
         int, counter("Sequences dropped: client gone, or request failed.", "aborted_sequences")
     ] = 0
     refused: Annotated[
-        int, counter("Sequences that the scheduler did not take.", "refused_sequences")
+        int, counter("Sequences that the scheduler refused.", "refused_sequences")
     ] = 0
-    retractions: Annotated[int, counter("Sequences set back for lack of memory.")] = 0
+    retractions: Annotated[int, counter("Sequences retracted for lack of memory.")] = 0
     steps: Annotated[int, counter("Steps of the worker.")] = 0
     step_seconds: Annotated[TimeHistogram, histogram("Time of a step on the worker.")]
     plan_seconds: Annotated[TimeHistogram, histogram("Time the scheduler took to plan a step.")]
@@ -103,31 +103,31 @@ class SchedulerStats(Counters, kw_only=True):
     """The counters, and gauges of this moment."""
 
     running: Annotated[int, gauge("Sequences in the running batch.", "running_requests")]
-    waiting: Annotated[int, gauge("Sequences that wait.", "queued_requests")]
+    waiting: Annotated[int, gauge("Sequences in the waiting queue.", "queued_requests")]
     evicted_pages: Annotated[int, counter("Pages evicted from the radix tree.")]
     pages_total: Annotated[int, gauge("Pages of the KV pool.", "kv_pages_capacity")]
     pages_owned: Annotated[int, gauge("Pages held by running sequences alone.", "kv_pages_used")]
     pages_cached: Annotated[int, gauge("Pages in the radix tree.", "kv_pages_cached")]
     """In the tree, locked or not."""
     pages_evictable: Annotated[
-        int, gauge("Pages in the radix tree in nobody's use.", "kv_pages_evictable")
+        int, gauge("Evictable pages of the radix tree.", "kv_pages_evictable")
     ]
-    pages_free: Annotated[int, gauge("Pages that hold nothing.", "kv_pages_free")]
+    pages_free: Annotated[int, gauge("Free pages.", "kv_pages_free")]
     pages_pinned: Annotated[int, gauge("Pages in the radix tree under a lease.", "kv_pages_pinned")]
-    leases: Annotated[int, gauge("Leases that hold.", "cache_leases")]
+    leases: Annotated[int, gauge("Active leases.", "cache_leases")]
     leases_broken: Annotated[
-        int, counter("Leases given up before their time.", "cache_leases_broken")
+        int, counter("Leases broken before their end.", "cache_leases_broken")
     ]
-    """Since start, given up before their time, as a sequence could not have gone on."""
+    """Since start, broken before their end because a sequence lacked pages."""
     sessions: Annotated[int, gauge("Sessions named by hints and not ended.", "cache_sessions")]
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     malformed_frames: Annotated[int, counter("Frames that the scheduler could not read.")]
     """Frames that any process could not read."""
-    kv_events: Annotated[int, counter("Published on the KV-event stream.")] = 0
-    kv_event_replays: Annotated[int, counter("Subscribers helped out with batches.")] = 0
-    """Times that a subscriber got batches again that it had missed."""
-    kv_event_snapshots: Annotated[int, counter("Subscribers helped out with all blocks.")] = 0
-    """Times that a subscriber lacked more than is kept."""
+    kv_events: Annotated[int, counter("Events published on the KV-event stream.")] = 0
+    kv_event_replays: Annotated[int, counter("Replays answered from the buffer.")] = 0
+    """Replay requests answered with the missed batches."""
+    kv_event_snapshots: Annotated[int, counter("Replays answered with a snapshot.")] = 0
+    """Replay requests for batches that are no longer kept, answered with all blocks."""
     structured: StructuredStats = msgspec.field(default_factory=StructuredStats)
     """Filled in by the tokenizer process."""

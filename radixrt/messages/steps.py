@@ -8,10 +8,10 @@ from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 
 NO_TOKEN = -1
-"""In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""
+"""In place of a sampled token: the model's logits were not finite, so no token could be sampled."""
 
 GRAMMAR_FAILED = -2
-"""In place of a sampled token: no token of the vocabulary goes on with the grammar, or its matcher gave up."""
+"""In place of a sampled token: the grammar allows no token of the vocabulary, or its matcher failed."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):
@@ -19,14 +19,14 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
 
     slot: int
     token_ids: PackedIds
-    """Prompt, and what was generated before a retraction."""
+    """Prompt, and the tokens generated before a retraction."""
     num_cached: int
     """Leading tokens whose KV the given pages already hold."""
     pages: PackedIds
     """Block table so far: position p lies in ``pages[p // page_size]``."""
     sampling: SamplingParams
     num_output: int
-    """How many of token_ids were generated: penalties, min_tokens and the grammar count them."""
+    """Number of generated tokens in token_ids: penalties, min_tokens and the grammar count them."""
     grammar: GrammarUse | None = None
 
 
@@ -40,7 +40,7 @@ class BlockTable(msgspec.Struct, frozen=True, array_like=True):
 class Prefill(msgspec.Struct, frozen=True, array_like=True):
     """Compute the next ``num_tokens`` prompt tokens of a slot, from position ``start``.
 
-    ``start`` moves past what the worker computed for this slot when another sequence's pages were
+    ``start`` moves past the tokens that the worker computed for this slot when another sequence's pages were
     adopted. The chunk that reaches the end of the prompt samples a token.
     """
 
@@ -50,11 +50,11 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(Message, frozen=True, kw_only=True):
-    """What changes before this step, then the step itself.
+    """The changes before a step, and the step itself.
 
     Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend_*``. Then one forward pass
     computes the ``prefill`` chunks and one token for every slot whose prompt was complete before: those
-    need no mention, so a step in which nothing changes is a few bytes whatever the batch size.
+    need no mention, so a step without changes has a few bytes for any batch size.
     """
 
     step_id: int
@@ -91,6 +91,6 @@ class StepResult(Message, frozen=True, kw_only=True):
     forward_s: float = 0.0
     """The model's forward pass, logits included."""
     wait_s: float = 0.0
-    """What the worker waited for this plan after the step before."""
+    """Time that the worker waited for this plan after the previous step."""
     step_s: float = 0.0
     """Whole step on the worker: apply the plan, forward, sample."""

@@ -61,7 +61,7 @@ def _download(hub_id: str, flag: str) -> Path:
         return Path(
             snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_FROM_HUB)
         )
-    except Exception as error:  # whatever the network, the hub or the id can do wrong
+    except Exception as error:  # any failure of the network, the hub or the id
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ConfigError(f"{failure} ({type(error).__name__}: {reason}).") from error
 

@@ -43,7 +43,7 @@ def load_model(
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
         quantization: ``auto``: the checkpoint's; ``int8``, ``int4`` or ``fp8`` to round a plain one's weights.
         tp: this rank's place; only its shards are kept.
-        seed: of dummy weights, which are the same whatever the number of ranks.
+        seed: of dummy weights, which are the same for any number of ranks.
         context_length: longest sequence that will be served; default, and at most: the checkpoint's.
         trust_remote_code: let transformers run the checkpoint's own config code.
         kernels: by which the layers compute; default: PyTorch's.

@@ -7,7 +7,7 @@ from radixrt.models.decoder import CausalLM
 
 
 class Qwen3ForCausalLM(CausalLM):
-    """The head dimension is the config's own: 128 whatever the hidden size."""
+    """The config sets the head dimension: 128 for any hidden size."""
 
     def attention_options(self, index: int) -> dict[str, Any]:
         return {

@@ -73,7 +73,7 @@ class BackgroundEngine:
             raise
 
     def iterate(self, source: AsyncGenerator[Result, None]) -> Iterator[Result]:
-        """Yield what comes from an iterator that runs in the client's loop. Leaving early closes it."""
+        """Yield the items of an iterator that runs in the client's loop. Leaving early closes the iterator."""
         arrived: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
 
         async def forward() -> None:

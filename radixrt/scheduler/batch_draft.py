@@ -11,7 +11,7 @@ from radixrt.scheduler.steps_in_flight import StepInFlight
 
 @dataclass(slots=True)
 class BatchDraft:
-    """Collects what a step has brought; see :class:`radixrt.messages.sequences.TokenBatch` for what it means."""
+    """Collects the results of a step; :class:`radixrt.messages.sequences.TokenBatch` documents the fields."""
 
     seq_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Bounds of a plan: the settings, and what the worker says of model and memory."""
+"""Bounds of a plan: the settings, and the limits of model and memory that the worker reports."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """The scheduler's copy of the worker's persistent batch: sequence, pages and progress of each slot.
 
-It is kept in columns, so planning a decode step is a handful of numpy operations, whatever the batch size.
+It is kept in columns, so planning a decode step is a few numpy operations for any batch size.
 """
 
 import heapq

@@ -1,3 +1,5 @@
+"""``python -m radixrt.tokenizer``: the tokenizer process."""
+
 from radixrt.base.child import run_child
 from radixrt.tokenizer.process import run_tokenizer
 

@@ -51,7 +51,7 @@ class Limits:
             )
 
     def check_text(self, text: str, longest_token: int) -> None:
-        """Refuse a text that can't fit whatever its tokens are, before time is spent on tokenizing it.
+        """Refuse a text that is too long for any tokenization, before it is tokenized.
 
         Raises:
             RequestError: even in tokens of the greatest length the text is over the context.

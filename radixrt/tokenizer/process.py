@@ -71,7 +71,7 @@ class TokenizerProcess:
         self._queue = FairQueue()
 
     async def run(self) -> None:
-        """Serve until cancelled. The engine's first message says what it can do."""
+        """Serve until cancelled. The engine's first message is its :class:`EngineInfo`."""
         while not isinstance(info := await self._from_scheduler.receive(), EngineInfo):
             log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
         self._info = info

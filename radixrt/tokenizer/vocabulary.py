@@ -101,7 +101,7 @@ class Vocabulary:
 
 def encode_aside(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     """Token ids of a text. Other threads run meanwhile: ``Tokenizer.encode`` would hold the GIL (0.7 s
-    for a megabyte), the batch methods release it. Offsets, which nobody asks for, are not computed."""
+    for a megabyte), the batch methods release it. Offsets are not used and not computed."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoding.ids
     return ids

@@ -22,7 +22,7 @@ WINDOW_S = 10.0
 
 
 class ServerAwayError(RadixrtError):
-    """No radixrt server answers; the message says what to do."""
+    """No radixrt server answers; the message names the next step."""
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ def ladder(largest: int) -> list[int]:
 class _Graph:
     attention: AttentionBackend
     replay: Callable[[], None]
-    hidden: torch.Tensor  # [rung, hidden_size], holds what the last replay computed
+    hidden: torch.Tensor  # [rung, hidden_size], result of the last replay
 
 
 class DecodeGraphs:

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 MOST_TOKENS = 64
 """In larger steps the kernels take much longer than the Python between them. A tape takes about a megabyte, and some
-kilobytes a token."""
+kilobytes per token."""
 
 COMPUTED_BEFORE = 3
 """Recording takes as long as ten replays save. Sizes of decode steps recur, those of prompts rarely do."""

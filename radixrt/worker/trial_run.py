@@ -32,18 +32,19 @@ OTHER_SAMPLING = SamplingParams(
     logit_bias={0: -1.0},
     logprobs=1,
 )
-"""What computes by kernels that the steps before have not called."""
+"""Sampling settings that need further kernels, which the steps before have not called."""
 
 
 def try_largest_step(parts: RunnerParts, context_length: int) -> None:
-    """Run it, and a decode step, so that torch has taken all the memory that steps need, and libraries have what they
-    need too: what the system then calls free is free for the KV pool.
+    """Run the largest step and a decode step, so that torch and the libraries allocate all memory that steps need.
+
+    The device memory that is free afterwards is available for the KV pool.
 
     Raises:
-        ConfigError: it does not fit, or lacks a kernel.
+        ConfigError: the step does not fit into the memory, or a kernel is missing.
     """
     plan = largest_step(parts.config, context_length)
-    decode = StepPlan(step_id=1)  # of every slot: other kernels, which are loaded now
+    decode = StepPlan(step_id=1)  # of every slot: it loads the decode kernels
     try:
         runner = ModelRunner(parts, KVPool(parts.setup, num_pages(plan), one_for_all=True))
         runner.step(plan)
@@ -61,8 +62,8 @@ def try_largest_step(parts: RunnerParts, context_length: int) -> None:
 
 @torch.inference_mode()
 def draw_every_way(vocab_size: int, device: Device) -> None:
-    """Draw a token with penalties, a bias and log-probabilities, under a mask: Triton compiles a kernel when it is called
-    first, which would take seconds out of the serving loop."""
+    """Draw a token with penalties, a bias and log-probabilities, under a mask: Triton compiles a kernel at its
+    first call, which would stop the serving loop for seconds."""
     state = SamplingState(2, vocab_size, device=device)
     token_ids = np.zeros(2, dtype=np.int32)
     state.admit(0, DEAREST_SAMPLING, token_ids, 1)

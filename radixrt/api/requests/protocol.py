@@ -154,7 +154,7 @@ class KeepRequest(msgspec.Struct, kw_only=True):
 
 
 class PromptRequest(QueueFields, kw_only=True):
-    """One prompt that is computed, but not answered; its fields mean what they mean to chat and completions."""
+    """One prompt to compute without an answer. Its fields are the same as in chat and completions."""
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -176,7 +176,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    """A variable for the template; models without such a one answer as ever."""
+    """A variable for the template; templates without this variable ignore it."""
     add_generation_prompt: bool | None = None
     """Whether the template opens the assistant's turn."""
     continue_final_message: bool | None = None

@@ -17,7 +17,7 @@ def offered_tools(fields: ChatCompletionRequest | PromptRequest) -> list[dict[st
     """The tools that the template shows to the model.
 
     Raises:
-        RequestError: a tool is not what a template can take.
+        RequestError: a chat template cannot render a tool.
     """
     check_tools(fields.tools or [])
     return None if fields.tool_choice == "none" else fields.tools
@@ -93,7 +93,7 @@ def check_tools(tools: list[dict[str, Any]]) -> None:
     """Templates read the function's name and description, and fail at tools that have none.
 
     Raises:
-        RequestError: a tool is not what a template can take.
+        RequestError: a chat template cannot render a tool.
     """
     check_depth(tools, "tools")
     for index, tool in enumerate(tools):

@@ -1,6 +1,6 @@
 """Two upper bounds of the hit rate, for prompts that arrive in a given order, one at a time.
 
-*Infinite cache*: nothing is ever evicted. *Belady on leaves*: of the pages that nobody uses, the one whose next use
+*Infinite cache*: nothing is ever evicted. *Belady on leaves*: of the unused pages, the one whose next use
 lies farthest ahead goes first (Belady, 1966). A page is never used later than what continues it, so
 the farthest page is always the tail of a leaf, and the rule that only leaves go costs nothing.
 

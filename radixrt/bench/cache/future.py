@@ -1,14 +1,14 @@
 """Cache hints that a program would send, for a trace with known sessions.
 
-A program knows which session a request belongs to, when that has ended, and whether it called a tool. How long the
-tool takes it can only expect; what a human will do it can't know at all. So the levels are:
+A program knows the session of a request, the end of the session, and its tool calls. It can estimate the duration of a
+tool, but it cannot know the next action of a human. The levels are:
 
-- ``none``: nothing is said.
+- ``none``: no hints.
 - ``session``: the session's name, and its end after the last request.
-- ``program``: besides, when it will go on. After a tool call, the recorded wait times a log-normal error
-  (``--hint-error``: 0.5 is wrong by a factor of 1.65 or more in one case of three); after anything else the typical
-  pause of humans in this trace, the same every time.
-- ``exact``: every pause as recorded. Nobody knows that; it is the bound of what statements of time can do.
+- ``program``: also the time of the next request. After a tool call, this is the recorded pause times a log-normal error
+  (``--hint-error``: 0.5 is wrong by a factor of 1.65 or more in one case of three). After any other request it is the
+  typical pause of humans in this trace, a constant.
+- ``exact``: every pause as recorded. No program knows these times; they give the upper bound for hints of time.
 """
 
 import math
@@ -40,14 +40,14 @@ class Future:
 
 
 def look_ahead(trace: Trace, level: HintLevel, error: float, decode_step_s: float) -> Future:
-    """Work out what follows what, and what is said of it.
+    """Find the next request of each request, and the hints of each request.
 
     Args:
-        error: standard deviation of the logarithm of what is said of a tool's time.
-        decode_step_s: pauses were recorded from arrival to arrival; the answer between took so long for each token.
+        error: standard deviation of the logarithm of the stated duration of a tool over the recorded one.
+        decode_step_s: pauses were recorded from arrival to arrival; the time per token of the answer between them.
 
     Raises:
-        ConfigError: something is to be said of sessions, and the trace knows of none.
+        ConfigError: the level needs sessions, and the trace has none.
     """
     requests = trace.requests
     if level != "none" and all(request.session is None for request in requests):

@@ -3,7 +3,7 @@
 To be quick, the replay works on *symbols*: ``ServiceModel.tokens_per_symbol`` tokens (8 by default) are one
 simulated token, so that a block of 512 tokens is 64 symbols, all different from those of every other block, and
 a decode step yields 8 tokens of each running sequence. Lengths are rounded down to whole symbols. Pages keep their size in
-tokens. What a recorded answer said is not known, so its pages are cached and never found again; the next turn's
+tokens. The text of a recorded answer is not known, so its pages are cached and never found again; the next turn's
 prompt, which holds the answer, is recorded and is. A client asks for at most ``MAX_ANSWER_TOKENS`` and the
 answer ends where the recorded one did. One step is in flight at a time.
 """
@@ -47,7 +47,7 @@ class Setup:
     closed_loop: bool = False
     """A session's next request comes so long after the answer of the last as it was recorded, not at its recorded time."""
     max_running: int = 256
-    """Requests that run at a time. What they use is locked: the more run, the less is left for the cache."""
+    """Maximum of concurrent requests. Their pages are locked: more running requests leave fewer pages for the cache."""
     service: ServiceModel = field(default_factory=ServiceModel)
 
 
@@ -108,7 +108,7 @@ class _Run:
         )
 
     def _first_arrivals(self) -> list[tuple[float, int]]:
-        """A heap of times and requests: everybody, or in a closed loop who waits for no answer."""
+        """A heap of times and requests: all requests; in a closed loop, those that wait for no answer."""
         follows = {after for after in self._future.following if after is not None}
         return [
             (request.arrival_s, number)
@@ -117,7 +117,7 @@ class _Run:
         ]
 
     def _arrive(self) -> bool:
-        """Queue whoever has come by now; with nothing else to do, wait for the next. False: all is done."""
+        """Queue the requests that have arrived; if idle, advance to the next arrival. Returns False at the end."""
         idle = not (self._scheduler.num_running or len(self._scheduler.waiting))
         if idle:
             if not self._coming:

@@ -23,7 +23,7 @@ class CacheResult:
     eviction_policy: str
     schedule_policy: str
     hints: str
-    """What clients said of their future; after "program", how wrong they were about tools."""
+    """Level of the cache hints; after "program", the error of the stated tool times."""
     closed_loop: bool
     hit_percent: float
     """Cached prompt tokens of all prompt tokens."""

@@ -12,7 +12,7 @@ from radixrt.messages.steps import StepPlan, StepResult
 
 END_OF_ANSWER = 2**31 - 1
 FIRST_ANSWER_TOKEN = 2**30
-"""Simulated answers count up from here: nobody's prompt continues them."""
+"""Simulated answers count up from here: no prompt continues them."""
 
 
 @dataclass(frozen=True)

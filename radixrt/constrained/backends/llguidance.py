@@ -45,7 +45,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 def json_schema_options(whitespace: WhitespaceName) -> dict[str, Any]:
-    """The options under which llguidance refuses what it does not enforce.
+    """The options with which llguidance refuses keywords that it does not enforce.
 
     The escapes leave out ``\\u`` and ``\\/``: with them a declared key could be written in a second way, and
     be taken for an undeclared one.
@@ -127,7 +127,7 @@ def _checked(source: str, facts: TokenizerFacts) -> Grammar:
 
 
 def _sentence(error: str) -> str:
-    """llguidance's error without the excerpt of the grammar that follows it, and what to do about it."""
+    """llguidance's error without the excerpt of the grammar that follows it; adds the remedy."""
     lines = [line.strip() for line in error.strip().split("\n")]
     details = [line for line in lines[1:] if line.startswith("error:")]
     first = " ".join([lines[0], *details])[:500]

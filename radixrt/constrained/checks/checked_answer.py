@@ -207,7 +207,7 @@ class CheckedAnswer:
         self._go_back(kept)
         return Rewind(kept, self._exclusions.after(self._tokens), self.retries)
 
-    # ------------------------------------------------------------ what may be told
+    # ------------------------------------------------------------ confirmed tokens
 
     @property
     def num_tokens(self) -> int:

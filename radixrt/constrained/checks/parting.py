@@ -194,7 +194,7 @@ def _content(value: ValuePosition) -> Iterator[tuple[int, int]]:
 def _equally_unsuited(failed: FailedSpan, start: int, lead: int) -> tuple[str, ...]:
     """Items, as text, that are known to be invalid in place of the one at ``start``.
 
-    Where an item repeats one before it, all items before it; where none is what the array has to contain, all.
+    Where an item repeats one before it, all items before it; if no item satisfies ``contains``, all.
     """
     for error in failed.errors:
         array = failed.position.find(error.path)

@@ -79,7 +79,7 @@ def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
     return jsonschema.exceptions.best_match([error]) or error
 
 
-# ---------------------------------------------------------------- who is to blame?
+# ---------------------------------------------------------------- the parts that cause an error
 
 
 def _culprits(

@@ -12,7 +12,7 @@ class ByteLru(Generic[Key, Value]):
 
     Attributes:
         capacity_bytes: most that the values may have together; a larger one is not kept.
-        used_bytes: what they have.
+        used_bytes: total size of the entries.
         hits, misses: of :meth:`get`.
     """
 

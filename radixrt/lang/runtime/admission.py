@@ -4,7 +4,7 @@ A program runs until it has a first call to send, and waits here. Runs that make
 earlier calls. If more of them are active than the cache holds, they evict each other's KV, and every call computes its whole
 prompt again. The server cannot prevent that: it does not know which requests will come back. So a run is admitted while the KV
 that the active runs are expected to compute fits in the cache. A run that becomes inactive, such as one in a slow tool, hands its
-place to the next one whatever the cache holds: waiting for tools in turn would cost more than prefixes that are computed again.
+place to the next one for any content of the cache: waiting for tools in turn would cost more than prefixes that are computed again.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Records of what a program did, shown as text or as Chrome trace events."""
+"""Records of the calls and tools of a program, shown as text or as Chrome trace events."""

@@ -29,7 +29,7 @@ class Trace:
     def __init__(self, runs: Sequence[RunRecord]) -> None:
         self.runs = list(runs)
         self.made_at = time.monotonic()
-        """Where what has not ended is cut off, in seconds of ``time.monotonic()``."""
+        """End of the trace for unfinished calls, in seconds of ``time.monotonic()``."""
 
     @property
     def calls(self) -> list[CallRecord]:

@@ -126,7 +126,7 @@ def _fp8(found: Mapping[str, Any]) -> QuantizationScheme:
     if found.get("weight_block_size"):
         raise ConfigError(
             f"The checkpoint's fp8 weights have a scale for each block of {found['weight_block_size']}, which is not "
-            "supported; choose the bfloat16 original with --quantization fp8, or a checkpoint with a scale a channel."
+            "supported; choose the bfloat16 original with --quantization fp8, or a checkpoint with one scale per channel."
         )
     if found.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ConfigError(
@@ -156,7 +156,7 @@ def _compressed_tensors(found: Mapping[str, Any]) -> QuantizationScheme:
     if not plain or any(name.startswith("re:") for name in kept):
         raise ConfigError(
             "The checkpoint is quantized by compressed-tensors in a form that is not supported: served are 8-bit floats "
-            "for weights and activations, with a scale a channel or a tensor, in one group of layers that are "
+            "for weights and activations, with one scale per channel or tensor, in one group of layers that are "
             "excluded by name. Choose such a one, or the original with --quantization fp8."
         )
     return QuantizationScheme(

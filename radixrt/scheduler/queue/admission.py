@@ -82,7 +82,7 @@ class Admission:
         # the last page of an answer is half full in the mean
         self._growth = self._steps / slots.page_size + 0.5
         self._running: NDArray[np.float64] | None = None
-        """Forecast for the running sequences, made once a step if needed."""
+        """Forecast for the running sequences, made at most once per step."""
         self._candidate: NDArray[np.float64] | None = None
         """Forecast for the sequence checked last; None if it needed none."""
 
@@ -93,7 +93,7 @@ class Admission:
     def has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
         """Whether the pages suffice for this sequence and the forecast for the running ones.
 
-        Pages for the prompts must be free, whatever the forecast for the answers. So an admitted sequence is computed in
+        Pages for the prompts must be free, for any forecast for the answers. So an admitted sequence is computed in
         the same step, and work always goes on.
         """
         slots, self._candidate = self._slots, None

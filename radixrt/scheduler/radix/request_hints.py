@@ -2,7 +2,7 @@
 
 Several requests may use a node and hint differently:
 
-- A retention level is for the leading tokens it names, whoever else uses them; the edge is split where they end. "high" holds
+- A retention level applies to the leading tokens that it names, for all their users; the edge is split where they end. "high" holds
   until it expires, against every other level; of two "high" the one that expires later holds. Otherwise the latest request
   decides, and a request without hints means "default".
 - "none" is for nodes that the request alone has used; a prefix that others continue keeps its level.

@@ -120,7 +120,7 @@ class AnswerState:
                 if self._rendered_chat is not None:
                     self._all_ids.append(token_id)
                 self._add_text(self._detokenizer.push(token_id), token_id)
-            if self.finished:  # at a stop string; what the engine computed beyond it is dropped
+            if self.finished:  # at a stop string; further tokens of the engine are dropped
                 return
         if end is not None:
             self._finish(end)

@@ -83,7 +83,7 @@ class IncrementalDetokenizer:
         return []
 
     def _give_out_garbage(self) -> str:
-        """Give out what is pending, but for the end that may yet become a character."""
+        """Return the pending text, except an end that may be an incomplete character."""
         whole = self._decode(self._pending)
         keep = len(self._pending) - MAX_INCOMPLETE_TOKENS
         while self._decode(self._pending[:keep]) + self._decode(self._pending[keep:]) != whole:

@@ -107,7 +107,7 @@ class ReasoningParser:
         return None if found < 0 else found + len(self._written.closing)
 
     def _num_certain(self) -> int:
-        """How much of the undecided text is reasoning, whatever follows."""
+        """Number of characters of the undecided text that are reasoning for any continuation."""
         text = self._undecided.removesuffix(self._written.closing)
         text = text[: len(text) - length_of_begun(self._written.closing, text)]
         return len(text.rstrip())

@@ -19,10 +19,10 @@ class ToolCallParser:
         written: how this model writes calls.
         in_pieces: give a call out as soon as its name is known, and then the rest of its arguments piece by piece, as
             calls of the same index without a name. Only for text that a grammar holds to be calls of
-            this form: what was given out can't be taken back. Else a call is given out when it is complete, and
-            what looks like a call and is none stays content.
+            this form, because sent deltas are final. Else a call is given out when it is complete, and
+            text that resembles a call and is none stays content.
         calls_alone: an answer that does not begin with a call makes none. Only for text that a grammar holds to
-            that; its JSON may hold in a string what looks like a call.
+            that; a string in its JSON may resemble a call.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class ToolCallParser:
         self._calls_alone = calls_alone
         self._makes_no_call = False
         self._undecided = ""
-        """Outside a call: what may be the beginning of one. Inside: all of it so far, after the opening tag."""
+        """Outside a call: the possible beginning of a call. Inside: the call so far, after the opening tag."""
         self._call: _OpenCall | None = None
         self._gap: str | None = None
-        """What may separate the last call from a next one: no content unless content follows."""
+        """Text that may separate the last call from the next one; it is content only if content follows."""
         self._num_calls = 0
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
@@ -76,7 +76,7 @@ class ToolCallParser:
         return ("", known) if known else (self._content(self._written.opening + rest), [])
 
     def _take_until_call(self) -> str:
-        """The text up to the next call, which is then open, or to what may yet become one."""
+        """Take the text up to the next call, or up to the possible beginning of one. Opens the call."""
         trigger = self._written.trigger
         if self._calls_alone and not self._num_calls and not self._makes_no_call:
             begun = self._undecided.lstrip()[: len(trigger)]
@@ -94,7 +94,7 @@ class ToolCallParser:
         return before[:certain]
 
     def _take_call(self, call: "_OpenCall") -> tuple[str, list[ToolCall]] | None:
-        """What the open call turned out to be, content or a call; None: it has not ended."""
+        """Close the open call: return it as content or as a call; None if it has not ended."""
         text, closing = self._undecided, self._written.closing
         end = call.object_end(text)
         if end is None:
@@ -119,7 +119,7 @@ class ToolCallParser:
         return self._written.opening + body + closing, []
 
     def _pieces(self, call: "_OpenCall") -> list[ToolCall]:
-        """What is new of the open call."""
+        """The new deltas of the open call."""
         name = ""
         if not call.has_begun:
             head = _HEAD.match(self._undecided)
@@ -141,7 +141,7 @@ class ToolCallParser:
             values = call.get(self._written.arguments_key, {})
             arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
             (call["name"] + arguments).encode()
-        except (ValueError, RecursionError):  # no JSON, or of what is no number, text or sane depth
+        except (ValueError, RecursionError):  # invalid JSON, or JSON with invalid numbers, text or depth
             return []
         self._num_calls += 1
         self._gap = ""
@@ -188,7 +188,7 @@ class _OpenCall:
         return self._object_end
 
     def arguments_end(self, text: str) -> int:
-        """How much of the text is certain to be the call's arguments, and what comes before them."""
+        """The end of the text that is certain to be the call's arguments or to precede them, in characters."""
         assert self.arguments_start is not None
         if self._arguments_end is None:
             end = self._arguments.end(text[self.arguments_start :])
@@ -217,7 +217,7 @@ class JsonScanner:
             if character == '"':
                 self._in_string = not self._in_string
             elif character == "\\":
-                if self._at == len(text):  # what it escapes has yet to come
+                if self._at == len(text):  # the escaped character has not arrived
                     self._at -= 1
                     return None
                 self._at += 1

@@ -93,7 +93,7 @@ class CheckedSequence:
         """Take in new tokens, and the end if it has come.
 
         Raises:
-            ValueError: the text is not what the grammar allows: a bug.
+            ValueError: the grammar does not allow the text: a bug.
         """
         held = self._news
         self._started = news.started or self._started
@@ -148,7 +148,7 @@ class CheckedSequence:
         return told
 
     def _with_checks(self, report: AnswerReport | None) -> AnswerReport | None:
-        """The scheduler's report with what the checks found."""
+        """Add the results of the checks to the scheduler's report."""
         if report is None:
             return None
         return msgspec.structs.replace(report, retries=self.retries, violation=self.violation)

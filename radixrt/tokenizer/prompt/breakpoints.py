@@ -41,7 +41,7 @@ def agreed_length(
         beginning = messages[: message + 1]
     try:
         return common_prefix_length(render(beginning), text)
-    except RequestError:  # it is advice: no reason to refuse what can be answered
+    except RequestError:  # breakpoints are advice: the request is still answered
         return 0
 
 

@@ -121,7 +121,7 @@ class ChatTemplate:
                 tokenize=False,
                 **kwargs,
             )
-        except Exception as error:  # whatever the template or its sandbox objects to
+        except Exception as error:  # any error of the template or its sandbox
             raise RequestError(
                 f"The model's chat template refused the conversation: {error}", param="messages"
             ) from error

@@ -28,7 +28,7 @@ _PROBES = ("Hello world", " two  spaces ", "\n\nline\n", "ä€😀", "1234 {}",
 
 
 class Segment(NamedTuple):
-    """A piece of a text: a special token and what comes after it, up to the next one."""
+    """A piece of a text: a special token and the text after it, up to the next special token."""
 
     start: int
     """Where it begins, in characters."""
@@ -67,7 +67,7 @@ class SegmentEncoder:
         kept = {answer.start: answer.ids for answer in answers}
         bounds = _without_inner(sorted({0, len(text)} | starts), answers)
         pieces = [text[start:end] for start, end in pairwise(bounds)]
-        # Only what begins with a special token: tokenizers may treat the beginning of a text in their own way.
+        # Only segments that begin with a special token: tokenizers may treat the beginning of a text in their own way.
         keys = [
             text_digest(salt, piece).digest()
             if start in starts and start not in kept and len(piece) >= SHORTEST_KEPT
@@ -116,7 +116,7 @@ def _beginnings(
     """Where segments begin: at special tokens that split a text cleanly; None if there are none.
 
     One that swallows the spaces beside it, or is looked for in the normalized text, does not. Nor is any trusted
-    unseen: encoding by segments has to give what encoding at once gives.
+    unseen: encoding by segments must give the same ids as encoding at once.
     """
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     clean = [
@@ -132,7 +132,7 @@ def _beginnings(
 
 
 def _hides(other: str, special: str) -> bool:
-    """Whether ``special`` can begin inside an occurrence of ``other``, where nobody would look for it."""
+    """Whether ``special`` can begin inside an occurrence of ``other``, where the search does not find it."""
     if special[0] not in other[1:]:
         return False
     rests = [other[start:] for start in range(1, len(other))]
@@ -140,7 +140,7 @@ def _hides(other: str, special: str) -> bool:
 
 
 def _each_splits(tokenizer: Tokenizer, specials: list[str]) -> list[bool]:
-    """For each special token, whether what comes before it is encoded as if the text ended there."""
+    """For each special token, whether the text before it is encoded as if the text ended there."""
     pairs = list(zip(_PROBES, _PROBES[1:] + _PROBES[:1], strict=True))
     texts = [
         text

@@ -43,7 +43,12 @@ def draw_in_one_kernel(
 
 
 def _with_a_free_row(mask: TokenMask, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The mask in the kernel's form: each row's index into the bits (-1: none), and the bits behind a row of ones."""
+    """Convert a mask to the kernel's form.
+
+    Returns:
+        ``mask_rows`` [rows]: index of each row's bits, -1 without a mask. ``bits`` [1 + n, words]: row 0 allows all
+        tokens, and the rows of the mask follow.
+    """
     mask_rows = np.full(rows, -1, dtype=np.int32)
     mask_rows[mask.rows] = np.arange(len(mask.rows), dtype=np.int32)
     bits = np.empty((1 + len(mask.rows), mask.bits.shape[1]), dtype=np.int32)

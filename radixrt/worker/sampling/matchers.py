@@ -29,7 +29,7 @@ ALL_TOKENS = -1
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
-    """What the constrained rows of a batch may sample."""
+    """The tokens that the constrained rows of a batch may sample."""
 
     rows: NDArray[np.int64]  # [n] rows of the batch, ascending
     bits: NDArray[np.int32]  # [n, words], see radixrt.constrained.matcher
@@ -74,7 +74,7 @@ class SlotMatchers:
         Args:
             slot: a free one.
             use: which grammar, and from where on.
-            output: what was generated before; taken again.
+            output: the tokens generated before a retraction; the matcher takes them again.
             may_jump: forced tokens may be given without being sampled.
         """
         entry = _SlotMatcher(
@@ -100,7 +100,7 @@ class SlotMatchers:
     # ------------------------------------------------------------ a step
 
     def mask(self, slots: NDArray[np.int64]) -> TokenMask | None:
-        """What the rows ``slots`` [rows] may sample; None if none of them is constrained."""
+        """The allowed tokens of the rows ``slots`` [rows]; None if no row is constrained."""
         if not self._by_slot:
             return None
         rows = [row for row, slot in enumerate(slots.tolist()) if slot in self._by_slot]
@@ -122,18 +122,18 @@ class SlotMatchers:
                 one.forbidden.forbid(row)
             one.failed = one.failed or not row.any()
             if one.failed:
-                row.fill(ALL_TOKENS)  # whatever is sampled now is not used
+                row.fill(ALL_TOKENS)  # the sampled token is not used
         return TokenMask(np.array(rows, dtype=np.int64), bits)
 
     def _fill_one_by_one(self, entries: list[_SlotMatcher], bits: NDArray[np.int32]) -> None:
-        """Find out which matchers can't go on."""
+        """Fill the masks one by one, and mark the matchers that fail."""
         for row, one in zip(bits, entries, strict=True):
             if not _is_masked(one):
                 continue
             try:
                 one.matcher.fill_mask(row)
             except GrammarExhausted as error:
-                log.warning("A matcher gave up: %s", error)
+                log.warning("Matcher failed: %s", error)
                 one.failed = True
 
     def advance(self, slots: NDArray[np.int64], token_ids: TokenIds) -> list[int]:
@@ -201,10 +201,10 @@ class SlotMatchers:
         try:
             entry.failed = entry.matcher.advance(tokens) < len(tokens)
         except GrammarExhausted as error:
-            log.warning("A matcher gave up: %s", error)
+            log.warning("Matcher failed: %s", error)
             entry.failed = True
 
 
 def _is_masked(entry: _SlotMatcher) -> bool:
-    """Its matcher says what may come next."""
+    """Whether its matcher fills the mask of the next token."""
     return not entry.begin_after and not entry.failed and entry.next_token is None

@@ -30,7 +30,7 @@ _MIX_32 = (0x7FEB352D, _signed(0x846CA68B, _INT32))
 
 
 def seed_keys(seeds: Tensor) -> Tensor:
-    """The part of the hash that depends on the seed alone: int64 [rows] -> int64 [rows]. It is computed once a sequence."""
+    """The part of the hash that depends on the seed alone: int64 [rows] -> int64 [rows]. It is computed once per sequence."""
     return _mix_64(seeds + _GOLDEN_64)
 
 
@@ -63,7 +63,7 @@ def gumbel_noise(keys: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     bits *= _MIX_32[1]
     bits ^= _shift_right(bits, 16, width=32)
     bits &= 0x7FFFFFFF
-    # Minus a uniform number from (0, 1). What matters for sampling is the largest noise, so the
+    # Minus a uniform number from (0, 1). Only the largest noise matters for sampling, so the
     # dense end of the floats is put there; the other end is kept away from log1p(-1).
     noise = bits.to(torch.float32).add_(0.5).mul_(-(2.0**-31)).clamp_(min=2.0**-24 - 1)
     return noise.log1p_().neg_().log_().neg_()

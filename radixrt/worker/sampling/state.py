@@ -167,7 +167,7 @@ class SamplingState:
         Args:
             slot: in 0..max_slots - 1.
             sampling: validated, and with a seed unless it is greedy.
-            token_ids: prompt, followed by what was generated before a retraction.
+            token_ids: prompt, followed by the tokens generated before a retraction.
             num_output: how many of ``token_ids`` were generated.
         """
         if sampling.seed is None and not sampling.is_greedy:

@@ -1,4 +1,4 @@
-"""Reads the table of what each backend was measured to do with each feature of a JSON schema.
+"""Reads the table of measured backend behavior for each feature of a JSON schema.
 
 The table is ``capabilities.json``, written by ``python -m bench.capabilities.make_table`` from probes run
 through the installed libraries; a test compares the two.

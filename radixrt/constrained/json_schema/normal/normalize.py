@@ -9,7 +9,7 @@ enforces. A schema is one of
 - ``{"$ref": "#/$defs/..."}``; true, and below ``properties`` or ``additionalProperties`` false;
 - ``{"oneOf": [...]}``, where branches may overlap.
 
-What this form can't express stands beside it: ``not``, ``if``, ``allOf``, ``contains``, ``uniqueItems``, ...
+Keywords that this form cannot express are kept beside it: ``not``, ``if``, ``allOf``, ``contains``, ``uniqueItems``, ...
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def normalize(schema: Any) -> Any:
     meaning.
 
     Raises:
-        CannotEnforce: it is not a valid schema, refers to what is not in it, no value satisfies it, or it is
+        CannotEnforce: it is not a valid schema, has a reference without a target, no value satisfies it, or it is
             too large.
     """
     translator = Translator(Document(schema))
@@ -229,7 +229,7 @@ class Normalizer:
             return {word: self.node([value]) for word, value in words.items()}
         if words.keys() == {"anyOf"}:
             return {"anyOf": [self.node([branch]) for branch in words["anyOf"]]}
-        # Keywords that depend on what their neighbours have evaluated must keep their neighbours.
+        # Keywords that depend on the evaluation of their neighbours must keep their neighbours.
         return {"allOf": [Written(self.raw_writer.write(part)) for part in words["allOf"]]}
 
 

@@ -1,9 +1,9 @@
 """Evicts the cached prefixes of waiting requests last.
 
-An eviction policy guesses which prefixes will be used again; the prefixes of queued requests certainly will be. Where a
-server is overloaded most of what can be known is known this way: on recorded agent sessions it closes up to a third of
-the gap between LRU and Belady's optimum (docs/caching.md). Among awaited leaves, the leaf whose first request arrived
-last is evicted first, because it is needed last.
+An eviction policy predicts the prefixes that will be used again. The prefixes of queued requests are certain to be used.
+On recorded agent sessions this policy closes up to a third of the gap between LRU and Belady's optimum on an overloaded
+server (docs/caching.md). Among awaited leaves, the leaf whose first request arrived last is evicted first, because it is
+needed last.
 """
 
 import heapq

@@ -42,5 +42,5 @@ class EvictionPolicy(Protocol):
         return
 
     def take_shortened(self, limit: int) -> list[int]:
-        """Up to ``limit`` waiting sequences of whose cached prefix a part was evicted, each told once."""
+        """Return up to ``limit`` waiting sequences whose cached prefix was shortened by eviction. Each is returned once."""
         return []

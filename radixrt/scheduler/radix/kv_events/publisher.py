@@ -113,7 +113,7 @@ def _bind(kind: int, flag: str, address: str, max_queued: int) -> zmq.Socket:
     except zmq.ZMQError as error:
         socket.close()
         raise ConfigError(
-            f"{flag} {address} can't be listened on ({error}): choose a free port and an IP address of this machine, "
+            f"{flag}: cannot listen on {address} ({error}): choose a free port and an IP address of this machine, "
             "or a file in a folder that exists."
         ) from error
     log.info("%s listens on %s", flag, socket.getsockopt_string(zmq.LAST_ENDPOINT))

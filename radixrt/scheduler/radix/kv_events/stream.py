@@ -1,7 +1,7 @@
 """Numbers the batches of events, and replays the last ones to subscribers that missed them.
 
 The last batches are kept as they were sent. A subscriber that lacks older ones, is new or comes from another start of the
-engine gets a snapshot, of 8 bytes a block.
+engine gets a snapshot, of 8 bytes per block.
 """
 
 import secrets
