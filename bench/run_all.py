@@ -43,7 +43,7 @@ BENCHMARKS = (
         "-m bench.kernels", "--only rotate"),
     Benchmark("steps", "Steps of the worker alone on a 0.4 B model in bfloat16, best of 20, and where a decode step's time goes.",
         "-m bench.worker_steps --model-path {model} --load-format dummy", "--batches 1 --prefill 16"),
-    Benchmark("overhead", "What the engine costs beside the model: the scheduler, in microseconds a step, and everything, in milliseconds.",
+    Benchmark("overhead", "Time of the engine without the model: of the scheduler in microseconds per step, and of all processes in milliseconds.",
         "-m bench.overhead", "--plan-steps 50 --output-tokens 10 --num-layers 2"),
     Benchmark("serving", "What a client sees of a 0.4 B model in bfloat16, at most 16 requests at a time: median (range) of three rounds.",
         "-m bench.serving --rounds 3", "--rounds 1 --quick"),

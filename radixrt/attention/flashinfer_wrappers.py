@@ -119,10 +119,10 @@ class WholeCache:
 
 
 class Staged:
-    """A wrapper whose plan is not made anew before the device has read the last one.
+    """A wrapper that waits with a new plan until the device has read the previous plan.
 
-    A plan lies in one pinned buffer of the wrapper until its copy's turn comes. By then the host may be a step ahead; it
-    would overwrite a plan before it is read. The wait is short: the copy goes before the step's kernels.
+    A plan is in a pinned buffer of the wrapper until the device copies it. The host may already plan the next step, and
+    would overwrite the buffer. The wait is short, because the copy precedes the step's kernels.
     """
 
     def __init__(self, wrapper: Any, device: Device) -> None:

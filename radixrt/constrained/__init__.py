@@ -1,6 +1,6 @@
 """Structured output: constraint → grammar → matcher → mask of the tokens that may come next.
 
-    what users send ─▶ Constraint ─▶ compiler ──────────────────────────▶ Grammar ─▶ Matcher ─▶ bitmask
+    request fields  ─▶ Constraint ─▶ compiler ──────────────────────────▶ Grammar ─▶ Matcher ─▶ bitmask
     requests,          constraint    json_schema: normal form, audit       grammar    backends
     structural_tags,                 backends: llguidance, xgrammar, fsm
     tool_calls

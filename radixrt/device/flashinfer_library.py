@@ -22,10 +22,10 @@ def load_flashinfer() -> Any:
 
 
 class UntracedFunctions:
-    """FlashInfer's functions without the decorator that looks into the environment at each call whether to trace it.
+    """FlashInfer's functions without the decorator that reads the environment at each call, for logs and traces.
 
-    The look takes longer than the launch, and an eager step makes some hundred and fifty calls. Who asks for logs or
-    traces gets the decorated functions.
+    This read takes longer than a launch, and an eager step has about 150 calls. If logs or traces are requested, the
+    decorated functions are used.
     """
 
     def __init__(self, library: Any) -> None:

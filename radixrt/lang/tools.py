@@ -69,7 +69,7 @@ def _as_json(result: Any) -> str:
         return json.dumps(plain, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise ProgramError(
-            f"What the tool returned can't be told to the model: {error}. Return a text, or what JSON can hold."
+            f"The tool's result cannot be sent to the model: {error}. Return a text or a value that JSON can represent."
         ) from error
 
 

@@ -53,8 +53,8 @@ class StepPlan(Message, frozen=True, kw_only=True):
     """The changes before a step, and the step itself.
 
     Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend_*``. Then one forward pass
-    computes the ``prefill`` chunks and one token for every slot whose prompt was complete before: those
-    need no mention, so a step without changes has a few bytes for any batch size.
+    computes the ``prefill`` chunks and one token for every slot whose prompt was complete before. These slots have no
+    entry, so a step without changes has a few bytes for any batch size.
     """
 
     step_id: int

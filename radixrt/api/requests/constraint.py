@@ -160,7 +160,7 @@ def _check_backend(name: str | None, config: ServerConfig) -> None:
 
 
 def _check_whitespace(pattern: str | None, param: str, config: ServerConfig) -> None:
-    """An empty pattern allows no white space, which is what ``compact`` does."""
+    """An empty pattern allows no white space, like ``compact``."""
     if pattern is None or (pattern == "" and config.grammar_whitespace == "compact"):
         return
     raise RequestError(

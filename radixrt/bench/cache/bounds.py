@@ -1,8 +1,8 @@
 """Two upper bounds of the hit rate, for prompts that arrive in a given order, one at a time.
 
 *Infinite cache*: nothing is ever evicted. *Belady on leaves*: of the unused pages, the one whose next use
-lies farthest ahead goes first (Belady, 1966). A page is never used later than what continues it, so
-the farthest page is always the tail of a leaf, and the rule that only leaves go costs nothing.
+lies farthest ahead is evicted first (Belady, 1966). A page is used at least as early as its continuations, so
+the farthest page is always the tail of a leaf. Eviction of leaves only is therefore no restriction.
 
 Both take the rules of the engine: whole pages are shared, and the last token of a prompt is always computed. Answers
 take room while they are written and none afterwards; requests do not overlap. So no eviction policy that admits

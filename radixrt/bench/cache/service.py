@@ -1,8 +1,8 @@
 """A worker without a model, on a virtual clock.
 
-The model of time is two constants: prompts are computed at a fixed rate, and while anybody decodes, a token of
-everybody takes a fixed time on top. It says nothing about a real device; it makes queues and pauses of a
-plausible length, the same for every policy that is compared.
+The time model has two constants: prompts are computed at a fixed rate, and a decode step adds a fixed time for one token
+of each decoding sequence. It does not predict a real device. It gives queues and pauses of a plausible length, which are
+the same for all compared policies.
 """
 
 from dataclasses import dataclass

@@ -56,7 +56,7 @@ def _assert_format(node: Node, origin: str) -> None:
     pattern = _READ_ALIKE if name == "regex" else format_pattern(name)
     if pattern is None:
         raise CannotEnforce(
-            "format", f"{origin}/format", f"nothing here knows what {name!r} allows; leave it out."
+            "format", f"{origin}/format", f"the format {name!r} is not supported; leave it out."
         )
     asserted: Node = {"pattern": pattern if name == "regex" else python_pattern(pattern)}
     if name in LENGTHS:

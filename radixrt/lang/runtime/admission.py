@@ -1,10 +1,10 @@
-"""Admits the runs of a batch: ordered by common prefixes, and as many at a time as limit and KV cache allow.
+"""Admits the runs of a batch in the order of common prefixes, within the limits of concurrency and KV cache.
 
 A program runs until it has a first call to send, and waits here. Runs that make one call after another need the KV of their
 earlier calls. If more of them are active than the cache holds, they evict each other's KV, and every call computes its whole
-prompt again. The server cannot prevent that: it does not know which requests will come back. So a run is admitted while the KV
-that the active runs are expected to compute fits in the cache. A run that becomes inactive, such as one in a slow tool, hands its
-place to the next one for any content of the cache: waiting for tools in turn would cost more than prefixes that are computed again.
+prompt again. The server cannot prevent this, because it does not know the future requests. So a run is admitted only while the KV
+that the active runs are expected to compute fits in the cache. If a run becomes inactive, for example in a slow tool, the next run is
+admitted even if the cache is full: serial waits for tools would cost more than prefixes that are computed again.
 """
 
 import asyncio

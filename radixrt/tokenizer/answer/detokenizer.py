@@ -31,8 +31,8 @@ class IncrementalDetokenizer:
     >>> detokenizer.push(0), detokenizer.push(1), detokenizer.flush()
     ('Hel', 'lo', '')
 
-    Where ``context_ids`` are given (the end of a prompt that the answer continues), the text is what the
-    answer adds to the decoded prompt, a leading space included. Without them the answer stands alone.
+    With ``context_ids`` (the end of a prompt that the answer continues), the text is the addition of the answer to the
+    decoded prompt, with a leading space if there is one. Without them the answer is decoded alone.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class IncrementalDetokenizer:
         return text + "".join(map(self.push, rest))
 
     def _restart(self) -> str:
-        """Give out all that is pending and begin anew.
+        """Return all pending text and start again.
 
         Byte-fallback decoders may take back a character when an invalid byte follows it (they replace a
-        whole run of bytes), which DecodeStream answers with an exception. What is given out can't be
-        taken back, so what follows is decoded on its own.
+        whole run of bytes), which DecodeStream answers with an exception. Text that was returned
+        cannot be taken back, so the following tokens are decoded separately.
         """
         before = self._decode(self._context)
         whole = self._decode(self._context + self._pending)

@@ -16,13 +16,13 @@ class ToolCallParser:
     """Splits an answer's text into content and tool calls while it is generated.
 
     Args:
-        written: how this model writes calls.
-        in_pieces: give a call out as soon as its name is known, and then the rest of its arguments piece by piece, as
-            calls of the same index without a name. Only for text that a grammar holds to be calls of
-            this form, because sent deltas are final. Else a call is given out when it is complete, and
-            text that resembles a call and is none stays content.
-        calls_alone: an answer that does not begin with a call makes none. Only for text that a grammar holds to
-            that; a string in its JSON may resemble a call.
+        written: the model's format of calls.
+        in_pieces: return a call as soon as its name is known, and then its arguments in pieces, as calls of the same
+            index without a name. Only for text that a grammar constrains to calls of this format, because sent deltas
+            are final. Otherwise a call is returned when it is complete, and text that only resembles a call stays
+            content.
+        calls_alone: an answer that does not begin with a call contains no call. Only for text that a grammar
+            constrains so; a string in its JSON may resemble a call.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ToolCallParser:
         return content, calls
 
     def flush(self) -> tuple[str, list[ToolCall]]:
-        """The rest, once the answer is complete: models often leave the last closing tag out."""
+        """The rest of a complete answer. Models often omit the last closing tag."""
         rest, call = self._undecided, self._call
         self._undecided, self._call = "", None
         if call is None:

@@ -1,8 +1,8 @@
 """Holds tokens of a constrained answer back until they are validated, and continues the answer after a failed value.
 
-Stands between the scheduler's news of a sequence and the :class:`~radixrt.tokenizer.answer.answer_state.AnswerState`, which sees
-only what no check can take back any more. To take back is to ask for a new sequence: prompt and kept tokens
-are its prompt, and the radix tree holds their KV.
+It lies between the scheduler's messages and the :class:`~radixrt.tokenizer.answer.answer_state.AnswerState`, which receives
+only tokens that no check can roll back any more. A rollback requests a new sequence. Its prompt is the old prompt with the kept
+tokens, and the radix tree holds their KV.
 """
 
 import time

@@ -1,8 +1,8 @@
 """The interface of eviction policies: they order the leaves that may be evicted.
 
 The tree trims the leaf that :meth:`EvictionPolicy.pop` returns from its tail, page by page, and offers the rest again.
-Whatever a policy may order by is on the node: last use, creation, hints. A policy that wants to know more listens to
-the events.
+A node has the attributes for the order of eviction: last use, creation, hints. Events inform a policy of further facts,
+such as the waiting queue.
 """
 
 from abc import abstractmethod
