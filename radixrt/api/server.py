@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import socket
 
 import uvicorn
@@ -9,16 +10,13 @@ import uvloop
 
 from radixrt.api.app import build_app
 from radixrt.api.banner import banner
+from radixrt.api.http.connection import IDLE_TIMEOUT_S, Connection
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Channels
 from radixrt.client.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
-
-KEEP_ALIVE_S = 75
-"""Longer than clients and proxies keep idle connections (httpx and so the openai client 5 s, cloud load balancers 60 s): whoever
-closes first must be the side that sends requests, or one that is just being sent meets a closed connection."""
 
 SHUTDOWN_GRACE_S = 1
 """How long connections may go on after a signal to stop; the engine stops at the same time."""
@@ -35,6 +33,7 @@ def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> 
     Args:
         listen_socket_fd: a bound TCP socket. It begins to listen when the engine is ready.
     """
+    _allow_many_connections()
     uvloop.run(serve(config, channels, socket.socket(fileno=listen_socket_fd)))
 
 
@@ -49,14 +48,14 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         server = uvicorn.Server(
             uvicorn.Config(
                 build_app(state),
-                http="httptools",
+                http=Connection,
                 lifespan="off",
                 ws="none",
                 log_config=None,
                 access_log=debugging,
                 server_header=False,
                 timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=IDLE_TIMEOUT_S,
             )
         )
         listen_socket.listen(LISTEN_BACKLOG)
@@ -66,3 +65,9 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         pass
     finally:
         client.close()
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit of open files to what the system allows: each connection is one, and 1,024 is a common default."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
