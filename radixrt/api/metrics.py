@@ -178,6 +178,7 @@ def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
         ("forward_seconds", "Time in the model's forward passes.", stats.forward_seconds),
         ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
         ("malformed_frames", "Frames that the scheduler could not read.", stats.malformed_frames),
+        ("request_log_dropped", "Unwritten lines of the log.", stats.request_log_dropped),
         ("forced_tokens", "Tokens that a grammar forced, not sampled.", stats.forced_tokens),
         ("kv_events", "Published on the KV-event stream.", stats.kv_events),
         ("kv_event_replays", "Subscribers helped out with batches.", stats.kv_event_replays),

@@ -98,6 +98,8 @@ class SchedulerStats(Counters, kw_only=True):
     tree_nodes: int
     malformed_frames: int
     """Frames that any process could not read."""
+    request_log_dropped: int = 0
+    """Lines of the request log that could not be written."""
     kv_events: int = 0
     """Published on the KV-event stream."""
     kv_event_replays: int = 0

@@ -5,6 +5,8 @@ import gc
 import time
 from pathlib import Path
 
+import msgspec
+
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo, RequestFailed
@@ -158,6 +160,8 @@ class SchedulerProcess:
         stats = self.scheduler.stats(malformed)
         if self._kv_events is not None:
             stats = self._kv_events.add_stats(stats)
+        if self._log is not None:
+            stats = msgspec.structs.replace(stats, request_log_dropped=self._log.dropped)
         return CallReply(call_id=call.call_id, value=stats)
 
     def _seconds_to_next_deadline(self) -> float | None:
