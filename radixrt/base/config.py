@@ -109,6 +109,15 @@ class ServerConfig:
     kept_conversations_ttl: float = _http(
         3600.0, "Seconds after its last use at which a kept conversation is forgotten.", at_least=0
     )
+    step_timeout: float = _http(
+        30.0,
+        "Seconds without a sign of life after which a worker, scheduler or tokenizer process is killed and replaced; a worker "
+        "may take 20 times its longest step, if that is longer. 0: never.",
+        at_least=0,
+    )
+    shutdown_grace: float = _http(
+        30.0, "Seconds in which running answers may finish after SIGTERM.", at_least=0
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _http("info", "How much to log.")
 
     device: Literal["auto", "cpu", "cuda"] = _device(

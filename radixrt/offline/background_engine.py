@@ -11,7 +11,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import EngineInfo
-from radixrt.supervisor.launch import Supervisor
+from radixrt.supervisor.supervisor import Supervisor
 
 Result = TypeVar("Result")
 
