@@ -17,6 +17,7 @@ from bench.markdown import markdown
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler import planner as planner_module
@@ -142,7 +143,7 @@ class _Requests:
         return SequenceRequest(
             seq_id=number,
             token_ids=pack_ids(self.prompts[number]),
-            sampling=SamplingParams(max_tokens=MAX_TOKENS),
+            options=RequestOptions(sampling=SamplingParams(max_tokens=MAX_TOKENS)),
         )
 
 
@@ -197,7 +198,7 @@ class _Player:
             self._count(owners[slot], int(self.scheduler.slots.planned[slot]) - 1, 1)
         self.clock.now += SERVICE.step_seconds(prefill, self.worker.num_decoding)
         batch = self.scheduler.absorb(self.worker.finish(plan))
-        self.ttft += [self.clock.now - self.requests.arrivals[s.seq_id] for s in batch.started]
+        self.ttft += [self.clock.now - self.requests.arrivals[number] for number in batch.started]
 
     def _count(self, sequence: Sequence | None, start: int, num_tokens: int) -> None:
         assert sequence is not None

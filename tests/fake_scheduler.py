@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
-from radixrt.messages.answers import EngineInfo, RequestFailed
+from radixrt.messages.answers import AnswerReport, AnswerTimes, EngineInfo, RequestFailed
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import (
     CacheTreeCall,
@@ -15,16 +15,14 @@ from radixrt.messages.calls import (
     ReleaseCacheCall,
     StatsCall,
 )
-from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
 from radixrt.messages.replies import CacheFlushed, CacheReleased, CallReply, LeaseGranted
 from radixrt.messages.sequences import (
     LogprobRow,
     ReleaseSequences,
-    SequenceFinished,
     SequenceRefused,
     SequenceRequest,
-    SequenceStarted,
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats, TimeHistogram
@@ -139,24 +137,22 @@ class FakeScheduler:
                 self._outbox.send(CallReply(call_id=message.call_id, value=self._stats()))
 
     def _step(self) -> None:
-        seq_ids, token_ids, started, finished = [], [], [], []
+        seq_ids, token_ids = [], []
+        started: dict[int, AnswerReport] = {}
+        finished: dict[int, AnswerReport] = {}
         logprobs, prompt_logprobs = [], []
         for seq_id, running in list(self._running.items()):
             sampling = running.request.sampling
             if sampling.max_tokens == 0:
-                started.append(
-                    SequenceStarted(seq_id, CACHED_TOKENS, 0.001, 0.002, CACHE_WRITE_TOKENS)
-                )
-                finished.append(SequenceFinished(seq_id, "length", None, 0.5))
+                started[seq_id] = _report(running.request)
+                finished[seq_id] = _report(running.request, finish_reason="length")
                 del self._running[seq_id]
                 continue
             token = running.script[running.at % len(running.script)]
             seq_ids.append(seq_id)
             token_ids.append(token)
             if running.at == 0:
-                started.append(
-                    SequenceStarted(seq_id, CACHED_TOKENS, 0.001, 0.002, CACHE_WRITE_TOKENS)
-                )
+                started[seq_id] = _report(running.request)
                 if sampling.prompt_logprobs is not None:
                     ids = unpack_ids(running.request.token_ids).tolist()
                     prompt_logprobs += [
@@ -168,10 +164,11 @@ class FakeScheduler:
             running.at += 1
             ends = token in self._info.eos_token_ids and not sampling.ignore_eos
             if ends or token in sampling.stop_token_ids:
-                finished.append(SequenceFinished(seq_id, "stop", token, 0.5))
+                stop = token if token in sampling.stop_token_ids else None
+                finished[seq_id] = _report(running.request, finish_reason="stop", stop_reason=stop)
                 del self._running[seq_id]
             elif running.at == sampling.max_tokens:
-                finished.append(SequenceFinished(seq_id, "length", None, 0.5))
+                finished[seq_id] = _report(running.request, finish_reason="length")
                 del self._running[seq_id]
         self._outbox.send(
             TokenBatch(
@@ -190,6 +187,17 @@ class FakeScheduler:
         counts["running"] = len(self._running)
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
         return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))
+
+
+def _report(request: SequenceRequest, **end: object) -> AnswerReport:
+    """Of an answer's begin, or of its end."""
+    return AnswerReport(
+        prompt_tokens=num_ids(request.token_ids) - request.num_output,
+        cached_tokens=CACHED_TOKENS,
+        cache_write_tokens=CACHE_WRITE_TOKENS,
+        times=AnswerTimes(queued_s=0.001, prefill_s=0.002, total_s=0.5 if end else 0.0),
+        **end,  # type: ignore[arg-type]
+    )
 
 
 def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> CallReply:

@@ -14,6 +14,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.process import scheduler_limits
@@ -54,7 +55,9 @@ class InProcess:
         sampling = SamplingParams(temperature=1.0, max_tokens=output, ignore_eos=True, seed=0)
         for tokens in token_ids([prompt] * count, shape.vocab_size, seed=self._next_id):
             request = SequenceRequest(
-                seq_id=self._next_id, token_ids=pack_ids(tokens), sampling=sampling
+                seq_id=self._next_id,
+                token_ids=pack_ids(tokens),
+                options=RequestOptions(sampling=sampling),
             )
             self._next_id += 1
             refused = self._scheduler.add(request)

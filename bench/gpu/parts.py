@@ -15,7 +15,7 @@ from bench.gpu.workloads import Sizes, of_length, sharegpt_like, token_ids, unif
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.constrained import Load, measure_masks
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import GenerateRequest, TokenPrompt
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.llm import LLM
 
 CONSTRAINED_ROUNDS = 2
@@ -186,8 +186,8 @@ async def _streams(
             request = GenerateRequest(
                 request_id=f"latency-{concurrency}-{index}",
                 prompt=TokenPrompt(pack_ids(prompt)),
-                sampling=of_length(sizes.latency_output, seed=index),
                 stream=True,
+                options=RequestOptions(sampling=of_length(sizes.latency_output, seed=index)),
             )
             async for chunk in client.generate(request):
                 if chunk.token_ids:

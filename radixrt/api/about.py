@@ -1,4 +1,4 @@
-"""What is this server, what does it serve, and is it well?"""
+"""Endpoints about the server: models, health, information, metrics."""
 
 import asyncio
 import dataclasses
@@ -11,12 +11,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from radixrt import __version__
 from radixrt.api.http.events import json_response, while_connected
-from radixrt.api.http.request_ids import new_id
+from radixrt.api.http.middleware import new_id
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import GenerateRequest, TokenPrompt
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 
 HEALTH_TIMEOUT_S = 30
 
@@ -129,8 +129,10 @@ async def _generate_one_token(state: ServerState) -> None:
     request = GenerateRequest(
         request_id=new_id("health"),
         prompt=TokenPrompt(pack_ids([0])),
-        sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
-        cache_salt="health",
+        options=RequestOptions(
+            sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+            cache_salt="health",
+        ),
     )
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):

@@ -1,25 +1,24 @@
-"""Which endpoints are there? The app, put together."""
+"""The FastAPI application: all endpoints and middleware."""
 
 from fastapi import FastAPI
 
 from radixrt import __version__
 from radixrt.api.about import about_routes
-from radixrt.api.cache.routes import cache_routes
-from radixrt.api.conversations.routes import keeping_routes
+from radixrt.api.conversations.continuation import conversation_routes
 from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
-from radixrt.api.http.middleware import LimitBody, NameAnswers, RequireApiKey
+from radixrt.api.http.middleware import LimitBody, RequireApiKey, SetRequestId
+from radixrt.api.native.cache import cache_routes
 from radixrt.api.native.generate import native_routes
-from radixrt.api.native.grammar import grammar_routes
 from radixrt.api.native.scoring import scoring_routes
-from radixrt.api.native.text import text_routes
+from radixrt.api.native.tokenize import tokenizer_routes
 from radixrt.api.openai.chat import chat_routes
 from radixrt.api.openai.completions import completion_routes
 from radixrt.api.state import ServerState
 
 _ROUTES = (
-    chat_routes, completion_routes, keeping_routes, native_routes, scoring_routes, grammar_routes, cache_routes,
-    text_routes, about_routes,
+    chat_routes, completion_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
+    cache_routes, about_routes,
 )  # fmt: skip
 
 
@@ -30,6 +29,6 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_middleware(LimitBody, max_bytes=state.config.max_body_bytes)
     if state.config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)
-    app.add_middleware(NameAnswers)
+    app.add_middleware(SetRequestId)
     include(app, [routes(state) for routes in _ROUTES])
     return app

@@ -1,4 +1,4 @@
-"""``/metrics``: what clients experience, measured here, and what the scheduler counts, fetched at each scrape."""
+"""``/metrics``: latencies measured in the api process, and the scheduler's counters, fetched at each scrape."""
 
 import asyncio
 import itertools
@@ -68,11 +68,11 @@ class Metrics:
         return Histogram(f"radixrt_{name}_seconds", text, registry=self.registry, buckets=bounds)
 
     async def scrape(self, client: EngineClient) -> bytes:
-        """All metrics as Prometheus reads them; those of the scheduler are left out if it does not tell in time."""
+        """All metrics as Prometheus reads them; those of the scheduler are left out if it does not reply in time."""
         try:
             self.engine.stats = await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
         except TimeoutError:
-            log.warning("The scheduler did not tell its counters within %d s.", STATS_TIMEOUT_S)
+            log.warning("The scheduler did not send its counters within %d s.", STATS_TIMEOUT_S)
             self.engine.stats = None
         return generate_latest(self.registry)
 
@@ -85,7 +85,7 @@ class AnswerTimer:
         self._streams = streams
         self._began = time.perf_counter()
         self._last: dict[int, float] = {}
-        """When each answer's last chunk came."""
+        """Time of each answer's last chunk."""
 
     def observe(self, chunk: AnswerChunk) -> None:
         now = time.perf_counter()
@@ -103,14 +103,13 @@ class AnswerTimer:
     def _observe_end(self, chunk: AnswerChunk, now: float) -> None:
         self._metrics.e2e.observe(now - self._began)
         self._metrics.answers.labels(chunk.finish_reason).inc()
-        if chunk.times is None:
-            return
-        first_s = chunk.times.queued_s + chunk.times.prefill_s
+        times, num_tokens = chunk.report.times, chunk.report.output_tokens
+        first_s = times.queued_s + times.prefill_s
         if not self._streams:
             self._metrics.ttft.observe(first_s)
-        if chunk.num_output_tokens > 1:
-            decode_s = max(0.0, chunk.times.total_s - first_s)
-            self._metrics.tpot.observe(decode_s / (chunk.num_output_tokens - 1))
+        if num_tokens > 1:
+            decode_s = max(0.0, times.total_s - first_s)
+            self._metrics.tpot.observe(decode_s / (num_tokens - 1))
 
 
 class EngineCollector(Collector):

@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine, what it can do, and the counters."""
+"""State that all endpoints share: the engine's client, the requests in flight, the metrics."""
 
 import asyncio
 import time
@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-from radixrt.api.batch import Batch
-from radixrt.api.conversations.store import Conversations
+from radixrt.api.conversations.store import ConversationStore
 from radixrt.api.metrics import AnswerTimer, Metrics
+from radixrt.api.request_group import RequestGroup
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.client.engine_client import EngineClient, id_in_use
@@ -25,11 +25,11 @@ class ServerState:
         self.client = client
         self.info = info
         self.metrics = Metrics()
-        self.conversations = Conversations(
+        self.conversations = ConversationStore(
             config.kept_conversations_mb << 20, config.kept_conversations_ttl
         )
-        self._batches: dict[str, Batch] = {}
-        """HTTP requests under way, by their ids."""
+        self._groups: dict[str, RequestGroup] = {}
+        """Of the HTTP requests in flight, by their ids."""
         self.started_at = int(time.time())
         self.default_sampling: dict[str, Any] = {
             name: value
@@ -67,17 +67,17 @@ class ServerState:
         When one fails, or the generator is closed, all are aborted.
 
         Args:
-            constraint_field: what the client calls that which answers are held to.
+            constraint_field: the field of the HTTP request that errors about the constraint name.
 
         Raises:
             RequestError: the request's id is in use, or a prompt was refused or lost.
             EngineDiedError: the engine ended.
         """
-        batch = Batch(self.client, requests, self.config.max_running_requests)
+        group = RequestGroup(self.client, requests, self.config.max_running_requests)
         timers = [AnswerTimer(self.metrics, request.stream) for request in requests]
         try:
-            with self._named(batch), constraint_errors_name(constraint_field):
-                async with aclosing(batch.run()) as chunks:
+            with self._registered(group), constraint_errors_name(constraint_field):
+                async with aclosing(group.run()) as chunks:
                     async for index, chunk in chunks:
                         timers[index].observe(chunk)
                         yield index, chunk
@@ -88,28 +88,36 @@ class ServerState:
             self.metrics.answers.labels("client_left").inc()
             raise
 
+    async def run(self, requests: list[GenerateRequest]) -> list[AnswerChunk]:
+        """As :meth:`generate`, for requests of one answer each that do not stream: the one chunk of each."""
+        found: dict[int, AnswerChunk] = {}
+        async with aclosing(self.generate(requests)) as chunks:
+            async for index, chunk in chunks:
+                found[index] = chunk
+        return [found[index] for index in range(len(requests))]
+
     def abort(self, name: str) -> None:
         """Drop the HTTP request of this id, or one prompt of it. An unknown id is ignored."""
-        if batch := self._batches.get(name):
-            batch.abort()
+        if group := self._groups.get(name):
+            group.abort()
         else:
             self.client.abort(name)
 
     def abort_all(self) -> None:
         """Drop every request."""
-        for batch in self._batches.values():
-            batch.abort()
+        for group in self._groups.values():
+            group.abort()
 
     @contextmanager
-    def _named(self, batch: Batch) -> Iterator[None]:
-        """Let ``abort`` find a batch while it runs."""
-        if batch.id in self._batches:
-            raise id_in_use(batch.id)
-        self._batches[batch.id] = batch
+    def _registered(self, group: RequestGroup) -> Iterator[None]:
+        """Let ``abort`` find a group while it runs."""
+        if group.id in self._groups:
+            raise id_in_use(group.id)
+        self._groups[group.id] = group
         try:
             yield
         finally:
-            del self._batches[batch.id]
+            del self._groups[group.id]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from radixrt.bench.output import console_beside, print_rows, write_json
 from radixrt.bench.tokenizer import train_tokenizer
 from radixrt.constrained.spec import JsonSchema, Spec
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import GenerateRequest, TokenPrompt
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
 
@@ -110,7 +110,7 @@ class Load:
         request = GenerateRequest(
             request_id=f"bench-{next(self._ids)}",
             prompt=TokenPrompt(pack_ids(prompt)),
-            sampling=sampling,
+            options=RequestOptions(sampling=sampling),
             structured=spec,
         )
         tokens = [chunk.token_ids async for chunk in self._engine.client.generate(request)]

@@ -21,6 +21,7 @@ from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
 from radixrt.bench.output import console_beside, print_rows, write_json
 from radixrt.bench.queueing import WAITING, measure_queueing, microseconds
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepResult
 from radixrt.scheduler.limits import SchedulerLimits
@@ -79,7 +80,13 @@ def measure_planning(running: int, steps: int) -> PlanCost:
     sampling = SamplingParams(max_tokens=steps + 4, ignore_eos=True)
     for seq_id in range(running):
         prompt = rng.integers(0, 32000, PROMPT_TOKENS + seq_id % PAGE_SIZE - PAGE_SIZE)
-        scheduler.add(SequenceRequest(seq_id=seq_id, token_ids=pack_ids(prompt), sampling=sampling))
+        scheduler.add(
+            SequenceRequest(
+                seq_id=seq_id,
+                token_ids=pack_ids(prompt),
+                options=RequestOptions(sampling=sampling),
+            )
+        )
     scheduler.plan()
     slots = pack_ids(range(running))
     encoder = msgspec.msgpack.Encoder()

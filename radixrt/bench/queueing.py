@@ -14,6 +14,7 @@ import numpy as np
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.service import SimulatedWorker
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.queue_order import SchedulePolicy
@@ -67,8 +68,10 @@ class _Requests:
         return SequenceRequest(
             seq_id=self._next_id,
             token_ids=pack_ids(np.concatenate((document, question))),
-            sampling=SamplingParams(max_tokens=outputs, ignore_eos=True),
-            priority=int(self._rng.integers(0, 3)),
+            options=RequestOptions(
+                sampling=SamplingParams(max_tokens=outputs, ignore_eos=True),
+                priority=int(self._rng.integers(0, 3)),
+            ),
         )
 
 

@@ -1,34 +1,30 @@
-"""How likely is each of several texts behind one prompt? By token ids, in one batch, so that the prompt is computed once.
+"""Scores texts by their log-probabilities behind one prompt, in one batch, so that the prompt is computed once.
 
-``/score_choices`` and ``LLM.score`` both ask here; the language's ``select`` is made of it.
+``/score_choices``, ``LLM.score`` and the language's ``select`` use it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.client.engine_client import EngineClient
+from radixrt.client.engine_client import EngineClient, RunRequests
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import (
-    NO_HINTS,
-    CacheHints,
     ChatPrompt,
     GenerateRequest,
     Prompt,
+    RequestOptions,
     TextPrompt,
     TokenPrompt,
 )
 
 TAIL_CHARS = 1024
 """Of a text's end: so much of it is encoded anew with each choice behind it."""
-
-Answer = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
-"""The one chunk that answers each request; all are computed side by side."""
 
 
 class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +52,7 @@ class ChoiceQuestion:
     """A prompt, and the texts that may come behind it."""
 
     prompt: TextPrompt | ChatPrompt
-    """Of a conversation, each choice is (or with ``continue_final_message`` continues) the assistant's message."""
+    """Of a chat, each choice is (or with ``continue_final_message`` continues) the assistant's message."""
     choices: Sequence[str]
     unconditional: bool = False
 
@@ -75,20 +71,26 @@ class ChoiceQuestion:
 
 
 async def score_choices(
-    client: EngineClient, question: ChoiceQuestion, like: GenerateRequest, answer: Answer
+    client: EngineClient,
+    run: RunRequests,
+    request_id: str,
+    question: ChoiceQuestion,
+    options: RequestOptions,
 ) -> ChoiceScores:
-    """Encode the prompt with each choice behind it, as it will be when it is part of a longer prompt, and score what
-    differs.
+    """Encode the prompt with each choice behind it, and score the tokens that differ.
 
-    A choice's first characters may join the prompt's last token, so the scores begin where the first of the encoded
-    texts parts from the prompt alone: at the same token for all.
+    A choice's first characters may join the prompt's last token. So the scores begin at the first token in which one
+    of the encoded texts differs from the prompt alone: at the same token for all.
 
     Args:
-        like: what the requests that are made have in common: all but the prompt, what is sampled, and the number behind
-            the id.
+        client: encodes the texts.
+        run: computes the requests, one for each text.
+        request_id: theirs, with a number behind it.
+        options: of the requests; their sampling settings are not used.
 
     Raises:
-        RequestError: there is nothing to score, or the engine refuses the prompt.
+        RequestError: there is nothing to score, or the engine refuses the prompt, or drops a request.
+        EngineDiedError: the engine ended.
     """
     question.check()
     alone, whole = await _encoded(client, question)
@@ -99,12 +101,24 @@ async def score_choices(
         sequences += [ids[:1] + ids[start:] for ids in whole]
         starts += [1] * len(whole)
     parts = zip(sequences, starts, strict=True)
-    chunks = await answer([_numbered(like, n, *part) for n, part in enumerate(parts)])
+    chunks = await run(
+        [
+            GenerateRequest(
+                request_id=f"{request_id}-{number}",
+                group_id=request_id,
+                prompt=TokenPrompt(pack_ids(ids)),
+                options=msgspec.structs.replace(options, sampling=_logprobs_from(start)),
+            )
+            for number, (ids, start) in enumerate(parts)
+        ]
+    )
+    if any(chunk.finish_reason == "abort" for chunk in chunks):
+        raise RequestError("The request was dropped before all was scored.", status=408)
     found = [_logprobs(chunk) for chunk in chunks]
     without = found[len(whole) :] if question.unconditional else [None] * len(whole)
     num_choice_tokens = sum(len(ids) - start for ids in whole)
     num_computed = sum(
-        len(ids) - chunk.cached_tokens for ids, chunk in zip(whole, chunks, strict=False)
+        len(ids) - chunk.report.cached_tokens for ids, chunk in zip(whole, chunks, strict=False)
     )
     return ChoiceScores(
         scores=[
@@ -117,38 +131,10 @@ async def score_choices(
     )
 
 
-async def score_in_process(
-    client: EngineClient,
-    question: ChoiceQuestion,
-    request_id: str,
-    cache_salt: str = "",
-    hints: CacheHints = NO_HINTS,
-) -> ChoiceScores:
-    """The same by an engine's own client, in its event loop.
-
-    Raises:
-        RequestError: there is nothing to score, or the engine refuses the prompt.
-        EngineDiedError: the engine ended.
-    """
-    like = GenerateRequest(
-        request_id=request_id, prompt=question.prompt, cache_salt=cache_salt, cache_hints=hints
-    )
-
-    async def answer(requests: list[GenerateRequest]) -> list[AnswerChunk]:
-        return [chunk for (chunk,) in await client.answers(requests)]
-
-    return await score_choices(client, question, like, answer)
-
-
-def _numbered(like: GenerateRequest, number: int, ids: list[int], start: int) -> GenerateRequest:
-    """One that tells the log-probabilities of a sequence's tokens from ``start`` on; its answer is thrown away."""
-    return msgspec.structs.replace(
-        like,
-        request_id=f"{like.request_id}-{number}",
-        prompt=TokenPrompt(pack_ids(ids)),
-        sampling=SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
-        ),
+def _logprobs_from(start: int) -> SamplingParams:
+    """Settings that return the log-probabilities of a prompt's tokens from ``start`` on."""
+    return SamplingParams(
+        max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start
     )
 
 

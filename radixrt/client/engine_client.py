@@ -1,10 +1,10 @@
-"""How does a process talk to the engine? The api process and the offline ``LLM`` both use this client."""
+"""Asynchronous client of a running engine. The api process and the offline ``LLM`` both use it."""
 
 import asyncio
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,9 +44,12 @@ Value = TypeVar("Value")
 
 Arrival = AnswerChunk | RequestError | EngineDiedError
 
+RunRequests = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
+"""Runs requests of one answer each, which do not stream, side by side; returns the one chunk of each."""
+
 
 class _Mailbox:
-    """What has come in for a request and was not read yet."""
+    """Queue of the chunks of one request that are not read yet."""
 
     def __init__(self, capacity: float) -> None:
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
@@ -54,7 +57,7 @@ class _Mailbox:
         self._overrun = False
 
     def put(self, arrival: Arrival) -> bool:
-        """False: it is full. The reader finds an error after what is in it; more is not taken."""
+        """False: the queue is full. Its reader finds an error at its end; nothing more is taken."""
         if not self._overrun:
             self._overrun = self._queue.qsize() >= self._capacity
             self._queue.put_nowait(_too_slow() if self._overrun else arrival)
@@ -65,15 +68,21 @@ class _Mailbox:
 
 
 class EngineClient:
-    """One end of the wire to the tokenizer process. Lives in one event loop.
+    """One end of the link to the tokenizer process. Make it inside a running event loop, and use it only there.
 
-    Make it inside a running loop; use it there alone.
+    Example::
+
+        client = EngineClient(channels)  # of radixrt.base.ipc
+        await client.ready()
+        prompt = TextPrompt("Once upon a time")
+        async for chunk in client.generate(GenerateRequest(request_id="1", prompt=prompt, stream=True)):
+            print(chunk.text, end="")
     """
 
     def __init__(self, channels: Channels, most_unread: float = math.inf) -> None:
         """
         Args:
-            most_unread: chunks of an answer that may wait for a slow reader; then its request ends.
+            most_unread: most chunks of an answer that wait for a slow reader; beyond it the request is aborted.
         """
         self._inbox: AsyncInbox[ToApi] = AsyncInbox(channels.address("tokenizer", "api"), ToApi)
         self._outbox = Outbox(channels.address("api", "tokenizer"))
@@ -81,7 +90,7 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         self._info: asyncio.Future[EngineInfo] = loop.create_future()
         self._arrivals: dict[str, _Mailbox] = {}
-        """What has come in for each request under way, by its id on the wire."""
+        """Chunks of each request in flight, by its id on the wire."""
         self._wire_ids: dict[str, str] = {}
         """By request id. The wire's are never used twice, so that late chunks of a request that was dropped
         can't be taken for those of a new one of the same name."""
@@ -95,7 +104,7 @@ class EngineClient:
         return await asyncio.shield(self._info)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[AnswerChunk, None]:
-        """Yield the chunks of all ``n`` answers until each has finished.
+        """Yield the chunks of all ``n`` answers until each is complete.
 
         Closing the iterator, or cancelling the task in it, aborts the request.
 
@@ -131,20 +140,20 @@ class EngineClient:
         at_once: int = 1 << 31,
         on_answer: Callable[[], None] = lambda: None,
     ) -> list[list[AnswerChunk]]:
-        """The chunks that answer each request; the first that fails ends all of them.
+        """Run requests; returns the chunks of each. The first that fails aborts all of them.
 
         Args:
-            at_once: most requests under way; the others wait here.
-            on_answer: called whenever one is answered.
+            at_once: most requests in flight; the others wait here.
+            on_answer: called whenever a request is complete.
 
         Raises:
             RequestError: a request was refused, or was lost.
             EngineDiedError: the engine ended.
         """
-        room = asyncio.Semaphore(at_once)
+        limit = asyncio.Semaphore(at_once)
 
         async def answer(request: GenerateRequest) -> list[AnswerChunk]:
-            async with room:
+            async with limit:
                 chunks = [chunk async for chunk in self.generate(request)]
             on_answer()
             return chunks
@@ -156,9 +165,12 @@ class EngineClient:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
+    async def run(self, requests: list[GenerateRequest]) -> list[AnswerChunk]:
+        """As :meth:`answers`, for requests of one answer each that do not stream: the one chunk of each."""
+        return [chunk for (chunk,) in await self.answers(requests)]
+
     def abort(self, request_id: str) -> None:
-        """Drop a request. Whoever iterates over it gets what there is, with finish reason "abort".
-        An unknown id is ignored."""
+        """Drop a request. Its reader gets the text so far, with finish reason "abort". An unknown id is ignored."""
         if wire_id := self._wire_ids.get(request_id):
             self._outbox.send(AbortRequest(wire_id))
 
@@ -185,16 +197,16 @@ class EngineClient:
         return await self._call(CompileCall, CompileReport, structured=structured)
 
     async def flush_cache(self) -> int:
-        """Empty the radix tree of all that no running request uses; returns the pages freed."""
+        """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
         return (await self._call(FlushCacheCall, CacheFlushed)).pages_freed
 
     async def pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> LeaseGranted:
-        """Keep what the radix tree holds of a prompt from eviction, for some seconds.
+        """Keep the KV that the radix tree holds of a prompt from eviction, for ``ttl_s`` seconds.
 
         A caller that is cancelled meanwhile leaves no lease behind.
 
         Raises:
-            RequestError: too much is pinned already, or for so long nothing may be.
+            RequestError: too much is pinned already, or ``ttl_s`` is too long.
         """
         pinning = asyncio.ensure_future(
             self._call(PinCall, LeaseGranted, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s)
@@ -208,7 +220,7 @@ class EngineClient:
     async def release_cache(
         self, *, lease: str = "", session: str = "", cache_salt: str = ""
     ) -> int:
-        """End a lease, or let go of what a session has left in the radix tree; returns the tokens that this is about.
+        """End a lease, or a session, whose KV is then evicted first; returns the number of tokens of either.
 
         Raises:
             RequestError: the lease is unknown, or has ended.
@@ -228,7 +240,7 @@ class EngineClient:
         return await self._call(CacheTreeCall, dict, depth=depth, children=children)
 
     def _give_back(self, pinning: asyncio.Future[LeaseGranted]) -> None:
-        """Release a lease that nobody waits for any more."""
+        """Release a lease whose caller was cancelled."""
         if not pinning.cancelled() and pinning.exception() is None and self._died is None:
             lease = pinning.result().lease
             call_id = next(self._new_number)  # nobody waits for the reply
@@ -243,7 +255,7 @@ class EngineClient:
         return msgspec.structs.replace(stats, malformed_frames=malformed_frames)
 
     def engine_died(self, reason: str) -> None:
-        """Fail everything under way, and everything from now on."""
+        """Fail all requests and calls, those in flight and those to come."""
         self._died = EngineDiedError(reason)
         if not self._info.done():
             self._info.set_exception(self._died)
@@ -294,7 +306,7 @@ class EngineClient:
             self._dispatch(await self._inbox.receive())
 
     def _dispatch(self, message: ToApi) -> None:
-        """Hand a message to whom it concerns; who is gone meanwhile misses nothing."""
+        """Hand a message to the request or call that waits for it; a message for none is dropped."""
         match message:
             case AnswerBatch():
                 for chunk in message.chunks:

@@ -1,4 +1,4 @@
-"""What does a client get, on its way from the tokenizer process to the api?"""
+"""The messages that carry answers: the report of an answer, from the scheduler to the client, and the chunks of its text."""
 
 from typing import Any, Literal
 
@@ -26,12 +26,11 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a prompt once it is tokenized; travels with an answer's first chunk."""
+    """The prompt itself, for requests that want it back (its token ids, or their log-probabilities)."""
 
-    num_tokens: int
-    text: str | None = None
-    """The rendered prompt, for echo; None unless prompt_logprobs or token ids were asked for."""
-    token_ids: PackedIds | None = None
+    text: str
+    """As rendered by the chat template, or decoded from the token ids."""
+    token_ids: PackedIds
     logprobs: list[TokenLogprob] | None = None
 
 
@@ -44,6 +43,34 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """From the first planned chunk to the first token."""
     total_s: float = 0.0
     """From arrival at the scheduler to the last token."""
+
+
+class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The facts about one answer beside its text.
+
+    The scheduler makes it with the first token and again with the last one; the tokenizer process adds the facts
+    that only it knows. It reaches the client whole: a new fact is a new field here, set by its producer.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV came from the radix tree."""
+    cache_write_tokens: int = 0
+    """Prompt tokens whose KV was computed and put into the radix tree."""
+    output_tokens: int = 0
+    """Tokens of this answer so far."""
+    finish_reason: FinishReason | None = None
+    """None until the answer is complete."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended the answer; None if the model's own end token did."""
+    times: AnswerTimes = AnswerTimes()
+    """``total_s`` is set when the answer is complete."""
+    retries: int = 0
+    """How often a part of this answer was taken back because a check found it invalid."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """Of a complete answer: what it was not held to (only where the request allowed it)."""
+    violation: str | None = None
+    """Of a complete answer: how it breaks that; None: it does not."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):
@@ -69,26 +96,17 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     tool_calls: list[ToolCall] = []
     """New calls, or pieces of them; their text is not in ``text``."""
     reasoning: str = ""
-    """New text of the thought before the answer; it is not in ``text``."""
+    """New text of the reasoning before the answer; it is not in ``text``."""
     logprobs: list[TokenLogprob] | None = None
     prompt: PromptInfo | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    """The stop string or stop token id that ended the answer."""
-    num_output_tokens: int = 0
-    """Tokens of this answer so far."""
-    cached_tokens: int = 0
-    """Prompt tokens whose KV came from the radix tree."""
-    cache_write_tokens: int = 0
-    """Prompt tokens whose KV was computed and put into the radix tree."""
-    times: AnswerTimes | None = None
-    """With the last chunk."""
-    retries: int = 0
-    """How often a part of this answer was taken back because a check found it invalid."""
-    unenforced: tuple[Unenforced, ...] = ()
-    """With the last chunk: what the answer was not held to (only where the request allowed it)."""
-    violation: str | None = None
-    """With the last chunk: how the answer breaks what it was not held to; None: it does not."""
+    """With the first chunk, if the request asked for it."""
+    report: AnswerReport = AnswerReport()
+    """As far as it is known; complete with the last chunk."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the report: None but in the last chunk."""
+        return self.report.finish_reason
 
 
 class AnswerBatch(Message, frozen=True):

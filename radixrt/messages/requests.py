@@ -1,4 +1,4 @@
-"""What does a client ask for, on its way from the api to the tokenizer process?"""
+"""The messages that carry requests: prompts, and the options that travel from the client to the scheduler."""
 
 from typing import Any, Literal
 
@@ -69,34 +69,47 @@ class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_HINTS = CacheHints()
 
 
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of a request that the scheduler reads. They travel whole from the client to the scheduler's sequence."""
+
+    sampling: SamplingParams = SamplingParams()
+    cache_salt: str = ""
+    """Prefixes are shared only among requests with the same salt."""
+    cache_hints: CacheHints = NO_HINTS
+    priority: int = 0
+    """The smallest goes first on a server that orders by priority."""
+    deadline: float | None = None
+    """Unix time in seconds after which the request is dropped."""
+
+
 class GenerateRequest(Message, frozen=True, kw_only=True):
-    """One prompt, ``sampling.n`` answers. Answered by AnswerChunks (in AnswerBatches) until each has finished,
-    or by one RequestFailed."""
+    """One prompt, ``n`` answers. Answered by AnswerChunks (in AnswerBatches) until each is complete, or by one
+    RequestFailed."""
 
     request_id: str
     """Never used twice."""
-    owner: str = ""
-    """Whose turn encoding this prompt is: the prompts of one HTTP request share one. Default: its own."""
+    group_id: str = ""
+    """Shared by the prompts of one HTTP request, which are aborted together and are one key of the fair queue of
+    encoding. Default: the request's own id."""
     prompt: Prompt
-    sampling: SamplingParams = SamplingParams()
+    options: RequestOptions = RequestOptions()
     stream: bool = False
     """False: one AnswerChunk an answer, when it is complete."""
-    cache_salt: str = ""
-    """Prefixes are shared only among requests with the same salt."""
-    priority: int = 0
-    """The smallest goes first on a server that orders by priority."""
-    cache_hints: CacheHints = NO_HINTS
-    deadline: float | None = None
-    """Unix time in seconds after which the request is dropped."""
     return_prompt_token_ids: bool = False
+    """The first chunk brings the prompt, as it also does where its log-probabilities are asked for."""
     parse_tool_calls: str = ""
     """Take tool calls out of the answers' text: the name of how the model writes them, a key of
     :data:`radixrt.constrained.tool_calls.FORMATS`. Empty: they stay."""
     structured: Spec | None = None
-    """What the answers are held to."""
+    """The constraint on the answers."""
     parse_reasoning: str = ""
-    """Take the thought out of the answers' text: the name of how the model marks it, a key of
-    :data:`radixrt.tokenizer.answer.reasoning.FORMATS`. What the answers are held to begins after it. Empty: it stays."""
+    """Take the reasoning out of the answers' text: the name of how the model marks it, a key of
+    :data:`radixrt.tokenizer.answer.reasoning.FORMATS`. The constraint begins after it. Empty: it stays."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Of the options."""
+        return self.options.sampling
 
 
 class AbortRequest(Message, frozen=True):

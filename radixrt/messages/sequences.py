@@ -1,13 +1,13 @@
-"""What do tokenizer process and scheduler tell each other of sequences? Each is one answer."""
+"""The messages between tokenizer process and scheduler. A sequence is one answer."""
 
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
-from radixrt.messages.answers import FinishReason
+from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.requests import NO_HINTS, CacheHints
+from radixrt.messages.requests import RequestOptions
 
 
 class SequenceRequest(Message, frozen=True, kw_only=True):
@@ -15,15 +15,16 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
 
     seq_id: int
     token_ids: PackedIds
-    sampling: SamplingParams
-    """With ``max_tokens`` and ``seed`` filled in."""
-    cache_salt: str = ""
-    priority: int = 0
-    cache_hints: CacheHints = NO_HINTS
-    deadline: float | None = None
+    options: RequestOptions
+    """Of the request, with ``max_tokens`` and ``seed`` of this answer filled in."""
     num_output: int = 0
     """How many of token_ids, at their end, are an answer begun before: max_tokens and penalties count them."""
     constraint: "Constraint | None" = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Of the options."""
+        return self.options.sampling
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,26 +46,6 @@ class ReleaseSequences(Message, frozen=True):
     """The answers are: a stop string was found. Else the client is gone, or the request has failed."""
 
 
-class SequenceStarted(msgspec.Struct, frozen=True, array_like=True):
-    """Travels with a sequence's first token."""
-
-    seq_id: int
-    cached_tokens: int
-    queued_s: float
-    prefill_s: float
-    cache_write_tokens: int = 0
-
-
-class SequenceFinished(msgspec.Struct, frozen=True, array_like=True):
-    """Travels with a sequence's last token."""
-
-    seq_id: int
-    reason: FinishReason
-    stop_token: int | None
-    """The stop or end-of-sequence token that ended it; it is among the tokens."""
-    total_s: float
-
-
 class LogprobRow(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position: the chosen token first, then the likeliest, descending."""
 
@@ -79,8 +60,10 @@ class TokenBatch(Message, frozen=True, kw_only=True):
 
     seq_ids: PackedIds = b""
     token_ids: PackedIds = b""
-    started: list[SequenceStarted] = []
-    finished: list[SequenceFinished] = []
+    started: dict[int, AnswerReport] = {}
+    """By sequence id, with a sequence's first token."""
+    finished: dict[int, AnswerReport] = {}
+    """By sequence id, with a sequence's last token. A stop token that ended the answer is among the tokens."""
     logprobs: list[LogprobRow] = []
     """For sequences that asked, one a new token, in order."""
     prompt_logprobs: list[LogprobRow] = []

@@ -1,32 +1,38 @@
-"""The offline door: the same processes as a server, in reach of one Python program."""
+"""``LLM``: the engine in a Python program, with the same processes as a server but without HTTP."""
 
 import dataclasses
 import itertools
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Unpack, overload
 
 import numpy as np
+from msgspec.structs import asdict, replace
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
-from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
-from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_in_process
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.client import warming
+from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
+from radixrt.client.warming import DEFAULT_PIN_S, Warmed
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
 from radixrt.constrained.spec import Spec
-from radixrt.kv.cache_hint import CacheHint, check_seconds, hints_of
+from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.cache_stats import CacheStats
-from radixrt.kv.warming import DEFAULT_PIN_S, Warmed
 from radixrt.messages.answers import AnswerChunk, EngineInfo
-from radixrt.messages.requests import CacheHints, ChatPrompt, GenerateRequest, Prompt, TokenPrompt
+from radixrt.messages.requests import (
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    RequestOptions,
+    TokenPrompt,
+)
 from radixrt.messages.stats import SchedulerStats
 from radixrt.offline.background_engine import BackgroundEngine
-from radixrt.offline.outputs import Answer, Output, output_of
-from radixrt.offline.pinned_prompt import PinnedPrompt
+from radixrt.offline.outputs import Answer, Output, PinnedPrompt
 from radixrt.offline.prompt_forms import (
     Conversation,
     PromptLike,
@@ -41,15 +47,6 @@ __all__ = ["LLM", "Answer", "Output"]
 
 MAX_CONCURRENT_REQUESTS = 2048
 """Requests that :meth:`LLM.generate` has under way at once; the others wait here."""
-
-
-@dataclass(frozen=True)
-class _ForAll:
-    """What holds for every prompt of a call."""
-
-    cache_salt: str
-    hints: CacheHints
-    structured: Spec | None
 
 
 class LLM:
@@ -135,7 +132,8 @@ class LLM:
         outputs = self._answer(
             [prompt_of(p) for p in many],
             sampling_params,
-            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
+            _options(cache_salt, cache),
+            from_keywords(constraint),
             progress and not single,
         )
         return outputs[0] if single else outputs
@@ -164,7 +162,8 @@ class LLM:
         outputs = self._answer(
             prompts,
             sampling_params,
-            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
+            _options(cache_salt, cache),
+            from_keywords(constraint),
             progress and not single,
         )
         return outputs[0] if single else outputs
@@ -185,7 +184,8 @@ class LLM:
         request = self._request(
             prompt_or_chat(prompt),
             sampling_params or self.default_sampling_params(),
-            _ForAll(cache_salt, hints_of(cache), from_keywords(constraint)),
+            _options(cache_salt, cache),
+            from_keywords(constraint),
             stream=True,
         )
         yield from self._engine.iterate(self._engine.client.generate(request))
@@ -218,9 +218,9 @@ class LLM:
         wire_prompt = prompt_or_chat(prompt, continue_final_message=continue_final_message)
         assert not isinstance(wire_prompt, TokenPrompt)
         question = ChoiceQuestion(wire_prompt, choices, unconditional)
-        name, client = self._new_request_id(), self._engine.client
+        client, options = self._engine.client, _options(cache_salt, cache)
         return self._engine.run(
-            score_in_process(client, question, name, cache_salt, hints_of(cache))
+            score_choices(client, client.run, self._new_request_id(), question, options)
         )
 
     # ------------------------------------------------------------ the KV cache
@@ -247,7 +247,8 @@ class LLM:
             RequestError: the prompt is invalid.
         """
         wire_prompt = prompt_or_chat(prompt, tools, template_kwargs, add_generation_prompt=False)
-        return self._engine.run(self._warm(wire_prompt, cache_salt, hints_of(cache)))
+        run, options = self._engine.client.run, _options(cache_salt, cache)
+        return self._engine.run(warming.warm(run, self._new_request_id(), wire_prompt, options))
 
     def pin(
         self,
@@ -267,7 +268,19 @@ class LLM:
             RequestError: the prompt is invalid, or too much is pinned already.
         """
         wire_prompt = prompt_or_chat(prompt, tools, template_kwargs, add_generation_prompt=False)
-        return self._engine.run(self._pin(wire_prompt, cache_salt, ttl_s))
+        client = self._engine.client
+        pinned = self._engine.run(
+            warming.pin(
+                client,
+                client.run,
+                self._new_request_id(),
+                wire_prompt,
+                RequestOptions(cache_salt=cache_salt),
+                ttl_s=ttl_s,
+                max_s=self.config.max_pin_seconds,
+            )
+        )
+        return PinnedPrompt(**asdict(pinned), release_lease=self.release)
 
     def release(
         self, lease: str | None = None, *, session: str | None = None, cache_salt: str = ""
@@ -323,28 +336,28 @@ class LLM:
         self,
         prompt: Prompt,
         sampling: SamplingParams,
-        for_all: _ForAll,
+        options: RequestOptions,
+        structured: Spec | None,
         *,
         stream: bool = False,
     ) -> GenerateRequest:
-        check_sampling(for_all.structured, sampling)
-        thinks = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
+        check_sampling(structured, sampling)
+        reasons = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
         return GenerateRequest(
             request_id=self._new_request_id(),
             prompt=prompt,
-            sampling=sampling.validate(self.info.vocab_size),
+            options=replace(options, sampling=sampling.validate(self.info.vocab_size)),
             stream=stream,
-            cache_salt=for_all.cache_salt,
-            cache_hints=for_all.hints,
-            structured=for_all.structured,
-            parse_reasoning=self.config.reasoning_parser if thinks else "",
+            structured=structured,
+            parse_reasoning=self.config.reasoning_parser if reasons else "",
         )
 
     def _answer(
         self,
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        for_all: _ForAll,
+        options: RequestOptions,
+        structured: Spec | None,
         progress: bool,
     ) -> list[Output]:
         if sampling_params is None:
@@ -356,7 +369,8 @@ class LLM:
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
             )
-        requests = [self._request(p, s, for_all) for p, s in zip(prompts, each, strict=True)]
+        both = zip(prompts, each, strict=True)
+        requests = [self._request(p, s, options, structured) for p, s in both]
         columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, disable=not progress, transient=True) as bar:
             return self._engine.run(self._gather(requests, bar))
@@ -364,26 +378,16 @@ class LLM:
     def _new_request_id(self) -> str:
         return f"llm-{os.getpid()}-{next(self._new_id)}"
 
-    async def _warm(self, prompt: Prompt, cache_salt: str, hints: CacheHints) -> Warmed:
-        request = GenerateRequest(
-            request_id=self._new_request_id(),
-            prompt=prompt,
-            sampling=PREFILL_ONLY,
-            cache_salt=cache_salt,
-            cache_hints=hints,
-        )
-        ((chunk,),) = await self._engine.client.answers([request])
-        return Warmed.of(chunk)
-
-    async def _pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> PinnedPrompt:
-        check_seconds(ttl_s, "ttl_s")
-        warmed = await self._warm(prompt, cache_salt, CacheHints())
-        lease = await self._engine.client.pin(prompt, cache_salt, ttl_s)
-        return PinnedPrompt(lease, warmed, self.release)
-
     async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
         task = bar.add_task("", total=len(requests))
         answers = await self._engine.client.answers(
             requests, MAX_CONCURRENT_REQUESTS, lambda: bar.advance(task)
         )
-        return [output_of(chunks) for chunks in answers]
+        return [Output.of(chunks) for chunks in answers]
+
+
+def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:
+    """Raises:
+    RequestError: the cache hint is invalid.
+    """
+    return RequestOptions(cache_salt=cache_salt, cache_hints=hints_of(cache))

@@ -1,90 +1,103 @@
-"""What does an offline engine give back? The answers to a prompt, and what it is told of them."""
+"""The results that ``LLM`` returns: outputs with their answers, and pinned prompts."""
 
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from radixrt.constrained.grammar import Unenforced
-from radixrt.messages.answers import (
-    AnswerChunk,
-    AnswerTimes,
-    FinishReason,
-    PromptInfo,
-    TokenLogprob,
-)
+import msgspec
+
+from radixrt.base.errors import RequestError
+from radixrt.client.warming import Pinned
+from radixrt.messages.answers import AnswerChunk, AnswerReport, FinishReason, TokenLogprob
 from radixrt.messages.ids import unpack_ids
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One of the ``n`` answers to a prompt."""
+class Answer(AnswerReport, frozen=True, kw_only=True):
+    """One of the ``n`` answers to a prompt, with every field of its :class:`~radixrt.messages.answers.AnswerReport`."""
 
     text: str
     token_ids: list[int]
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None
-    times: AnswerTimes | None = None
+    """One for each token, if asked for."""
     reasoning: str = ""
-    """The thought before the answer (with ``reasoning_parser``, in chats)."""
-    unenforced: tuple[Unenforced, ...] = ()
-    """With ``strict=False``: what the answer was not held to."""
-    violation: str | None = None
-    """How it breaks that, if it does."""
-    retries: int = 0
-    """How often a part of it was taken back because a check found it invalid."""
+    """The text of the reasoning before the answer (with ``reasoning_parser``, in chats)."""
+
+    @staticmethod
+    def of(chunk: AnswerChunk) -> "Answer":
+        """From the only chunk of an answer that was not streamed."""
+        return Answer(
+            text=chunk.text,
+            token_ids=unpack_ids(chunk.token_ids).tolist(),
+            logprobs=chunk.logprobs,
+            reasoning=chunk.reasoning,
+            **msgspec.structs.asdict(chunk.report),
+        )
 
 
 @dataclass(frozen=True)
 class Output:
-    """What came of one prompt."""
+    """The answers to one prompt. Its properties are those of the first answer."""
 
-    num_prompt_tokens: int
-    cached_tokens: int
-    """Prompt tokens whose KV was in the radix tree."""
-    cache_write_tokens: int = 0
-    """Prompt tokens whose KV was computed and put there."""
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer]
     prompt_logprobs: list[TokenLogprob] | None = None
+    """One for each token of the prompt, if asked for."""
+
+    @staticmethod
+    def of(chunks: list[AnswerChunk]) -> "Output":
+        """From the chunks of a request that was not streamed, one for each answer."""
+        chunks.sort(key=lambda chunk: chunk.index)
+        prompt = next((chunk.prompt for chunk in chunks if chunk.prompt is not None), None)
+        return Output(
+            [Answer.of(chunk) for chunk in chunks], None if prompt is None else prompt.logprobs
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.answers[0].prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose KV was in the radix tree."""
+        return self.answers[0].cached_tokens
+
+    @property
+    def cache_write_tokens(self) -> int:
+        """Prompt tokens whose KV was computed and put into the radix tree."""
+        return self.answers[0].cache_write_tokens
 
     @property
     def text(self) -> str:
-        """Of the first answer."""
         return self.answers[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the first answer."""
         return self.answers[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first answer."""
         return self.answers[0].finish_reason
 
 
-def output_of(chunks: list[AnswerChunk]) -> Output:
-    """Put the answers of a request that did not stream together; each came as one chunk."""
-    chunks.sort(key=lambda chunk: chunk.index)
-    prompt: PromptInfo | None = next(
-        (chunk.prompt for chunk in chunks if chunk.prompt is not None), None
-    )
-    return Output(
-        num_prompt_tokens=0 if prompt is None else prompt.num_tokens,
-        cached_tokens=chunks[0].cached_tokens,
-        cache_write_tokens=chunks[0].cache_write_tokens,
-        prompt_logprobs=None if prompt is None else prompt.logprobs,
-        answers=[
-            Answer(
-                text=chunk.text,
-                token_ids=unpack_ids(chunk.token_ids).tolist(),
-                finish_reason=chunk.finish_reason,
-                stop_reason=chunk.stop_reason,
-                logprobs=chunk.logprobs,
-                times=chunk.times,
-                reasoning=chunk.reasoning,
-                unenforced=chunk.unenforced,
-                violation=chunk.violation,
-                retries=chunk.retries,
-            )
-            for chunk in chunks
-        ],
-    )
+class PinnedPrompt(Pinned, frozen=True, kw_only=True):
+    """A prompt whose KV stays until the end of a ``with`` block, :meth:`release`, or the end of its lease."""
+
+    release_lease: Callable[[str], int]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.prompt_tokens
+
+    def release(self) -> int:
+        """End the lease; returns the number of tokens that were pinned.
+
+        Raises:
+            RequestError: it has ended already.
+        """
+        return self.release_lease(self.lease)
+
+    def __enter__(self) -> "PinnedPrompt":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(RequestError):  # its time was over
+            self.release()

@@ -1,15 +1,10 @@
-"""The news of one step for the tokenizer process, while they are being collected."""
+"""Collects the tokens and reports of one step for the tokenizer process."""
 
 from dataclasses import dataclass, field
 
+from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.sequences import (
-    LogprobRow,
-    SequenceFinished,
-    SequenceRefused,
-    SequenceStarted,
-    TokenBatch,
-)
+from radixrt.messages.sequences import LogprobRow, SequenceRefused, TokenBatch
 from radixrt.messages.steps import StepResult
 from radixrt.scheduler.steps_in_flight import StepInFlight
 
@@ -20,8 +15,8 @@ class BatchDraft:
 
     seq_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    started: list[SequenceStarted] = field(default_factory=list)
-    finished: list[SequenceFinished] = field(default_factory=list)
+    started: dict[int, AnswerReport] = field(default_factory=dict)
+    finished: dict[int, AnswerReport] = field(default_factory=dict)
     refused: list[SequenceRefused] = field(default_factory=list)
     logprobs: list[LogprobRow] = field(default_factory=list)
     prompt_logprobs: list[LogprobRow] = field(default_factory=list)

@@ -58,7 +58,7 @@ class RequestLog:
     def arrived(self, request: SequenceRequest) -> None:
         tokens = unpack_ids(request.token_ids)
         milliseconds = int(1e3 * (self._clock() - self._begin))
-        hash_ids = self._hash_ids(tokens, request.cache_salt)
+        hash_ids = self._hash_ids(tokens, request.options.cache_salt)
         self._open[request.seq_id] = LoggedRequest(milliseconds, len(tokens), 0, hash_ids)
 
     def _hash_ids(self, tokens: TokenIds, salt: str) -> list[int]:
@@ -71,8 +71,8 @@ class RequestLog:
         for seq_id in unpack_ids(batch.seq_ids).tolist():
             if seq_id in self._open:
                 self._open[seq_id].output_length += 1
-        for finished in batch.finished:
-            self.ended(finished.seq_id)
+        for seq_id in batch.finished:
+            self.ended(seq_id)
         for refused in batch.refused:
             self.ended(refused.seq_id)
 

@@ -11,10 +11,9 @@ import heapq
 import time
 from collections.abc import Callable
 
-from radixrt.messages.answers import FinishReason
+from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.sequences import (
-    SequenceFinished,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
@@ -113,8 +112,8 @@ class Scheduler:
             grammar = self.grammars.use(request.constraint, request.num_output)
         sequence = Sequence(request, self.clock(), self.limits.eos_token_ids, grammar)
         self._sequences[sequence.seq_id] = sequence
-        if sequence.deadline is not None:
-            heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
+        if request.options.deadline is not None:
+            heapq.heappush(self._deadlines, (request.options.deadline, sequence.seq_id))
         if grammar is not None and self.grammars.is_loading(grammar):
             self.grammars.wait(sequence)
         else:
@@ -160,16 +159,20 @@ class Scheduler:
                 self.counters.aborted += 1
             self._remove(sequence)
 
-    def drop_expired(self, now: float) -> list[SequenceFinished]:
-        """Drop sequences whose deadline has passed, and leases whose time is over; ``now`` is Unix time."""
+    def drop_expired(self, now: float) -> dict[int, AnswerReport]:
+        """Drop sequences whose deadline has passed, and leases whose time is over; ``now`` is Unix time.
+
+        Returns:
+            The final reports of these sequences, by their ids.
+        """
         self.kv.leases.expire()
-        dropped = []
+        dropped: dict[int, AnswerReport] = {}
         while self._deadlines and self._deadlines[0][0] <= now:
             _, seq_id = heapq.heappop(self._deadlines)
             sequence = self._sequences.get(seq_id)
             if sequence is not None:
                 self.counters.aborted += 1
-                dropped.append(sequence.ended("abort", self.clock()))
+                dropped[seq_id] = sequence.end("abort", self.clock())
                 self._remove(sequence)
         return dropped
 
@@ -222,23 +225,23 @@ class Scheduler:
             draft.refused.append(self._fail(sequence, *_FAILURES[token]))
             return False
         if sequence.first_token is None:
-            draft.started.append(sequence.start(self.clock()))
-            self.counters.cache_write_tokens += draft.started[-1].cache_write_tokens
+            report = draft.started[sequence.seq_id] = sequence.start(self.clock())
+            self.counters.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # only its KV was wanted
-            draft.finished.append(self._finish(sequence, "length", token))
+            draft.finished[sequence.seq_id] = self._finish(sequence, "length", token)
             return False
         sequence.append(token)
         draft.add_token(sequence.seq_id, token)
         reason = sequence.finish_reason(token)
         if reason is None:
             return True
-        draft.finished.append(self._finish(sequence, reason, token))
+        draft.finished[sequence.seq_id] = self._finish(sequence, reason, token)
         return False
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> SequenceFinished:
+    def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> AnswerReport:
         self._count_finish(sequence)
         self._remove(sequence)
-        return sequence.ended(reason, self.clock(), token)
+        return sequence.end(reason, self.clock(), token)
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1

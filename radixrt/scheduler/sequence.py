@@ -1,10 +1,12 @@
 """One answer being generated, as the scheduler sees it."""
 
+import msgspec
 import numpy as np
 
-from radixrt.messages.answers import FinishReason
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.answers import AnswerReport, AnswerTimes, FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.sequences import SequenceFinished, SequenceRequest, SequenceStarted
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import GrammarUse
 from radixrt.scheduler.radix.eviction.policy import Use
 from radixrt.scheduler.radix.node import Node
@@ -28,7 +30,8 @@ class Sequence:
         eos_token_ids: tuple[int, ...],
         grammar: GrammarUse | None = None,
     ) -> None:
-        sampling = request.sampling
+        self.options = request.options
+        sampling = self.options.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
         self.seq_id = request.seq_id
         self.tokens = unpack_ids(request.token_ids)
@@ -36,15 +39,10 @@ class Sequence:
         self.num_tokens = len(self.tokens)
         """Known tokens: the prompt and every token that came back from the worker."""
         self.num_prompt = self.num_tokens - request.num_output
-        self.sampling = sampling
         self.max_output = sampling.max_tokens
         ends = () if sampling.ignore_eos else eos_token_ids
         self.stop_tokens = frozenset((*sampling.stop_token_ids, *ends))
         """Tokens that end the answer."""
-        self.salt = request.cache_salt
-        self.priority = request.priority
-        self.deadline = request.deadline
-        self.cache_hints = request.cache_hints
         self.arrived = arrived
         self.grammar = grammar
 
@@ -65,9 +63,18 @@ class Sequence:
         """When its first chunk was planned."""
         self.first_token: float | None = None
         """When its first token came back."""
+        self.report = AnswerReport(prompt_tokens=self.num_prompt)
         self.prompt_logprobs_sent = 0
         self.prompt_logprobs_to_skip = 0
         """Those that will come a second time, because the prompt is computed again after a retraction."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.options.sampling
+
+    @property
+    def salt(self) -> str:
+        return self.options.cache_salt
 
     @property
     def num_output(self) -> int:
@@ -122,19 +129,28 @@ class Sequence:
             return "stop"
         return "length" if self.num_output >= self.max_output else None
 
-    def start(self, now: float) -> SequenceStarted:
-        """The first token is out; returns what is told with it."""
+    def start(self, now: float) -> AnswerReport:
+        """The first token is out at ``now``; returns the report to send with it."""
         assert self.first_planned is not None
         self.first_token = now
-        return SequenceStarted(
-            seq_id=self.seq_id,
-            cached_tokens=self.cached_tokens,
-            queued_s=self.first_planned - self.arrived,
-            prefill_s=now - self.first_planned,
-            cache_write_tokens=min(self.written_tokens, self.num_tokens - self.cached_tokens),
+        cached = min(self.cached_tokens, self.num_prompt)
+        self.report = AnswerReport(
+            prompt_tokens=self.num_prompt,
+            cached_tokens=cached,
+            cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
+            times=AnswerTimes(
+                queued_s=self.first_planned - self.arrived, prefill_s=now - self.first_planned
+            ),
         )
+        return self.report
 
-    def ended(self, reason: FinishReason, now: float, last: int | None = None) -> SequenceFinished:
-        """What is told at the end of the answer, with its ``last`` token where that has ended it."""
-        stop_token = last if reason == "stop" else None
-        return SequenceFinished(self.seq_id, reason, stop_token, now - self.arrived)
+    def end(self, reason: FinishReason, now: float, last: int | None = None) -> AnswerReport:
+        """The report to send at the end of the answer, with its ``last`` token where that has ended it."""
+        stopped = reason == "stop" and last in self.sampling.stop_token_ids
+        return msgspec.structs.replace(
+            self.report,
+            output_tokens=self.num_output,
+            finish_reason=reason,
+            stop_reason=last if stopped else None,
+            times=msgspec.structs.replace(self.report.times, total_s=now - self.arrived),
+        )

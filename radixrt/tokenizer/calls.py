@@ -1,9 +1,9 @@
-"""How does the tokenizer process answer what is asked besides answers? By itself, or together with the scheduler."""
+"""Replies to the calls of the api: by the tokenizer process itself, or together with the scheduler."""
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,12 +29,11 @@ from radixrt.messages.replies import (
     Tokenized,
 )
 from radixrt.messages.requests import Prompt
-from radixrt.tokenizer.cache_tree import described, num_shown_tokens
 from radixrt.tokenizer.constraints.structured import StructuredOutput
+from radixrt.tokenizer.fair_queue import FairQueue
+from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
-from radixrt.tokenizer.turns import Turns
-from radixrt.tokenizer.under_way import Send, failure
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 Call = (
@@ -48,35 +47,38 @@ Call = (
     | StatsCall
 )
 
+_Tree = dict[str, Any]
+"""A :class:`radixrt.messages.cache_tree.CacheTree` as builtins."""
+
 _CALLS = ""
-"""All calls are one owner of turns: requests go first."""
+"""Key of all calls in the fair queue: together they count as one request."""
 
 
 @dataclasses.dataclass(eq=False)
 class Calls:
-    """The calls of one engine, and what they are answered with."""
+    """The calls of one engine."""
 
     vocabulary: Vocabulary
     encoder: PromptEncoder
     limits: Limits
     structured: StructuredOutput
-    turns: Turns
+    queue: FairQueue
     shows_cache_texts: bool
     to_api: Send
     to_scheduler: Send
     _tasks: set[asyncio.Task[None]] = dataclasses.field(default_factory=set)
     _passed_on: dict[int, Call] = dataclasses.field(default_factory=dict)
-    """Calls that the scheduler answers, and this process adds to the answer of."""
+    """Calls that the scheduler replies to, with something added by this process."""
 
     def take(self, call: Call) -> None:
-        """Begin to answer a call."""
+        """Start the work of a call."""
         match call:
             case TokenizeCall():
                 size = size_in_chars(call.prompt)
-                self._in_turn(call.call_id, size, lambda: self._tokenize(call.prompt, size))
+                self._enqueue(call.call_id, size, lambda: self._tokenize(call.prompt, size))
             case DetokenizeCall():
                 size = num_ids(call.token_ids)
-                self._in_turn(call.call_id, size, lambda: self._detokenize(call))
+                self._enqueue(call.call_id, size, lambda: self._detokenize(call))
             case CompileCall():
                 self._spawn(self._reply(call.call_id, self._compile_ahead(call)))
             case PinCall():
@@ -88,20 +90,20 @@ class Calls:
                 self.to_scheduler(call)
 
     def pass_on(self, reply: CallReply) -> None:
-        """Send a reply of the scheduler to the api, with what only this process knows."""
+        """Send a reply of the scheduler to the api, with texts and counters of this process added."""
         call = self._passed_on.pop(reply.call_id, None)
         if reply.error is None and isinstance(call, CacheTreeCall):
             tree = reply.value
-            work = partial(described, tree, self.vocabulary, self.shows_cache_texts)
-            self._in_turn(reply.call_id, num_shown_tokens(tree), work)
+            work = partial(_with_texts, tree, self.vocabulary, self.shows_cache_texts)
+            self._enqueue(reply.call_id, _num_shown_tokens(tree), work)
             return
         if reply.error is None and isinstance(call, StatsCall):
             reply.value["structured"] = msgspec.to_builtins(self.structured.stats())
         self.to_api(reply)
 
-    def _in_turn(self, call_id: int, size: int, work: Callable[[], Any]) -> None:
-        """Do the work of a call, of about so many characters, when it is its turn."""
-        self._spawn(self._reply(call_id, self.turns.run(_CALLS, size, work)))
+    def _enqueue(self, call_id: int, size: int, work: Callable[[], Any]) -> None:
+        """Put the work of a call, of about ``size`` characters, into the fair queue."""
+        self._spawn(self._reply(call_id, self.queue.run(_CALLS, size, work)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -109,7 +111,7 @@ class Calls:
         task.add_done_callback(self._tasks.discard)
 
     async def _reply(self, call_id: int, work: Awaitable[Any]) -> None:
-        """Answer a call with what the work gives; if it gives None, the scheduler answers."""
+        """Reply with the result of the work; after None the scheduler replies."""
         try:
             value = await work
         except Exception as error:
@@ -147,8 +149,8 @@ class Calls:
         )
 
     async def _pin(self, call: PinCall) -> None:
-        """Hand the scheduler a prompt that is to be pinned, in tokens."""
-        _, token_ids = await self.turns.run(
+        """Send the scheduler the tokens of a prompt to pin."""
+        _, token_ids = await self.queue.run(
             _CALLS,
             size_in_chars(call.prompt),
             lambda: self.encoder.encode(call.prompt, self.limits, call.cache_salt),
@@ -161,3 +163,31 @@ class Calls:
                 ttl_s=call.ttl_s,
             )
         )
+
+
+def _with_texts(tree: _Tree, vocabulary: Vocabulary, show_texts: bool) -> _Tree:
+    """The tree, changed in place: each node has the ``text`` of its first tokens, or None.
+
+    Args:
+        show_texts: False: no node has a text. Nodes of salted namespaces never have one, since the caller need not
+            know the salt.
+    """
+    for salted, node in _nodes(tree):
+        ids = unpack_ids(node.pop("first_token_ids")).tolist()
+        node["text"] = vocabulary.decode(ids) if show_texts and not salted else None
+    return tree
+
+
+def _num_shown_tokens(tree: _Tree) -> int:
+    """Number of tokens to decode."""
+    return sum(num_ids(node["first_token_ids"]) for _, node in _nodes(tree))
+
+
+def _nodes(tree: _Tree) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """Each node, with True if it is of a salted namespace."""
+    for namespace in tree["namespaces"]:
+        pending = list(namespace["children"])
+        while pending:
+            node = pending.pop()
+            pending += node["children"]
+            yield namespace["salted"], node

@@ -1,4 +1,4 @@
-"""What does the tokenizer process do? Turns requests into sequences, and their tokens into answers.
+"""The tokenizer process: turns requests into sequences, and their tokens into answers.
 
 api ──requests──▶ encode ──sequences──▶ scheduler
 api ◀──chunks── detokenize ◀──tokens── scheduler
@@ -9,36 +9,32 @@ import dataclasses
 import logging
 import random
 
-import msgspec
+from msgspec.structs import replace
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.ipc import AsyncInbox, Channels, Outbox
-from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import EngineInfo, PromptInfo
-from radixrt.messages.calls import (
-    StatsCall,
-)
+from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids
 from radixrt.messages.links import ToTokenizerFromApi, ToTokenizerFromScheduler
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
     AbortRequest,
-    CacheHints,
     ChatPrompt,
     GenerateRequest,
     TokenPrompt,
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
-from radixrt.tokenizer.answer.answers import Answer
+from radixrt.tokenizer.answer.answer_state import AnswerState
 from radixrt.tokenizer.answer_sampling import per_answer_params
 from radixrt.tokenizer.calls import Calls
 from radixrt.tokenizer.constraints.structured import StructuredOutput
+from radixrt.tokenizer.fair_queue import FairQueue
+from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
-from radixrt.tokenizer.turns import Turns
-from radixrt.tokenizer.under_way import AnswersUnderWay
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -46,16 +42,13 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _Encoded:
-    """A request whose prompt is encoded and found to fit."""
+    """A request whose prompt is encoded and fits the engine."""
 
     request: GenerateRequest
-    prompt: PromptInfo
+    """Its options have ``max_tokens`` and the retention of the prompt's cache breakpoints filled in."""
     text: str | None
     """Of the prompt; None if it came in tokens."""
     token_ids: list[int]
-    packed_ids: PackedIds
-    max_tokens: int
-    cache_hints: CacheHints
 
 
 class TokenizerProcess:
@@ -74,8 +67,8 @@ class TokenizerProcess:
         self._to_api = Outbox(channels.address("tokenizer", "api"))
         self._to_scheduler = Outbox(channels.address("tokenizer", "scheduler"))
         self._encoding: dict[str, asyncio.Task[None]] = {}
-        """Requests whose prompts are being encoded, or wait for it."""
-        self._turns = Turns()
+        """Requests whose prompts are being encoded, or wait in the queue."""
+        self._queue = FairQueue()
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message says what it can do."""
@@ -87,7 +80,7 @@ class TokenizerProcess:
             self._config, self._tokenizer_file, self._vocabulary, info
         )
         self._structured.start()
-        self._under_way = AnswersUnderWay(
+        self._in_flight = InFlightAnswers(
             self._structured, self._to_api.send, self._to_scheduler.send
         )
         self._calls = Calls(
@@ -95,19 +88,19 @@ class TokenizerProcess:
             encoder=self._encoder,
             limits=self._limits,
             structured=self._structured,
-            turns=self._turns,
+            queue=self._queue,
             shows_cache_texts=not self._config.hide_cache_texts,
             to_api=self._to_api.send,
             to_scheduler=self._to_scheduler.send,
         )
         self._to_api.send(info)
         try:
-            await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._turns.serve())
+            await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._queue.serve())
         finally:
             await self._structured.close()
 
     def close(self) -> None:
-        self._turns.close()
+        self._queue.close()
         for channel in (self._from_api, self._from_scheduler, self._to_api, self._to_scheduler):
             channel.close()
 
@@ -121,7 +114,7 @@ class TokenizerProcess:
     def _handle_request(self, message: ToTokenizerFromApi) -> None:
         match message:
             case GenerateRequest():
-                self._under_way.expect(message.request_id)
+                self._in_flight.expect(message.request_id)
                 generating = asyncio.get_running_loop().create_task(self._generate(message))
                 self._encoding[message.request_id] = generating
             case AbortRequest():
@@ -129,15 +122,15 @@ class TokenizerProcess:
             case StatsCall():
                 inboxes = (self._from_api, self._from_scheduler)
                 malformed = sum(inbox.malformed_frames for inbox in inboxes)
-                self._calls.take(msgspec.structs.replace(message, malformed_frames=malformed))
+                self._calls.take(replace(message, malformed_frames=malformed))
             case _:
                 self._calls.take(message)
 
     async def _generate(self, request: GenerateRequest) -> None:
-        owner = request.owner or request.request_id
+        key = request.group_id or request.request_id
         size = size_in_chars(request.prompt)
         try:
-            encoding = self._turns.run(owner, size, lambda: self._encode(request))
+            encoding = self._queue.run(key, size, lambda: self._encode(request))
             if request.structured is None:
                 self._start(await encoding)
             else:
@@ -145,81 +138,73 @@ class TokenizerProcess:
                 encoded, compiled = await asyncio.gather(encoding, compiling)
                 self._start(encoded, compiled)
         except Exception as error:
-            self._under_way.fail(request.request_id, error)
+            self._in_flight.fail(request.request_id, error)
         finally:
             self._encoding.pop(request.request_id, None)
 
     def _encode(self, request: GenerateRequest) -> _Encoded:
         """Raises:
-        RequestError: the request can't be served as it is.
+        RequestError: the prompt is invalid, or does not fit.
         """
-        if request.sampling != PREFILL_ONLY:
-            request.sampling.validate(self._limits.vocab_size)
+        options, sampling = request.options, request.sampling
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
-            self._limits.max_tokens(num_ids(request.prompt.token_ids), request.sampling.max_tokens)
+            self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
         text, token_ids, retain = self._encoder.encode_with_breakpoints(
-            request.prompt, self._limits, request.cache_salt
+            request.prompt, self._limits, options.cache_salt
         )
-        hints = request.cache_hints
+        hints = options.cache_hints
         if retain:
-            hints = msgspec.structs.replace(hints, retain=[*hints.retain, *retain])
-        max_tokens = self._limits.max_tokens(len(token_ids), request.sampling.max_tokens)
-        packed = pack_ids(token_ids)
-        prompt = self._prompt_info(request, text, token_ids, packed)
-        return _Encoded(request, prompt, text, token_ids, packed, max_tokens, hints)
+            hints = replace(hints, retain=[*hints.retain, *retain])
+        max_tokens = self._limits.max_tokens(len(token_ids), sampling.max_tokens)
+        sampling = replace(sampling, max_tokens=max_tokens)
+        options = replace(options, cache_hints=hints, sampling=sampling)
+        return _Encoded(replace(request, options=options), text, token_ids)
 
     def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
         """Hand the n answers of a request to the scheduler."""
+        request, token_ids = encoded.request, encoded.token_ids
         constraint = None
         if compiled is not None:
-            constraint = self._structured.constraint(compiled, encoded.request, encoded.text)
-        request, token_ids = encoded.request, encoded.token_ids
+            constraint = self._structured.constraint(compiled, request, encoded.text)
+        packed_ids = pack_ids(token_ids)
+        prompt = self._prompt_info(encoded, packed_ids)
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
-        continues_prompt = chat is None or chat.continue_final_message
-        conversation = encoded.text if chat and not self._config.reencode_answers else None
-        params = per_answer_params(request.sampling, encoded.max_tokens, self._seeds)
-        for index, sampling in enumerate(params):
+        for index, sampling in enumerate(per_answer_params(request.sampling, self._seeds)):
             sequence = SequenceRequest(
-                seq_id=self._under_way.new_seq_id(),
-                token_ids=encoded.packed_ids,
-                sampling=sampling,
-                cache_salt=request.cache_salt,
-                priority=request.priority,
-                cache_hints=encoded.cache_hints,
-                deadline=request.deadline,
+                seq_id=self._in_flight.new_seq_id(),
+                token_ids=packed_ids,
+                options=replace(request.options, sampling=sampling),
                 constraint=constraint,
             )
-            answer = Answer(
+            answer = AnswerState(
                 request,
                 index,
                 self._vocabulary,
-                encoded.prompt,
                 token_ids,
-                self._info.eos_token_ids,
-                continues_prompt,
-                conversation,
+                prompt=prompt,
+                continues_prompt=chat is None or chat.continue_final_message,
+                rendered_chat=encoded.text if chat and not self._config.reencode_answers else None,
+                unenforced=() if compiled is None else compiled.unenforced,
             )
-            checked = None
-            if compiled is not None:
-                answer.unenforced = compiled.unenforced
-                checked = self._structured.checked(sequence, compiled)
-            self._under_way.begin(sequence, answer, checked)
+            checked = None if compiled is None else self._structured.checked(sequence, compiled)
+            self._in_flight.begin(sequence, answer, checked)
 
-    def _prompt_info(
-        self, request: GenerateRequest, text: str | None, token_ids: list[int], packed: PackedIds
-    ) -> PromptInfo:
-        if not (request.return_prompt_token_ids or request.sampling.prompt_logprobs is not None):
-            return PromptInfo(num_tokens=len(token_ids))
+    def _prompt_info(self, encoded: _Encoded, packed_ids: PackedIds) -> PromptInfo | None:
+        """The prompt, if the request wants it back."""
+        request, text = encoded.request, encoded.text
+        sampling = request.sampling
+        if not request.return_prompt_token_ids and sampling.prompt_logprobs is None:
+            return None
         if text is None:
-            text = self._vocabulary.decode(token_ids, request.sampling.skip_special_tokens)
-        return PromptInfo(num_tokens=len(token_ids), text=text, token_ids=packed)
+            text = self._vocabulary.decode(encoded.token_ids, sampling.skip_special_tokens)
+        return PromptInfo(text=text, token_ids=packed_ids)
 
     def _abort(self, request_id: str) -> None:
         if encoding := self._encoding.pop(request_id, None):
             encoding.cancel()
-            self._under_way.fail(request_id, _ABORTED)
+            self._in_flight.fail(request_id, _ABORTED)
         else:
-            self._under_way.abort(request_id)
+            self._in_flight.abort(request_id)
 
     # ------------------------------------------------------------ from the scheduler
 
@@ -228,7 +213,7 @@ class TokenizerProcess:
             message = await self._from_scheduler.receive()
             match message:
                 case TokenBatch():
-                    self._under_way.absorb(message)
+                    self._in_flight.absorb(message)
                 case CallReply():
                     self._calls.pass_on(message)
                 case EngineInfo():

@@ -6,9 +6,9 @@ import httpx
 import openai
 import pytest
 
-from radixrt.api.cache.cache_control import without_cache_control
-from radixrt.api.openai.protocol import ChatMessage
-from radixrt.api.openai.template_messages import to_template_messages
+from radixrt.api.requests.cache_control import without_cache_control
+from radixrt.api.requests.protocol import ChatMessage
+from radixrt.api.requests.template_messages import to_template_messages
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import CacheHints, Retention
@@ -47,7 +47,7 @@ def test_hints_reach_the_scheduler(
     server: RunningServer, path: str, cache: Any, hints: CacheHints
 ) -> None:
     assert post(server, path, ENDPOINTS[path] | {"cache": cache})[0] == 200
-    assert [request.cache_hints for request in server.scheduler.requests] == [hints]
+    assert [request.options.cache_hints for request in server.scheduler.requests] == [hints]
 
 
 @pytest.mark.parametrize("path", [*ENDPOINTS, "/v1/cache/warm"])
@@ -98,13 +98,13 @@ def test_breakpoints_become_tokens_and_the_template_never_sees_them(server: Runn
         assert post(server, "/v1/chat/completions", body | {"max_tokens": 2})[0] == 200
     first, second = server.scheduler.requests
     assert first.token_ids == second.token_ids
-    assert second.cache_hints == CacheHints()
+    assert second.options.cache_hints == CacheHints()
     text = "<|im_start|>system\nbe kind<|im_end|>\n"
     lengths = [
         len(server.vocabulary.encode(t, add_special_tokens=False))
         for t in (text, text + "<|im_start|>user\nhi<|im_end|>\n")
     ]
-    assert first.cache_hints.retain == [
+    assert first.options.cache_hints.retain == [
         Retention("high", lengths[0], 3600.0),
         Retention("high", lengths[1], 300.0),
     ]
@@ -118,7 +118,9 @@ def test_breakpoints_of_the_openai_client(server: RunningServer) -> None:
         extra_body={"cache": {"session": "s"}},
     )
     (request,) = server.scheduler.requests
-    assert request.cache_hints.session == "s" and len(request.cache_hints.retain) == 1
+    assert (
+        request.options.cache_hints.session == "s" and len(request.options.cache_hints.retain) == 1
+    )
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -138,7 +140,7 @@ def test_a_marked_tool_looks_to_the_template_like_any_other(
         assert post(server, "/v1/chat/completions", body)[0] == 200
     first, second = server.scheduler.requests
     assert first.token_ids == second.token_ids
-    assert len(first.cache_hints.retain) == 1 and not second.cache_hints.retain
+    assert len(first.options.cache_hints.retain) == 1 and not second.options.cache_hints.retain
 
 
 def test_a_mark_that_says_nothing_is_not_shown_to_the_template() -> None:
@@ -161,7 +163,7 @@ def test_a_marked_tool_call_marks_its_message_and_the_template_never_sees_it(
         assert post(server, "/v1/chat/completions", CHAT | {"messages": messages})[0] == 200
     first, second = server.scheduler.requests
     assert first.token_ids == second.token_ids
-    assert not first.cache_hints.retain and len(second.cache_hints.retain) == 1
+    assert not first.options.cache_hints.retain and len(second.options.cache_hints.retain) == 1
     shown = to_template_messages([ChatMessage(role="assistant", tool_calls=[marked_call])])
     assert "cache_control" not in shown[0]["tool_calls"][0]
 
@@ -250,7 +252,7 @@ def test_a_prompt_is_warmed_and_pinned_in_the_same_tokens(
     (pin,) = server.scheduler.cache_calls
     assert isinstance(pin, PinTokensCall) and pin.ttl_s == 60
     assert first.token_ids == second.token_ids == pin.token_ids
-    assert first.cache_salt == second.cache_salt == pin.cache_salt == "s"
+    assert first.options.cache_salt == second.options.cache_salt == pin.cache_salt == "s"
     num_tokens = len(unpack_ids(pin.token_ids))
     counts = {
         "prompt_tokens": num_tokens,
@@ -267,7 +269,7 @@ def test_warming_takes_hints_and_the_beginning_of_a_conversation(server: Running
     body = {"messages": messages, "cache": {"retain": "high", "session": "s"}}
     assert post(server, "/v1/cache/warm", body)[0] == 200
     (request,) = server.scheduler.requests
-    assert request.cache_hints == CacheHints(retain=[Retention("high")], session="s")
+    assert request.options.cache_hints == CacheHints(retain=[Retention("high")], session="s")
     text = server.vocabulary.decode(unpack_ids(request.token_ids).tolist())
     assert text == "<|im_start|>system\nbe kind<|im_end|>\n"
 

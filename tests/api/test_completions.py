@@ -89,7 +89,7 @@ def test_fields_beyond_openais_reach_the_scheduler(server: RunningServer) -> Non
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (5, 0.1, 1.2)
     assert (sampling.min_tokens, sampling.ignore_eos, sampling.seed) == (2, True, 7)
     assert (sampling.stop_token_ids, sampling.logit_bias) == ((60,), {5: -100.0})
-    assert request.cache_salt == "tenant" and request.deadline is not None
+    assert request.options.cache_salt == "tenant" and request.options.deadline is not None
 
 
 def test_answers_of_one_seeded_request_have_seeds_of_their_own_and_always_the_same(
@@ -157,7 +157,7 @@ def test_a_priority_reaches_the_scheduler_where_the_queue_is_ordered_by_it(
 ) -> None:
     ordered = start_server(schedule_policy="priority")
     ordered.openai.completions.create(model="tiny", prompt="hi", extra_body={"priority": -3})
-    assert ordered.scheduler.requests[-1].priority == -3
+    assert ordered.scheduler.requests[-1].options.priority == -3
     with pytest.raises(BadRequestError, match="2147483647"):
         ordered.openai.completions.create(model="tiny", prompt="hi", extra_body={"priority": 2**40})
     server.openai.completions.create(model="tiny", prompt="hi", extra_body={"priority": 0})

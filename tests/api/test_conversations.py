@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.api.conversations.continuation import Continuation, Keeper
-from radixrt.api.conversations.store import OVERHEAD_BYTES, Conversations
+from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
+from radixrt.api.conversations.store import OVERHEAD_BYTES, ConversationStore
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.tiny_tokenizers import save_byte_level
@@ -179,7 +179,10 @@ def test_breakpoints_count_from_the_beginning_of_the_conversation(server: Runnin
     )
     post(server, CHAT, {"messages": [marked], "continue_from": first["id"]})
     sent, continued = server.scheduler.requests[-2:]
-    assert sent.cache_hints == continued.cache_hints and sent.cache_hints.retain
+    assert (
+        sent.options.cache_hints == continued.options.cache_hints
+        and sent.options.cache_hints.retain
+    )
 
 
 def test_tokenize_goes_on_from_it_too(server: RunningServer) -> None:
@@ -213,11 +216,11 @@ def test_what_was_not_asked_for_or_was_cut_off_is_not_kept(server: RunningServer
 
 
 def test_an_answer_that_was_dropped_is_not_kept() -> None:
-    store = Conversations(1 << 20, ttl_s=10)
+    store = ConversationStore(1 << 20, ttl_s=10)
     for finish_reason, is_kept in (("abort", False), ("length", True)):
-        keeper = Keeper(store, finish_reason, Continuation(b"", None, 0), "a text")
-        keeper.add("and an ans")
-        assert keeper.end(finish_reason) is is_kept and len(store) == is_kept
+        recorder = ConversationRecorder(store, finish_reason, Continuation(b"", None, 0), "a text")
+        recorder.add("and an ans")
+        assert recorder.end(finish_reason) is is_kept and len(store) == is_kept
 
 
 @pytest.mark.parametrize(
@@ -272,7 +275,7 @@ def test_what_is_found_is_what_was_kept_and_no_more_room_is_taken_than_there_is(
 ) -> None:
     clock = Clock()
     max_bytes = data.draw(st.integers(0, 12)) * (OVERHEAD_BYTES + 20)
-    store = Conversations(max_bytes, ttl_s=10, clock=clock)
+    store = ConversationStore(max_bytes, ttl_s=10, clock=clock)
     whole: dict[str, str | list[dict[str, Any]]] = {}
     for number in range(data.draw(st.integers(1, 40))):
         clock.now += data.draw(st.sampled_from([0.0, 1.0, 6.0]))
@@ -313,7 +316,7 @@ def test_what_is_found_is_what_was_kept_and_no_more_room_is_taken_than_there_is(
 
 def test_a_chain_costs_what_is_new_in_it_and_what_is_used_stays() -> None:
     clock = Clock()
-    store = Conversations(1 << 20, ttl_s=10, clock=clock)
+    store = ConversationStore(1 << 20, ttl_s=10, clock=clock)
     document = "x" * 100_000
     store.keep("0", b"", document)
     for number in range(1, 100):
@@ -331,7 +334,7 @@ def test_a_chain_costs_what_is_new_in_it_and_what_is_used_stays() -> None:
 
 
 def test_what_stands_on_nothing_goes_first() -> None:
-    store = Conversations(3 * (OVERHEAD_BYTES + 1), ttl_s=10, clock=Clock())
+    store = ConversationStore(3 * (OVERHEAD_BYTES + 1), ttl_s=10, clock=Clock())
     store.keep("a", b"", "1")
     store.keep("b", b"", "2", store.find("a", b""), 1)
     store.keep("c", b"", "3")

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from radixrt.api.native.generate_request import NativeRequest, NativeSampling
-from radixrt.api.native.text import Detokenize, TokenizeRequest
-from radixrt.api.openai.protocol import (
+from radixrt.api.native.tokenize import Detokenize, TokenizeRequest
+from radixrt.api.requests.protocol import (
     UNSUPPORTED,
     ChatCompletionRequest,
     ChatMessage,

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixrt.api.cache.routes import PinRequest, ReleaseRequest, WarmRequest
+from radixrt.api.native.cache import PinRequest, ReleaseRequest, WarmRequest
 from radixrt.api.native.generate_request import NativeRequest, NativeSampling
-from radixrt.api.native.grammar import CompileRequest
 from radixrt.api.native.scoring import ScoreRequest
-from radixrt.api.native.text import Detokenize, TokenizeRequest
-from radixrt.api.openai.protocol import ChatCompletionRequest, CompletionRequest, KeepRequest
+from radixrt.api.native.tokenize import CompileRequest, Detokenize, TokenizeRequest
+from radixrt.api.requests.protocol import ChatCompletionRequest, CompletionRequest, KeepRequest
 from tests.api.conftest import RunningServer
 
 scalars = st.one_of(

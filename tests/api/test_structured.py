@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.api.openai.constraint import asked_constraint, constraint_field, structured_extras
-from radixrt.api.openai.formats import Usage
-from radixrt.api.openai.protocol import ChatCompletionRequest, ConstraintFields
-from radixrt.api.openai.tools import tool_constraint
+from radixrt.api.requests.constraint import AskedConstraint, asked_constraint
+from radixrt.api.requests.protocol import ChatCompletionRequest, ConstraintFields
+from radixrt.api.requests.tools import tool_constraint
+from radixrt.api.responses import Usage, structured_extras
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.constrained.grammar import Unenforced
@@ -25,7 +25,7 @@ from radixrt.constrained.spec import (
     Tag,
 )
 from radixrt.constrained.tool_calls import FORMATS
-from radixrt.messages.answers import AnswerChunk, PromptInfo
+from radixrt.messages.answers import AnswerChunk, AnswerReport
 from tests.api.conftest import RunningServer, StartServer
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -48,7 +48,7 @@ def openai_form(schema: Any = SCHEMA, **fields: Any) -> dict[str, Any]:
 
 
 def asked(fields: dict[str, Any], config: ServerConfig = CONFIG) -> Spec | None:
-    return asked_constraint(msgspec.convert(fields, ConstraintFields), config)
+    return asked_constraint(msgspec.convert(fields, ConstraintFields), config).spec
 
 
 def post(server: RunningServer, path: str, body: object) -> tuple[int, dict[str, Any]]:
@@ -258,7 +258,9 @@ NAMED = {"type": "function", "function": {"name": "time"}}
 
 def held_by_tools(other: Spec | None = None, form: str = "hermes", **fields: Any) -> Any:
     body = {"messages": HELLO, "tools": [WEATHER, TIME], **fields}
-    return tool_constraint(msgspec.convert(body, ChatCompletionRequest), FORMATS[form], other)
+    wanted = msgspec.convert(body, ChatCompletionRequest)
+    content = AskedConstraint(other, asked_constraint(wanted, CONFIG).field)
+    return tool_constraint(wanted, FORMATS[form], content).spec
 
 
 @pytest.mark.parametrize(
@@ -424,28 +426,39 @@ def test_a_constraint_begins_after_the_thought(thinking: RunningServer) -> None:
 
 def test_what_was_not_enforced_is_reported_with_the_last_chunk() -> None:
     lost = Unenforced(keyword="not", pointer="/not", reason="why")
-    chunk = AnswerChunk(
-        request_id="a", index=0, text="", token_ids=b"", finish_reason="stop", unenforced=(lost,)
-    )
-    report = {"keyword": "not", "pointer": "/not", "reason": "why"}
-    expected = {"structured_output": {"unenforced": [report], "violation": None}}
-    assert structured_extras(chunk) == expected
-    assert structured_extras(msgspec.structs.replace(chunk, finish_reason=None)) == {}
-    assert structured_extras(msgspec.structs.replace(chunk, unenforced=())) == {}
+    complete = AnswerReport(finish_reason="stop", unenforced=(lost,))
+    told = {"keyword": "not", "pointer": "/not", "reason": "why"}
+    expected = {"structured_output": {"unenforced": [told], "violation": None}}
+    assert structured_extras(complete) == expected
+    assert structured_extras(msgspec.structs.replace(complete, finish_reason=None)) == {}
+    assert structured_extras(msgspec.structs.replace(complete, unenforced=())) == {}
 
 
 def test_retries_are_in_the_usage() -> None:
     usage = Usage()
     chunk = AnswerChunk(
-        request_id="a", index=0, text="", token_ids=b"", prompt=PromptInfo(num_tokens=3)
+        request_id="a", index=0, text="", token_ids=b"", report=AnswerReport(prompt_tokens=3)
     )
     usage.add(0, chunk)
     assert "structured_output_retries" not in usage.as_json()
     for index, retries in ((0, 1), (0, 2), (1, 3)):
-        usage.add(0, msgspec.structs.replace(chunk, index=index, retries=retries))
+        report = AnswerReport(prompt_tokens=3, retries=retries)
+        usage.add(0, msgspec.structs.replace(chunk, index=index, report=report))
     assert usage.as_json()["structured_output_retries"] == 5
+    assert usage.as_json()["prompt_tokens"] == 3
 
 
-def test_the_field_of_a_constraint() -> None:
-    fields = ChatCompletionRequest(messages=[], response_format={"type": "text"}, tools=[WEATHER])
-    assert constraint_field(fields) == "tools"
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"tools": [WEATHER], "tool_choice": "required"}, "tools"),
+        ({"regex": "a"}, "regex"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "text"}}, ""),
+        ({"response_format": {"type": "json_object"}, "tools": [WEATHER]}, "response_format"),
+    ],
+)
+def test_the_field_of_a_constraint(asked: dict[str, Any], field: str) -> None:
+    fields = msgspec.convert({"messages": []} | asked, ChatCompletionRequest)
+    constraint = asked_constraint(fields, ServerConfig())
+    assert tool_constraint(fields, FORMATS["hermes"], constraint).field == field

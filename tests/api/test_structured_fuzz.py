@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixrt.api.openai.protocol import ConstraintFields
+from radixrt.api.requests.protocol import ConstraintFields
 from tests.api.conftest import RunningServer
 
 words = st.sampled_from(

@@ -11,6 +11,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import Constraint, LogprobRow, SequenceRequest, TokenBatch
 from radixrt.messages.steps import GrammarLoaded, LoadGrammar, StepPlan
 from radixrt.scheduler.invariants import check_invariants
@@ -76,9 +77,8 @@ class InProcessEngine:
             SequenceRequest(
                 seq_id=self._next_id + index,
                 token_ids=pack_ids(prompt),
-                sampling=params,
-                cache_salt=salt,
                 constraint=constraint,
+                options=RequestOptions(sampling=params, cache_salt=salt),
             )
             for index, (prompt, params, constraint) in enumerate(
                 zip(prompts, each, constraints or [None] * len(prompts), strict=True)
@@ -94,9 +94,9 @@ class InProcessEngine:
         request = SequenceRequest(
             seq_id=self._next_id,
             token_ids=pack_ids(prompt + begun),
-            sampling=sampling,
             num_output=len(begun),
             constraint=constraint,
+            options=RequestOptions(sampling=sampling),
         )
         self._next_id += 1
         return self._run([request])[0]
@@ -112,7 +112,7 @@ class InProcessEngine:
             self._load_grammars()
             batches = self.advance()
             for batch in batches:
-                cached.update({started.seq_id: started.cached_tokens for started in batch.started})
+                cached |= {seq_id: report.cached_tokens for seq_id, report in batch.started.items()}
                 for seq_id, token in zip(
                     unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
                 ):

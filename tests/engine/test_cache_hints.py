@@ -10,7 +10,7 @@ from radixrt import demo_model
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.requests import CacheHints, Retention
+from radixrt.messages.requests import CacheHints, RequestOptions, Retention
 from radixrt.messages.sequences import SequenceRequest
 from tests.engine.in_process import GREEDY, InProcessEngine
 
@@ -40,7 +40,9 @@ def some_requests(rng: random.Random) -> list[SequenceRequest]:
         sampling = SamplingParams(temperature=0.0, max_tokens=rng.randint(0, 8), ignore_eos=True)
         requests.append(
             SequenceRequest(
-                seq_id=seq_id, token_ids=pack_ids(prompt), sampling=sampling, cache_hints=hints
+                seq_id=seq_id,
+                token_ids=pack_ids(prompt),
+                options=RequestOptions(sampling=sampling, cache_hints=hints),
             )
         )
     return requests
@@ -80,7 +82,7 @@ def test_random_hints_pins_and_ends_of_sessions_change_no_answer(
             except RequestError as refused:
                 assert refused.status == 429
         if rng.random() < 0.2:
-            hinted.scheduler.release_session(request.cache_hints.session)
+            hinted.scheduler.release_session(request.options.cache_hints.session)
     assert given and kv.evicted_pages and kv.tree.num_pinned_pages <= 20
 
 

@@ -9,6 +9,7 @@ import pytest
 from radixrt import demo_model
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.queue_order import SchedulePolicy
@@ -27,10 +28,12 @@ def requests(rng: random.Random) -> list[SequenceRequest]:
         SequenceRequest(
             seq_id=seq_id,
             token_ids=pack_ids([*rng.choice(stems)[: rng.randint(0, 42)], 5, 6 + seq_id % 7]),
-            sampling=SamplingParams(
-                temperature=0.0, max_tokens=rng.randint(1, ANSWER_TOKENS), ignore_eos=True
+            options=RequestOptions(
+                sampling=SamplingParams(
+                    temperature=0.0, max_tokens=rng.randint(1, ANSWER_TOKENS), ignore_eos=True
+                ),
+                priority=rng.randint(-1, 1),
             ),
-            priority=rng.randint(-1, 1),
         )
         for seq_id in range(60)
     ]
@@ -64,7 +67,7 @@ def answers_in_a_crowd(
                 strict=True,
             ):
                 answers[seq_id].append(token)
-            finished.update(done.seq_id for done in batch.finished)
+            finished.update(batch.finished)
             gone = [seq_id for seq_id in leave - finished if len(answers[seq_id]) > seq_id % 5]
             scheduler.release(unpack_ids(pack_ids(gone)))
     return answers, finished

@@ -10,7 +10,7 @@ import numpy as np
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
-from radixrt.messages.requests import NO_HINTS, CacheHints
+from radixrt.messages.requests import NO_HINTS, CacheHints, RequestOptions
 from radixrt.messages.sequences import Constraint, SequenceRequest, TokenBatch
 from radixrt.messages.steps import NO_TOKEN, DropGrammar, GrammarLoaded, LoadGrammar, StepPlan
 from radixrt.scheduler.invariants import check_invariants
@@ -85,12 +85,11 @@ class EngineModel:
         request = SequenceRequest(
             seq_id=seq_id,
             token_ids=pack_ids(prompt),
-            sampling=params,
-            cache_salt=salt,
-            priority=priority,
-            cache_hints=cache_hints,
             num_output=num_output,
             constraint=constraint,
+            options=RequestOptions(
+                sampling=params, cache_salt=salt, priority=priority, cache_hints=cache_hints
+            ),
         )
         assert self.scheduler.add(request) is None
         self.requests[seq_id] = request
@@ -142,20 +141,26 @@ class EngineModel:
         batch = self.scheduler.absorb(result)
         for refused in batch.refused:
             self.finished[refused.seq_id] = "refused"
-        for started in batch.started:
-            self.cached[started.seq_id] = started.cached_tokens
-            self.written[started.seq_id] = started.cache_write_tokens
-            num_prompt = num_ids(self.requests[started.seq_id].token_ids)
-            assert 0 <= started.cached_tokens < num_prompt
-            assert 0 <= started.cache_write_tokens <= num_prompt - started.cached_tokens
+        for seq_id, report in batch.started.items():
+            self.cached[seq_id] = report.cached_tokens
+            self.written[seq_id] = report.cache_write_tokens
+            request = self.requests[seq_id]
+            assert report.prompt_tokens == num_ids(request.token_ids) - request.num_output
+            assert 0 <= report.cached_tokens <= report.prompt_tokens
+            assert report.cached_tokens < num_ids(request.token_ids)
+            assert 0 <= report.cache_write_tokens <= report.prompt_tokens - report.cached_tokens
         for seq_id, token in zip(
             unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True
         ):
             assert seq_id not in self.finished, "a token for an answer that has ended"
             self.answers[seq_id].append(token)
-        for finished in batch.finished:
-            self.finished[finished.seq_id] = finished.reason
-            assert self.answers[finished.seq_id] == self.expected(finished.seq_id)
+        for seq_id, report in batch.finished.items():
+            assert report.finish_reason is not None
+            self.finished[seq_id] = report.finish_reason
+            assert self.answers[seq_id] == self.expected(seq_id)
+            assert (
+                report.output_tokens == len(self.answers[seq_id]) + self.requests[seq_id].num_output
+            )
         return batch
 
     def expected(self, seq_id: int) -> list[int]:

@@ -12,8 +12,10 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.bounds import infinite_cache
 from radixrt.bench.cache.trace import read_trace
+from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.sequences import SequenceFinished, SequenceRequest, TokenBatch
+from radixrt.messages.requests import RequestOptions
+from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.scheduler.request_log import RequestLog
 
 
@@ -22,14 +24,13 @@ def arrive(log: RequestLog, seq_id: int, tokens: np.ndarray, salt: str = "") -> 
         SequenceRequest(
             seq_id=seq_id,
             token_ids=pack_ids(tokens),
-            sampling=SamplingParams(max_tokens=9),
-            cache_salt=salt,
+            options=RequestOptions(sampling=SamplingParams(max_tokens=9), cache_salt=salt),
         )
     )
 
 
 def answer(log: RequestLog, *seq_ids: int, finished: tuple[int, ...] = ()) -> None:
-    ends = [SequenceFinished(seq_id, "stop", None, 1.0) for seq_id in finished]
+    ends = dict.fromkeys(finished, AnswerReport(finish_reason="stop"))
     ids = pack_ids(seq_ids)
     log.answered(TokenBatch(seq_ids=ids, token_ids=ids, finished=ends))
 

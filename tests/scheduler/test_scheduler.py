@@ -8,6 +8,7 @@ import pytest
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import NO_TOKEN
 from radixrt.scheduler.invariants import InvariantError, check_invariants
@@ -22,7 +23,9 @@ DOCUMENT = [i * 7 % 43 for i in range(200)]
 
 def request(seq_id: int, prompt: list[int], **sampling: object) -> SequenceRequest:
     params = SamplingParams(**{"max_tokens": 4, **sampling})  # type: ignore[arg-type]
-    return SequenceRequest(seq_id=seq_id, token_ids=pack_ids(prompt), sampling=params)
+    return SequenceRequest(
+        seq_id=seq_id, token_ids=pack_ids(prompt), options=RequestOptions(sampling=params)
+    )
 
 
 @pytest.mark.parametrize("chunk", [16, 32, 500])
@@ -99,7 +102,7 @@ def test_every_fourth_pick_is_the_oldest() -> None:
     while len(engine.finished) < 13:
         while len(engine.sent) < 1 and engine.plan() is not None:
             pass
-        order += [f.seq_id for f in engine.absorb().finished]
+        order += engine.absorb().finished
     # the very first request was pick number one
     expected = [
         *readers[:2],
@@ -178,14 +181,16 @@ def test_deadline_drops_waiting_and_running_sequences() -> None:
         late = request(seq_id, [1, 2, 3], max_tokens=50)
         scheduler.add(
             SequenceRequest(
-                seq_id=seq_id, token_ids=late.token_ids, sampling=late.sampling, deadline=now + 5
+                seq_id=seq_id,
+                token_ids=late.token_ids,
+                options=RequestOptions(sampling=late.sampling, deadline=now + 5),
             )
         )
     scheduler.plan()
     assert scheduler.next_deadline() == now + 5
-    assert scheduler.drop_expired(now) == []
+    assert not scheduler.drop_expired(now)
     dropped = scheduler.drop_expired(now + 6)
-    assert {(d.seq_id, d.reason) for d in dropped} == {(0, "abort"), (1, "abort")}
+    assert {i: report.finish_reason for i, report in dropped.items()} == {0: "abort", 1: "abort"}
     assert scheduler.num_running == 0 and scheduler.next_deadline() is None
     check_invariants(scheduler)
 
@@ -265,9 +270,11 @@ def test_first_batch_reports_cached_tokens_and_times() -> None:
     engine.add(list(range(12)), max_tokens=1)
     engine.plan()
     batch = engine.absorb()
-    (started,), (finished,) = batch.started, batch.finished
-    assert started.cached_tokens == 0 and started.queued_s >= 0 and started.prefill_s > 0
-    assert finished.reason == "length" and finished.total_s >= started.prefill_s
+    (started,), (finished,) = batch.started.values(), batch.finished.values()
+    assert (started.prompt_tokens, started.cached_tokens, started.finish_reason) == (12, 0, None)
+    assert started.times.queued_s >= 0 and started.times.prefill_s > 0
+    assert finished.finish_reason == "length" and finished.cached_tokens == 0
+    assert finished.times.total_s >= started.times.prefill_s == finished.times.prefill_s
     assert unpack_ids(batch.seq_ids).tolist() == [0]
 
 
@@ -281,8 +288,8 @@ def test_times_are_those_of_the_clock_it_was_given() -> None:
         engine.plan()
         now += 8.0
         batch = engine.absorb()
-        (started,), (finished,) = batch.started, batch.finished
-        times.append((started.queued_s, started.prefill_s, finished.total_s))
+        (report,) = batch.finished.values()
+        times.append((report.times.queued_s, report.times.prefill_s, report.times.total_s))
     assert times == [(0.0, 8.0, 8.0), (8.0, 8.0, 16.0)]
 
 

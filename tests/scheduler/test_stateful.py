@@ -134,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, min(len(known), CONTEXT - len(tail) - 1)))
         prompt = known[:cut] + tail
         max_tokens = data.draw(st.integers(1, CONTEXT - len(prompt)))
-        self.engine.add(prompt, max_tokens, request.cache_salt, cache_hints=cache_hints)
+        self.engine.add(prompt, max_tokens, request.options.cache_salt, cache_hints=cache_hints)
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())
@@ -165,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pin(self, data: st.DataObject, ttl_s: float) -> None:
         seq_id = data.draw(st.sampled_from(sorted(self.engine.requests)))
         request = self.engine.requests[seq_id]
-        tokens, salt = unpack_ids(request.token_ids), request.cache_salt
+        tokens, salt = unpack_ids(request.token_ids), request.options.cache_salt
         kv = self.engine.scheduler.kv
         try:
             lease = kv.leases.pin(tokens, salt, ttl_s)

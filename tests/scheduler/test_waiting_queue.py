@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.queue.queue_order import ORDERS, SchedulePolicy
@@ -37,9 +38,9 @@ class Bench:
         request = SequenceRequest(
             seq_id=self._next_id,
             token_ids=pack_ids(tokens),
-            sampling=SamplingParams(max_tokens=1),
-            cache_salt=salt,
-            priority=priority,
+            options=RequestOptions(
+                sampling=SamplingParams(max_tokens=1), cache_salt=salt, priority=priority
+            ),
         )
         self._next_id += 1
         return Sequence(request, 0.0, ())
@@ -102,7 +103,7 @@ def test_every_pick_is_the_one_that_a_look_at_everybody_would_choose(
 
     def wanted(sequence: Sequence) -> tuple[int, ...]:
         cached = bench.cached_tokens(sequence)
-        urgency = sequence.priority if policy == "priority" else 0
+        urgency = sequence.options.priority if policy == "priority" else 0
         if (picks + 1) % oldest_every == 0:
             return urgency, sequence.seq_id
         return (

@@ -15,8 +15,9 @@ def test_a_prompt_without_an_answer_fills_the_cache_and_says_nothing() -> None:
     while model.plan() is not None:
         batches.append(model.absorb())
     last = batches[-1]
-    assert [s.seq_id for s in last.started] == [f.seq_id for f in last.finished] == [warm]
-    assert last.finished[0].reason == "length" and last.finished[0].stop_token is None
+    assert [*last.started] == [*last.finished] == [warm]
+    report = last.finished[warm]
+    assert report.finish_reason == "length" and report.stop_reason is None
     assert all(not unpack_ids(batch.token_ids).size for batch in batches)
     assert (model.cached[warm], model.written[warm]) == (0, 100)
     answered = model.add([*DOCUMENT, 1, 2], max_tokens=3)

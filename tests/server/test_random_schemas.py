@@ -19,7 +19,7 @@ from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.spec import JsonSchema
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import GenerateRequest, TokenPrompt
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
 from tests.checkpoints import make_tokenizer
@@ -142,8 +142,10 @@ def test_every_finished_answer_validates(engine: BackgroundEngine) -> None:
         request = GenerateRequest(
             request_id=f"random-{number}",
             prompt=TokenPrompt(pack_ids([5 + number % 300, 7, number % 11 + 3])),
-            sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=300),
             structured=JsonSchema(schema=json.dumps(schema)),
+            options=RequestOptions(
+                sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=300)
+            ),
         )
         async with limit:
             try:
@@ -158,7 +160,7 @@ def test_every_finished_answer_validates(engine: BackgroundEngine) -> None:
             jsonschema.validate(
                 value, schema, jsonschema.Draft202012Validator, format_checker=checker
             )
-            outcomes["taken back" if answer.retries else "valid at once"] += 1
+            outcomes["taken back" if answer.report.retries else "valid at once"] += 1
         else:
             outcomes["cut off"] += 1
 
@@ -192,9 +194,11 @@ def test_streams_never_take_back_what_they_told(
         request = GenerateRequest(
             request_id=f"stream-{number}",
             prompt=TokenPrompt(pack_ids([5 + number, 7])),
-            sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=200, n=2),
             structured=JsonSchema(schema=json.dumps(schema)),
             stream=True,
+            options=RequestOptions(
+                sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=200, n=2)
+            ),
         )
         texts, retries = {0: "", 1: ""}, 0
         try:
@@ -202,7 +206,7 @@ def test_streams_never_take_back_what_they_told(
                 texts[chunk.index] += chunk.text
                 if chunk.finish_reason == "length":
                     texts.pop(chunk.index)
-                retries += chunk.retries
+                retries += chunk.report.retries
         except RequestError as error:
             assert error.code == "structured_output_failed"
             return [], retries

@@ -11,9 +11,11 @@ from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueChec
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.validation import validate_span
 from radixrt.constrained.grammar import Grammar, SpanCheck
+from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
-from radixrt.tokenizer.answer.answers import SequenceNews
+from radixrt.messages.requests import RequestOptions
+from radixrt.messages.sequences import Constraint, SequenceRequest
+from radixrt.tokenizer.answer.answer_state import SequenceNews
 from radixrt.tokenizer.constraints.checked_sequence import FINAL_CHECK, CheckedSequence
 from radixrt.tokenizer.constraints.structured import token_texts
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -47,8 +49,8 @@ def make(vocabulary: Vocabulary) -> Callable[..., CheckedSequence]:
         request = SequenceRequest(
             seq_id=1,
             token_ids=pack_ids(PROMPT),
-            sampling=SamplingParams(max_tokens=100, seed=3),
             constraint=constraint,
+            options=RequestOptions(sampling=SamplingParams(max_tokens=100, seed=3)),
         )
         options: dict = {"max_attempts": 4, **settings}
         return CheckedSequence(request, checks, vocabulary, texts, **options)
@@ -65,8 +67,8 @@ def told_text(vocabulary: Vocabulary, news: SequenceNews | None) -> str:
     return "" if news is None else vocabulary.decode(news.token_ids, skip_special_tokens=True)
 
 
-def ended(reason: str = "stop") -> SequenceFinished:
-    return SequenceFinished(1, reason, END_TOKEN if reason == "stop" else None, 1.0)  # type: ignore[arg-type]
+def ended(reason: FinishReason = "stop") -> AnswerReport:
+    return AnswerReport(finish_reason=reason)
 
 
 def verdict_of(due: DueCheck) -> list[SpanError]:
@@ -164,4 +166,4 @@ def test_the_end_waits_for_the_validation_of_the_whole(
     assert checked.verdict(due, verdict_of(due), seq_id=2) is None
     news = checked.take_news()
     assert news is not None and news.finished is not None
-    assert checked.violation == "'b' is a required property"
+    assert checked.violation == "'b' is a required property" == news.finished.violation

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.tokenizer.answer.json_scanner import JsonScanner
+from radixrt.tokenizer.answer.tool_calls import JsonScanner
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\{}[]é\n'),

@@ -16,16 +16,14 @@ from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, Channels, Outbox
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
-from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
-from radixrt.messages.requests import GenerateRequest, TextPrompt, TokenPrompt
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TextPrompt, TokenPrompt
 from radixrt.messages.sequences import (
     ReleaseSequences,
-    SequenceFinished,
     SequenceRequest,
-    SequenceStarted,
     TokenBatch,
 )
 from radixrt.tokenizer.process import TokenizerProcess
@@ -70,13 +68,13 @@ class Stage:
         assert isinstance(await asyncio.wait_for(self.at_scheduler.receive(), 5), StatsCall)
         asking.cancel()
 
-    def tokens(self, seq_id: int, ids: list[int], end: SequenceFinished | None = None) -> None:
+    def tokens(self, seq_id: int, ids: list[int], end: AnswerReport | None = None) -> None:
         self.from_scheduler.send(
             TokenBatch(
                 seq_ids=pack_ids([seq_id] * len(ids)),
                 token_ids=pack_ids(ids),
-                started=[SequenceStarted(seq_id, 0, 0.0, 0.0)],
-                finished=[] if end is None else [end],
+                started={seq_id: AnswerReport(prompt_tokens=2)},
+                finished={} if end is None else {seq_id: end},
             )
         )
 
@@ -116,8 +114,8 @@ def request(text: str = "hi", stream: bool = True, **sampling: object) -> Genera
     return GenerateRequest(
         request_id="r",
         prompt=TextPrompt(text),
-        sampling=SamplingParams(**sampling),
         stream=stream,
+        options=RequestOptions(sampling=SamplingParams(**sampling)),
     )
 
 
@@ -136,9 +134,9 @@ def test_tokens_after_a_stop_string_in_one_step_are_dropped(vocabulary: Vocabula
         assert await stage.released() == [sequence.seq_id]
         stage.tokens(sequence.seq_id, after)  # what was under way: nobody's any more
         (chunk,) = await answering
-        assert (chunk.text, chunk.stop_reason) == ("ab ", "END")
+        assert (chunk.text, chunk.report.stop_reason) == ("ab ", "END")
         assert unpack_ids(chunk.token_ids).tolist() == before
-        assert chunk.times is not None and chunk.num_output_tokens == len(before)
+        assert chunk.report.times.total_s > 0 and chunk.report.output_tokens == len(before)
 
     play(vocabulary, scene)
 
@@ -161,7 +159,7 @@ def test_text_that_might_become_a_stop_string_comes_out_at_the_end(vocabulary: V
         answering = asyncio.create_task(collect(stage, request(stop=("###",))))
         sequence = await stage.sequence()
         ids = stage.encode("a##")
-        stage.tokens(sequence.seq_id, ids, SequenceFinished(sequence.seq_id, "length", None, 0.1))
+        stage.tokens(sequence.seq_id, ids, AnswerReport(finish_reason="length"))
         (chunk,) = await answering
         assert (chunk.text, chunk.finish_reason) == ("a##", "length")
 
@@ -186,12 +184,14 @@ def test_a_long_prompt_is_encoded_while_streams_go_on(
         long = request("the " * 6000)
         slow = asyncio.create_task(collect(stage, long))
         quick_request = GenerateRequest(
-            request_id="q", prompt=TokenPrompt(pack_ids([5])), sampling=SamplingParams()
+            request_id="q",
+            prompt=TokenPrompt(pack_ids([5])),
+            options=RequestOptions(sampling=SamplingParams()),
         )
         quick = asyncio.create_task(collect(stage, quick_request))
         sequence = await stage.sequence()
         assert unpack_ids(sequence.token_ids).tolist() == [5]
-        stage.tokens(sequence.seq_id, [60], SequenceFinished(sequence.seq_id, "stop", None, 0.1))
+        stage.tokens(sequence.seq_id, [60], AnswerReport(finish_reason="stop"))
         assert len(await quick) == 1
         stage.client.abort("r")  # still being encoded: it never reaches the scheduler
         with pytest.raises(RequestError, match="aborted"):
@@ -220,12 +220,12 @@ class HeldEncoder:
         return self._encode(text, add_special_tokens)
 
 
-def numbered(owner: str, number: int, text: str) -> GenerateRequest:
+def numbered(group: str, number: int, text: str) -> GenerateRequest:
     return GenerateRequest(
-        request_id=f"{owner}-{number}",
-        owner=owner,
+        request_id=f"{group}-{number}",
+        group_id=group,
         prompt=TextPrompt(text),
-        sampling=SamplingParams(),
+        options=RequestOptions(sampling=SamplingParams()),
     )
 
 
@@ -330,7 +330,7 @@ def test_garbage_on_a_channel_and_unknown_sequences_harm_nobody(vocabulary: Voca
         stage.tokens(12345, [5, 6, 7])
         answering = asyncio.create_task(collect(stage, request()))
         sequence = await stage.sequence()
-        stage.tokens(sequence.seq_id, [60], SequenceFinished(sequence.seq_id, "stop", None, 0.1))
+        stage.tokens(sequence.seq_id, [60], AnswerReport(finish_reason="stop"))
         assert len(await answering) == 1
 
     play(vocabulary, scene)

@@ -1,6 +1,6 @@
-"""Which remembered conversation does a request go on from, and is it to be remembered itself?
+"""Continues and records kept conversations: ``continue_from``, ``keep`` and ``/v1/conversations``.
 
-``continue_from`` and ``keep`` of chat and completions. See docs/api.md.
+See docs/api.md.
 """
 
 import hashlib
@@ -9,17 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import Request
+from fastapi import APIRouter, Request, Response
 
-from radixrt.api.conversations.store import Conversation, Conversations, Items, Kind
-from radixrt.api.openai.protocol import GenerationFields, KeepRequest, PromptRequest
+from radixrt.api.conversations.store import ConversationStore, Items, KeptConversation, Kind
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.events import json_response
+from radixrt.api.http.middleware import new_id
+from radixrt.api.requests.protocol import GenerationFields, KeepRequest, PromptRequest
+from radixrt.api.requests.template_messages import to_template_messages
+from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 
 AnyContinuing = GenerationFields | KeepRequest | PromptRequest
 
 
-def owner_of(request: Request, cache_salt: str | None) -> bytes:
-    """Whose conversations a request may go on from: those of the same key and the same salt."""
+def access_key_of(request: Request, cache_salt: str | None) -> bytes:
+    """A digest of API key and cache salt. A request may go on from conversations with the same one."""
     key = request.headers.get("authorization", "").encode()
     salt = (cache_salt or "").encode("utf-8", "surrogatepass")
     return hashlib.blake2b(salt, key=hashlib.blake2b(key, digest_size=32).digest()).digest()
@@ -27,40 +32,40 @@ def owner_of(request: Request, cache_salt: str | None) -> bytes:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a request goes on from."""
+    """The beginning of a kept conversation that a request goes on from, or nothing."""
 
-    owner: bytes
-    source: Conversation | None
+    access_key: bytes
+    source: KeptConversation | None
     taken: int
-    """So many of its messages, or characters."""
+    """Number of its messages, or characters."""
 
     @staticmethod
     def of(
-        fields: AnyContinuing, kind: Kind, conversations: Conversations, request: Request
+        fields: AnyContinuing, kind: Kind, conversations: ConversationStore, request: Request
     ) -> "Continuation":
         """Raises:
         RequestError: the fields don't fit each other, or there is no such conversation.
         """
-        owner = owner_of(request, fields.cache_salt)
+        access_key = access_key_of(request, fields.cache_salt)
         if fields.continue_from is None:
             if fields.continue_after is not None:
                 raise RequestError(
                     "continue_after says how much of a remembered conversation to take, but there is no continue_from.",
                     param="continue_after",
                 )
-            return Continuation(owner, None, 0)
-        source = conversations.find(fields.continue_from, owner)
+            return Continuation(access_key, None, 0)
+        source = conversations.find(fields.continue_from, access_key)
         if source.kind != kind:
             path = "/v1/completions" if source.kind == "text" else "/v1/chat/completions"
             raise RequestError(
                 f"continue_from names what was kept by {path}; go on with it there.",
                 param="continue_from",
             )
-        return Continuation(owner, source, _taken(fields.continue_after, source))
+        return Continuation(access_key, source, _taken(fields.continue_after, source))
 
     @staticmethod
     def of_one_prompt(
-        fields: KeepRequest | PromptRequest, conversations: Conversations, request: Request
+        fields: KeepRequest | PromptRequest, conversations: ConversationStore, request: Request
     ) -> "Continuation":
         """Raises:
         RequestError: there is not exactly one prompt, or there is no such conversation.
@@ -84,7 +89,7 @@ class Continuation:
         return found
 
 
-def _taken(given: int | None, source: Conversation) -> int:
+def _taken(given: int | None, source: KeptConversation) -> int:
     if given is None:
         return source.length
     if not 0 <= given <= source.length:
@@ -96,26 +101,12 @@ def _taken(given: int | None, source: Conversation) -> int:
     return given
 
 
-def is_kept(fields: GenerationFields) -> bool:
-    """Whether the conversation is to be remembered.
-
-    Raises:
-        RequestError: the request chose its id.
-    """
-    if fields.keep and (fields.rid is not None or fields.request_id is not None):
-        raise RequestError(
-            "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
-            param="keep",
-        )
-    return bool(fields.keep)
-
-
-class Keeper:
-    """Gathers one answer, and has the conversation remembered when it has ended."""
+class ConversationRecorder:
+    """Gathers one answer, and keeps the conversation when the answer is complete."""
 
     def __init__(
         self,
-        conversations: Conversations,
+        conversations: ConversationStore,
         conversation_id: str,
         continuation: Continuation,
         new: Items,
@@ -123,8 +114,8 @@ class Keeper:
     ) -> None:
         """
         Args:
-            new: what the request brought, as it is to be remembered.
-            continues_last_message: the answer is a part of the last message there was before it.
+            new: the request's own messages or text.
+            continues_last_message: the answer is a part of the last message before it.
         """
         self._conversations = conversations
         self._id = conversation_id
@@ -135,10 +126,35 @@ class Keeper:
         self._reasoning: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
 
+    @staticmethod
+    def of(
+        fields: GenerationFields,
+        conversations: ConversationStore,
+        conversation_id: str,
+        continuation: Continuation,
+        new: Items,
+        continues_last_message: bool = False,
+    ) -> "ConversationRecorder | None":
+        """None unless the request asks to keep the conversation.
+
+        Raises:
+            RequestError: the request chose its id.
+        """
+        if not fields.keep:
+            return None
+        if fields.rid is not None or fields.request_id is not None:
+            raise RequestError(
+                "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
+                param="keep",
+            )
+        return ConversationRecorder(
+            conversations, conversation_id, continuation, new, continues_last_message
+        )
+
     def add(self, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> None:
         """
         Args:
-            calls: of tools, or pieces of them, as the client gets them.
+            calls: tool calls, or pieces of them, as the client gets them.
         """
         self._content.append(text)
         self._reasoning.append(reasoning)
@@ -151,7 +167,7 @@ class Keeper:
                 self._tool_calls[-1]["function"]["arguments"] += call["function"]["arguments"]
 
     def end(self, finish_reason: str | None) -> bool:
-        """The answer has ended. Returns whether the conversation is remembered."""
+        """The answer is complete. Returns whether the conversation is kept."""
         if finish_reason in (None, "abort"):
             return False
         if isinstance(self._new, str):
@@ -172,11 +188,11 @@ class Keeper:
     def _keep(self, items: Items, taken: int) -> bool:
         continuation = self._continuation
         return self._conversations.keep(
-            self._id, continuation.owner, items, continuation.source, taken
+            self._id, continuation.access_key, items, continuation.source, taken
         )
 
     def _message(self) -> dict[str, Any] | None:
-        """The answer as the chat template takes it; None if it can't: a call was cut off in the middle."""
+        """The answer as a message of the chat template; None if a tool call is incomplete."""
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
         for call in self._tool_calls:
             try:
@@ -190,3 +206,22 @@ class Keeper:
         if reasoning := "".join(self._reasoning):
             message["reasoning_content"] = reasoning
         return message
+
+
+def conversation_routes(state: ServerState) -> APIRouter:
+    """``/v1/conversations``: keeps a prompt that many requests will begin with."""
+    router = Endpoints(state)
+
+    @router.takes("/v1/conversations", KeepRequest)
+    async def keep(request: Request, fields: KeepRequest) -> Response:
+        continuation = Continuation.of_one_prompt(fields, state.conversations, request)
+        items: Items = fields.prompt or ""
+        if fields.messages is not None:
+            items = to_template_messages(fields.messages)
+        name = new_id("conv")
+        kept = state.conversations.keep(
+            name, continuation.access_key, items, continuation.source, continuation.taken
+        )
+        return json_response({"id": name, "kept": kept, "length": continuation.taken + len(items)})
+
+    return router

@@ -1,8 +1,8 @@
-"""What is remembered of conversations, so that clients need not send them again?
+"""Keeps conversations, so that clients need not send them again.
 
-A conversation that goes on from another holds only what is new, and a reference to it: a chat of a hundred turns, or a
-hundred continuations of one document, cost what was said once. Whoever is used keeps what it stands on young, so what
-goes first, when room is needed, is never in use by anything that stays.
+A conversation that goes on from another holds only its new part and a reference to its parent: a chat of a hundred
+messages, or a hundred continuations of one document, are stored once. Use of a conversation counts as use of its
+parents, so the least recently used one, which is dropped first, is never the parent of one that stays.
 """
 
 import time
@@ -24,17 +24,18 @@ OVERHEAD_BYTES = 512
 
 
 @dataclass(eq=False)
-class Conversation:
-    """What was said up to the end of one answer. Never changes."""
+class KeptConversation:
+    """A conversation up to the end of one answer. Immutable but for its time of use."""
 
     id: str
-    owner: bytes
+    access_key: bytes
+    """Only requests with the same key may go on from it."""
     kind: Kind
-    parent: "Conversation | None"
+    parent: "KeptConversation | None"
     taken: int
-    """So many of the parent's messages or characters come first."""
+    """Messages or characters of the parent that come first."""
     own: bytes
-    """What comes then: JSON, or the text in UTF-8."""
+    """Those that follow: JSON, or the text in UTF-8."""
     length: int
     """Messages or characters in all."""
     used_at: float
@@ -46,7 +47,7 @@ class Conversation:
     def first(self, count: int) -> Items:
         """Its first messages or characters."""
         pieces: list[Items] = []
-        node: Conversation | None = self
+        node: KeptConversation | None = self
         while node is not None:
             if count > node.taken:
                 pieces.append(_decoded(node.kind, node.own)[: count - node.taken])
@@ -58,34 +59,34 @@ class Conversation:
         return [message for piece in pieces for message in piece if isinstance(message, dict)]
 
 
-class Conversations:
-    """The remembered conversations of one server."""
+class ConversationStore:
+    """The kept conversations of one server."""
 
     def __init__(
         self, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """
         Args:
-            max_bytes: of all conversations together; beyond it the least recently used ones are forgotten.
-            ttl_s: one that is not used for so long is forgotten.
+            max_bytes: of all conversations together; beyond it the least recently used ones are dropped.
+            ttl_s: seconds without use after which a conversation is dropped.
         """
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._kept: OrderedDict[str, Conversation] = OrderedDict()
+        self._kept: OrderedDict[str, KeptConversation] = OrderedDict()
         """The least recently used first; each before its parent."""
         self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, conversation_id: str, owner: bytes) -> Conversation:
+    def find(self, conversation_id: str, access_key: bytes) -> KeptConversation:
         """Raises:
-        RequestError: there is none of that id, or none any more, or it is another's; nobody learns which.
+        RequestError: it is not kept, or was made with another key; the client does not learn which.
         """
         self._forget_expired()
         conversation = self._kept.get(conversation_id)
-        if conversation is None or conversation.owner != owner:
+        if conversation is None or conversation.access_key != access_key:
             raise RequestError(
                 "This conversation is not remembered, or not any more: send all of it again, with keep to have it "
                 "remembered anew.",
@@ -99,15 +100,15 @@ class Conversations:
     def keep(
         self,
         conversation_id: str,
-        owner: bytes,
+        access_key: bytes,
         items: Items,
-        parent: Conversation | None = None,
+        parent: KeptConversation | None = None,
         taken: int = 0,
     ) -> bool:
-        """Remember a conversation: so many of another's messages or characters, then these.
+        """Keep a conversation: the first ``taken`` messages or characters of ``parent``, then ``items``.
 
         Returns:
-            Whether it is remembered; one that is larger than all the room there is, is not.
+            False if it is larger than the whole store, and therefore not kept.
         """
         if parent is not None and self._kept.get(parent.id) is not parent:
             items, parent, taken = (
@@ -117,9 +118,9 @@ class Conversations:
             )  # it was forgotten meanwhile
         while parent is not None and taken <= parent.taken:
             parent = parent.parent
-        conversation = Conversation(
+        conversation = KeptConversation(
             id=conversation_id,
-            owner=owner,
+            access_key=access_key,
             kind="text" if isinstance(items, str) else "messages",
             parent=parent,
             taken=taken,
@@ -137,8 +138,8 @@ class Conversations:
             self._forget_first()
         return conversation_id in self._kept
 
-    def _use(self, conversation: Conversation) -> None:
-        node: Conversation | None = conversation
+    def _use(self, conversation: KeptConversation) -> None:
+        node: KeptConversation | None = conversation
         while node is not None:
             node.used_at = self._clock()
             self._kept.move_to_end(node.id)

@@ -10,7 +10,7 @@ import orjson
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from radixrt.api.openai.protocol import UNSUPPORTED
+from radixrt.api.requests.protocol import UNSUPPORTED
 from radixrt.base.errors import RequestError
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from radixrt.api.http.body import read_json, to_struct
-from radixrt.api.openai.protocol import refuse_unsupported
+from radixrt.api.requests.protocol import refuse_unsupported
 from radixrt.api.state import ServerState
 
 Body = TypeVar("Body", bound=msgspec.Struct)

@@ -1,14 +1,38 @@
-"""What concerns every request, whatever it asks? Its key, its size, and a name for its answer."""
+"""Middleware of every HTTP request: API key, size limit, request id."""
 
 import hmac
+import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt.api.http.errors import error_response
-from radixrt.api.http.request_ids import new_id
 from radixrt.base.errors import RequestError
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
+
+LONGEST_REQUEST_ID = 256
+"""Characters."""
+
+
+def request_id(prefix: str, *chosen: str | None) -> str:
+    """The first id of ``chosen`` that the client has given, else a new one that nobody can guess.
+
+    Raises:
+        RequestError: it can't stand in a header.
+    """
+    given = next((name for name in chosen if name is not None), None)
+    if given is None:
+        return new_id(prefix)
+    if not (0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable()):
+        raise RequestError(
+            f"rid must have 1 to {LONGEST_REQUEST_ID} printable ASCII characters.", param="rid"
+        )
+    return given
+
+
+def new_id(prefix: str) -> str:
+    """A random id."""
+    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 class RequireApiKey:
@@ -66,9 +90,8 @@ class LimitBody:
         )
 
 
-class NameAnswers:
-    """Gives every answer, errors included, an ``X-Request-Id``: that of the request it answers, where the
-    endpoint has set ``request.state.request_id``."""
+class SetRequestId:
+    """Gives every response, errors included, an ``X-Request-Id``: ``request.state.request_id`` if the endpoint has set it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -12,8 +12,7 @@ from radixrt.api.http.body import read_json
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import DONE, EventStream, event, json_response, while_connected
 from radixrt.api.native.generate_request import NativePlan, NativeRequest, native_names, refuse
-from radixrt.api.openai.constraint import structured_extras
-from radixrt.api.openai.formats import json_logprob
+from radixrt.api.responses import json_logprob, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk, TokenLogprob
@@ -67,26 +66,26 @@ async def _stream(results: Results) -> AsyncGenerator[bytes, None]:
 
 
 async def _results(plan: NativePlan, with_text: bool, state: ServerState) -> Results:
-    """Each answer as far as it has come, whenever it has: this endpoint's events repeat the whole of it.
+    """Each answer so far, after each chunk: the events of this endpoint repeat the whole answer.
 
     Args:
         with_text: of each token beside its log-probability.
     """
     counts = [request.sampling.n for request in plan.requests]
     first_index = list(itertools.accumulate(counts[:-1], initial=0))
-    answers: dict[int, _Answer] = {}
+    answers: dict[int, _NativeAnswer] = {}
     started_at = time.monotonic()
     with native_names():
         async with aclosing(state.generate(plan.requests, "sampling_params")) as chunks:
             async for number, chunk in chunks:
                 index = first_index[number] + chunk.index
                 if index not in answers:
-                    answers[index] = _Answer(plan, number, with_text, started_at)
+                    answers[index] = _NativeAnswer(plan, number, with_text, started_at)
                 result = answers[index].after(chunk)
                 yield result | {"index": index} if plan.is_list else result
 
 
-class _Answer:
+class _NativeAnswer:
     """One answer, put together from chunks."""
 
     def __init__(self, plan: NativePlan, number: int, with_text: bool, started_at: float) -> None:
@@ -102,7 +101,6 @@ class _Answer:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._prompt_tokens = 0
 
     def after(self, chunk: AnswerChunk) -> dict[str, Any]:
         """The result with this chunk."""
@@ -111,26 +109,26 @@ class _Answer:
             self._token_ids += unpack_ids(chunk.token_ids).tolist()
             self._logprobs += chunk.logprobs or []
         if chunk.prompt is not None:
-            self._prompt_tokens = chunk.prompt.num_tokens
             self._prompt_logprobs = chunk.prompt.logprobs or []
         meta = self._meta(chunk) | self._token_logprobs()
         return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}
 
     def _meta(self, chunk: AnswerChunk) -> dict[str, Any]:
+        report = chunk.report
         meta: dict[str, Any] = {
             "id": self._request.request_id,
             "finish_reason": _finish_reason(chunk, self._is_hidden),
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": 0 if self._is_hidden else chunk.num_output_tokens,
-            "cached_tokens": chunk.cached_tokens,
-            "cache_write_tokens": chunk.cache_write_tokens,
+            "prompt_tokens": report.prompt_tokens,
+            "completion_tokens": 0 if self._is_hidden else report.output_tokens,
+            "cached_tokens": report.cached_tokens,
+            "cache_write_tokens": report.cache_write_tokens,
         }
-        meta |= structured_extras(chunk)
-        if chunk.retries:
-            meta["structured_output_retries"] = chunk.retries
-        if chunk.times is not None:
-            meta["queue_time"] = chunk.times.queued_s
-            meta["prefill_time"] = chunk.times.prefill_s
+        meta |= structured_extras(report)
+        if report.retries:
+            meta["structured_output_retries"] = report.retries
+        if report.finish_reason is not None:
+            meta["queue_time"] = report.times.queued_s
+            meta["prefill_time"] = report.times.prefill_s
             meta["e2e_latency"] = time.monotonic() - self._started_at
         return meta
 
@@ -159,8 +157,8 @@ def _finish_reason(chunk: AnswerChunk, prompt_only: bool) -> dict[str, Any] | No
         return {"type": "length", "length": 0}
     reason: dict[str, Any] = {"type": chunk.finish_reason}
     if chunk.finish_reason == "length":
-        reason["length"] = chunk.num_output_tokens
+        reason["length"] = chunk.report.output_tokens
     if chunk.finish_reason == "stop":
-        matched = chunk.stop_reason
+        matched = chunk.report.stop_reason
         reason["matched"] = unpack_ids(chunk.token_ids).tolist()[-1] if matched is None else matched
     return reason

@@ -1,4 +1,4 @@
-"""Which prompts does a request to ``/generate`` bring, and how does it want each of them answered?"""
+"""Reads a request to ``/generate``: its prompts, and the sampling settings of each."""
 
 import re
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from radixrt.api.http.body import to_struct
-from radixrt.api.http.request_ids import new_id, request_id
-from radixrt.api.openai.constraint import asked_constraint
-from radixrt.api.openai.prompts import token_prompt
-from radixrt.api.openai.protocol import ConstraintFields, QueueFields, refuse_unsupported
-from radixrt.api.openai.sampling import queueing, sampling_of
+from radixrt.api.http.middleware import new_id, request_id
+from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.options import request_options, sampling_of
+from radixrt.api.requests.prompts import token_prompt
+from radixrt.api.requests.protocol import ConstraintFields, QueueFields, refuse_unsupported
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
@@ -93,7 +93,7 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
         count = len(prompts)
         call_id, names = _request_ids(fields.rid, count)
         given = _given_sampling(fields.sampling_params, count)
-        wishes = zip(
+        settings = zip(
             _one_each("return_logprob", fields.return_logprob, count),
             _one_each("top_logprobs_num", fields.top_logprobs_num, count),
             _one_each("logprob_start_len", fields.logprob_start_len, count),
@@ -101,14 +101,19 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
         )
         sampling = [
             _sampling(one, (top or 0) if wants else None, -1 if start is None else start, state)
-            for one, (wants, top, start) in zip(given, wishes, strict=True)
+            for one, (wants, top, start) in zip(given, settings, strict=True)
         ]
         structured = [_constraint(*both, state) for both in zip(given, sampling, strict=True)]
         state.check_answer_count(count, max(params.n for params in sampling))
-        common = queueing(fields, state.config) | {"stream": bool(fields.stream), "owner": call_id}
+        options = request_options(fields, state.config)
         requests = [
             GenerateRequest(
-                request_id=name, prompt=prompt, sampling=params, structured=spec, **common
+                request_id=name,
+                group_id=call_id,
+                prompt=prompt,
+                options=msgspec.structs.replace(options, sampling=params),
+                stream=bool(fields.stream),
+                structured=spec,
             )
             for name, prompt, params, spec in zip(names, prompts, sampling, structured, strict=True)
         ]
@@ -203,7 +208,7 @@ def _constraint(given: NativeSampling, sampling: SamplingParams, state: ServerSt
     """Raises:
     RequestError: there are several, or one is not well formed, or there will be no answer.
     """
-    structured = asked_constraint(given, state.config, "sampling_params.")
+    structured = asked_constraint(given, state.config, "sampling_params.").spec
     with native_names():
         check_sampling(structured, sampling)
     if structured is not None and _max_new_tokens(given) == 0:

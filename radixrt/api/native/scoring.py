@@ -1,22 +1,18 @@
-"""``/score_choices``: how likely is each of several texts behind one prompt? The prompt travels, and is computed, once."""
+"""``/score_choices``: log-probabilities of several texts behind one prompt, which is sent and computed once."""
 
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
-from radixrt.api.http.request_ids import request_id
-from radixrt.api.openai.formats import json_logprob
-from radixrt.api.openai.prompts import one_prompt
-from radixrt.api.openai.protocol import PromptRequest
-from radixrt.api.openai.sampling import queueing
+from radixrt.api.http.middleware import request_id
+from radixrt.api.requests.options import request_options
+from radixrt.api.requests.prompts import one_prompt
+from radixrt.api.requests.protocol import PromptRequest
+from radixrt.api.responses import json_logprob, usage_json
 from radixrt.api.state import ServerState
-from radixrt.base.errors import RequestError
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
-from radixrt.messages.answers import AnswerChunk
-from radixrt.messages.requests import GenerateRequest
 
 
 class ScoreRequest(PromptRequest, kw_only=True):
@@ -44,22 +40,9 @@ def scoring_routes(state: ServerState) -> APIRouter:
 async def _scores(
     name: str, question: ChoiceQuestion, fields: ScoreRequest, state: ServerState
 ) -> ChoiceScores:
-    num_sequences = len(fields.choices) * (2 if question.unconditional else 1)
-    state.check_answer_count(num_sequences, 1)
-    like = GenerateRequest(
-        request_id=name, owner=name, prompt=question.prompt, **queueing(fields, state.config)
-    )
-
-    async def answer(requests: list[GenerateRequest]) -> list[AnswerChunk]:
-        found: dict[int, AnswerChunk] = {}
-        async with aclosing(state.generate(requests)) as chunks:
-            async for index, chunk in chunks:
-                found[index] = chunk
-        if any(chunk.finish_reason == "abort" for chunk in found.values()):
-            raise RequestError("The request was dropped before all was scored.", status=408)
-        return [found[index] for index in range(len(requests))]
-
-    return await score_choices(state.client, question, like, answer)
+    state.check_answer_count(len(fields.choices) * (2 if question.unconditional else 1), 1)
+    options = request_options(fields, state.config)
+    return await score_choices(state.client, state.run, name, question, options)
 
 
 def _as_json(name: str, scores: ChoiceScores) -> dict[str, Any]:
@@ -76,10 +59,7 @@ def _as_json(name: str, scores: ChoiceScores) -> dict[str, Any]:
             }
             for score in scores.scores
         ],
-        "usage": {
-            "prompt_tokens": scores.prompt_tokens,
-            "completion_tokens": scores.choice_tokens,
-            "total_tokens": scores.prompt_tokens + scores.choice_tokens,
-            "prompt_tokens_details": {"cached_tokens": scores.cached_tokens},
-        },
+        "usage": usage_json(
+            scores.prompt_tokens, scores.choice_tokens, {"cached_tokens": scores.cached_tokens}
+        ),
     }

@@ -1,4 +1,4 @@
-"""How does OpenAI's API answer? Whole or as a stream of events, chat and completions alike."""
+"""Responses of chat and completions: whole, or as a stream of events."""
 
 import time
 from abc import ABC, abstractmethod
@@ -8,26 +8,25 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from radixrt.api.conversations.continuation import Keeper
+from radixrt.api.conversations.continuation import ConversationRecorder
 from radixrt.api.http.events import DONE, EventStream, event, json_response, while_connected
-from radixrt.api.openai.constraint import constraint_field
-from radixrt.api.openai.formats import Usage, times_extras
-from radixrt.api.openai.protocol import GenerationFields
+from radixrt.api.requests.protocol import GenerationFields
+from radixrt.api.responses import Usage, times_extras
 from radixrt.api.state import ServerState
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.requests import GenerateRequest
 
-Part = tuple[dict[str, Any], dict[str, Any]]
-"""A choice or, in a stream, a piece of one; and what the response says beside the choices."""
+ChoiceDelta = tuple[dict[str, Any], dict[str, Any]]
+"""A choice or, in a stream, a piece of one; and fields of the response beside the choices."""
 
 
 class Answering(ABC):
-    """One request under way.
+    """The response to one HTTP request.
 
     Attributes:
-        kind: what the response is an object of.
-        kind_of_event: what an event of its stream is one of.
-        hides_output: no answer is wanted; one token is generated and thrown away.
+        kind: the response's ``object``.
+        kind_of_event: that of an event of its stream.
+        hides_output: the request wants no answer; one token is generated and thrown away.
     """
 
     kind: str
@@ -39,35 +38,38 @@ class Answering(ABC):
         fields: GenerationFields,
         response_id: str,
         requests: list[GenerateRequest],
-        keeper: Keeper | None,
+        constraint_field: str,
+        recorder: ConversationRecorder | None,
     ) -> None:
         """
         Args:
             requests: one a prompt.
-            keeper: of a conversation that is to be remembered.
+            constraint_field: the field that holds the request's constraint; "": it has none.
+            recorder: of the conversation, if it is to be kept.
         """
         self.fields = fields
         self.id = response_id
         self.requests = requests
-        self._keeper = keeper
+        self.constraint_field = constraint_field
+        self._recorder = recorder
 
     @abstractmethod
-    def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Part]:
-        """What a chunk adds to the response."""
+    def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
+        """The choices, or pieces of choices, that a chunk adds to the response."""
 
     def beside_first(
         self, chunk: AnswerChunk, text: str, calls: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Take note of (a piece of) the first answer; what the response says beside it.
+        """Record (a piece of) the first answer; returns the fields of the response beside its choices.
 
         Args:
             text, calls: as the client gets them.
         """
-        extras = times_extras(chunk) if self.fields.return_times else {}
-        if self._keeper is not None:
-            self._keeper.add(text, chunk.reasoning, calls)
+        extras = times_extras(chunk.report) if self.fields.return_times else {}
+        if self._recorder is not None:
+            self._recorder.add(text, chunk.reasoning, calls)
             if chunk.finish_reason is not None:
-                extras["kept"] = self._keeper.end(chunk.finish_reason)
+                extras["kept"] = self._recorder.end(chunk.finish_reason)
         return extras
 
 
@@ -82,8 +84,8 @@ async def _whole(answering: Answering, state: ServerState) -> dict[str, Any]:
     usage = Usage(answering.hides_output)
     choices: list[dict[str, Any]] = []
     extras: dict[str, Any] = {}
-    async with aclosing(_parts(answering, state, usage)) as parts:
-        async for choice, beside in parts:
+    async with aclosing(_choices(answering, state, usage)) as found:
+        async for choice, beside in found:
             choices.append(choice)
             extras |= beside
     choices.sort(key=lambda choice: choice["index"])
@@ -103,23 +105,23 @@ async def _stream(answering: Answering, state: ServerState) -> AsyncGenerator[by
             envelope["usage"] = usage.as_json() if always or not choices else None
         return envelope
 
-    async with aclosing(_parts(answering, state, usage)) as parts:
-        async for choice, beside in parts:
+    async with aclosing(_choices(answering, state, usage)) as found:
+        async for choice, beside in found:
             yield event(piece([choice]) | beside)
     if with_usage:
         yield event(piece([]))
     yield DONE
 
 
-async def _parts(
+async def _choices(
     answering: Answering, state: ServerState, usage: Usage
-) -> AsyncGenerator[Part, None]:
-    field = constraint_field(answering.fields)
-    async with aclosing(state.generate(answering.requests, field)) as chunks:
+) -> AsyncGenerator[ChoiceDelta, None]:
+    running = state.generate(answering.requests, answering.constraint_field)
+    async with aclosing(running) as chunks:
         async for prompt_index, chunk in chunks:
             usage.add(prompt_index, chunk)
-            for part in answering.parts(prompt_index, chunk):
-                yield part
+            for choice in answering.choices(prompt_index, chunk):
+                yield choice
 
 
 def _envelope(

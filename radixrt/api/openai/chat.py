@@ -1,20 +1,20 @@
-"""``/v1/chat/completions``: a conversation in, the next message out."""
+"""``/v1/chat/completions``: the next message of a conversation."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from radixrt.api.conversations.continuation import Continuation, Keeper, is_kept
+from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.http.request_ids import request_id
-from radixrt.api.openai.answering import Answering, Part, respond
-from radixrt.api.openai.constraint import asked_constraint, structured_extras
-from radixrt.api.openai.formats import chat_logprobs, prompt_extras
-from radixrt.api.openai.prompts import chat_prompt
-from radixrt.api.openai.protocol import ChatCompletionRequest
-from radixrt.api.openai.sampling import queueing, sampling_from_fields
-from radixrt.api.openai.tools import call_as_json, call_delta, calls_tools, tool_constraint
+from radixrt.api.http.middleware import request_id
+from radixrt.api.openai.answering import Answering, ChoiceDelta, respond
+from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.options import request_options, sampling_from_fields
+from radixrt.api.requests.prompts import chat_prompt
+from radixrt.api.requests.protocol import ChatCompletionRequest
+from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, tool_constraint
+from radixrt.api.responses import chat_logprobs, prompt_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.constrained.requests import check_sampling
@@ -30,40 +30,50 @@ def chat_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/chat/completions", ChatCompletionRequest)
     async def chat_completions(request: Request, fields: ChatCompletionRequest) -> Response:
-        return await respond(_plan(fields, state, request), request, state)
+        return await respond(_chat(fields, state, request), request, state)
 
     return router
 
 
-def _plan(fields: ChatCompletionRequest, state: ServerState, request: Request) -> "_Chat":
-    overrides: dict[str, Any] = {"logprobs": _logprobs(fields)}
-    if fields.max_completion_tokens is not None:
-        overrides["max_tokens"] = fields.max_completion_tokens
-    sampling = sampling_from_fields(fields, state, **overrides)
-    state.check_answer_count(1, sampling.n)
+def _chat(fields: ChatCompletionRequest, state: ServerState, request: Request) -> "_Chat":
+    """Raises:
+    RequestError: a field is out of its range, or does not fit the others; names it.
+    """
     continuation = Continuation.of(fields, "messages", state.conversations, request)
     prompt = chat_prompt(fields, fields.messages, continuation.messages)
-    written = state.config.tool_call_parser
-    structured = asked_constraint(fields, state.config)
-    structured = tool_constraint(fields, FORMATS[written], structured)
-    check_sampling(structured, sampling)
+    format_name = state.config.tool_call_parser
+    constraint = tool_constraint(
+        fields, FORMATS[format_name], asked_constraint(fields, state.config)
+    )
+    max_tokens = fields.max_completion_tokens
+    sampling = sampling_from_fields(
+        fields,
+        state,
+        logprobs=_logprobs(fields),
+        max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
+    )
+    state.check_answer_count(1, sampling.n)
+    check_sampling(constraint.spec, sampling)
     response_id = request_id("chatcmpl", fields.rid, fields.request_id)
-    keeper = None
-    if is_kept(fields):
-        new, continues = prompt.messages[continuation.taken :], prompt.continue_final_message
-        keeper = Keeper(state.conversations, response_id, continuation, new, continues)
+    recorder = ConversationRecorder.of(
+        fields,
+        state.conversations,
+        response_id,
+        continuation,
+        prompt.messages[continuation.taken :],
+        prompt.continue_final_message,
+    )
     generate = GenerateRequest(
         request_id=response_id,
         prompt=prompt,
-        sampling=sampling,
+        options=request_options(fields, state.config, sampling),
         stream=bool(fields.stream),
         return_prompt_token_ids=bool(fields.return_token_ids),
-        parse_tool_calls=written if calls_tools(fields) else "",
-        structured=structured,
-        parse_reasoning=_reasoning_parser(fields, state, structured),
-        **queueing(fields, state.config),
+        parse_tool_calls=format_name if calls_tools(fields) else "",
+        structured=constraint.spec,
+        parse_reasoning=_reasoning_parser(fields, state, constraint.spec),
     )
-    return _Chat(fields, generate, keeper)
+    return _Chat(fields, generate, constraint.field, recorder)
 
 
 class _Chat(Answering):
@@ -71,16 +81,20 @@ class _Chat(Answering):
     kind_of_event = "chat.completion.chunk"
 
     def __init__(
-        self, fields: ChatCompletionRequest, request: GenerateRequest, keeper: Keeper | None
+        self,
+        fields: ChatCompletionRequest,
+        request: GenerateRequest,
+        constraint_field: str,
+        recorder: ConversationRecorder | None,
     ) -> None:
-        super().__init__(fields, request.request_id, [request], keeper)
-        self._tells_reasoning = request.parse_reasoning and fields.include_reasoning is not False
+        super().__init__(fields, request.request_id, [request], constraint_field, recorder)
+        self._shows_reasoning = request.parse_reasoning and fields.include_reasoning is not False
         self._begun: set[int] = set()
-        """Streamed choices whose role has been told."""
+        """Streamed choices whose role has been sent."""
         self._called: set[int] = set()
         """Choices that have called a tool."""
 
-    def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Part]:
+    def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
         extras = prompt_extras(chunk, bool(self.fields.return_token_ids))
         if self.fields.stream and chunk.index not in self._begun:
             self._begun.add(chunk.index)
@@ -89,30 +103,30 @@ class _Chat(Answering):
             extras = {}
         if chunk.tool_calls:
             self._called.add(chunk.index)
-        told = self._delta(chunk) if self.fields.stream else self._message(chunk)
+        message = self._delta(chunk) if self.fields.stream else self._message(chunk)
         if chunk.index == 0:
-            calls = told.get("tool_calls", [])
-            extras |= self.beside_first(chunk, told["content"] or "", calls)
+            calls = message.get("tool_calls", [])
+            extras |= self.beside_first(chunk, message["content"] or "", calls)
         choice = {
             "index": chunk.index,
-            "delta" if self.fields.stream else "message": told,
+            "delta" if self.fields.stream else "message": message,
             "logprobs": chat_logprobs(chunk.logprobs),
             "finish_reason": self._finish_reason(chunk),
-            "stop_reason": chunk.stop_reason,
+            "stop_reason": chunk.report.stop_reason,
         }
         if self.fields.return_token_ids:
             choice["token_ids"] = unpack_ids(chunk.token_ids).tolist()
-        yield choice | structured_extras(chunk), extras
+        yield choice | structured_extras(chunk.report), extras
 
     def _finish_reason(self, chunk: AnswerChunk) -> str | None:
         if chunk.finish_reason == "stop" and chunk.index in self._called:
-            return "tool_calls"  # those who asked are to run them
+            return "tool_calls"  # the client runs them
         return chunk.finish_reason
 
     def _message(self, chunk: AnswerChunk) -> dict[str, Any]:
         """A whole answer."""
         message: dict[str, Any] = {"role": "assistant", "content": chunk.text, "refusal": None}
-        if self._tells_reasoning:
+        if self._shows_reasoning:
             message["reasoning_content"] = chunk.reasoning or None
         if chunk.tool_calls:
             message["content"] = chunk.text.strip() or None
@@ -122,7 +136,7 @@ class _Chat(Answering):
     def _delta(self, chunk: AnswerChunk) -> dict[str, Any]:
         """A piece of an answer."""
         delta: dict[str, Any] = {"content": chunk.text}
-        if self._tells_reasoning and chunk.reasoning:
+        if self._shows_reasoning and chunk.reasoning:
             delta["reasoning_content"] = chunk.reasoning
         if chunk.tool_calls:
             delta["tool_calls"] = [call_delta(call) for call in chunk.tool_calls]
@@ -140,15 +154,15 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
 def _reasoning_parser(
     fields: ChatCompletionRequest, state: ServerState, structured: Spec | None
 ) -> str:
-    """How the thought is marked that is to be taken out of the answer; "" if it is not."""
+    """The parser that takes the reasoning out of the answer; "": the reasoning stays in its text."""
     if state.config.reasoning_parser == "none" or fields.continue_final_message:
         return ""
     if fields.separate_reasoning is not False:
         return state.config.reasoning_parser
     if structured is not None:
         raise RequestError(
-            "separate_reasoning must not be false with structured output or tools: what the answer is held to begins "
-            "after the thought. To have no thought in the response, set include_reasoning to false.",
+            "separate_reasoning must not be false with structured output or tools, since the constraint begins "
+            "after the reasoning. To have no reasoning in the response, set include_reasoning to false.",
             param="separate_reasoning",
         )
     return ""

@@ -1,4 +1,4 @@
-"""``/v1/completions``: text or token ids in, their continuation out."""
+"""``/v1/completions``: the continuation of a text or of token ids."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from radixrt.api.conversations.continuation import Continuation, Keeper, is_kept
+from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.http.request_ids import request_id
-from radixrt.api.openai.answering import Answering, Part, respond
-from radixrt.api.openai.constraint import asked_constraint, structured_extras
-from radixrt.api.openai.formats import completion_logprobs, prompt_extras
-from radixrt.api.openai.prompts import parse_prompts
-from radixrt.api.openai.protocol import CompletionRequest
-from radixrt.api.openai.sampling import queueing, sampling_from_fields
+from radixrt.api.http.middleware import request_id
+from radixrt.api.openai.answering import Answering, ChoiceDelta, respond
+from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.options import request_options, sampling_from_fields
+from radixrt.api.requests.prompts import parse_prompts
+from radixrt.api.requests.protocol import CompletionRequest
+from radixrt.api.responses import completion_logprobs, prompt_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
@@ -32,12 +32,15 @@ def completion_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/completions", CompletionRequest)
     async def completions(request: Request, fields: CompletionRequest) -> Response:
-        return await respond(_plan(fields, state, request), request, state)
+        return await respond(_completion(fields, state, request), request, state)
 
     return router
 
 
-def _plan(fields: CompletionRequest, state: ServerState, request: Request) -> "_Completion":
+def _completion(fields: CompletionRequest, state: ServerState, request: Request) -> "_Completion":
+    """Raises:
+    RequestError: a field is out of its range, or does not fit the others; names it.
+    """
     continuation = Continuation.of(fields, "text", state.conversations, request)
     prompts = parse_prompts(
         _whole_prompt(fields, continuation),
@@ -46,35 +49,35 @@ def _plan(fields: CompletionRequest, state: ServerState, request: Request) -> "_
     )
     sampling = _sampling(fields, state)
     state.check_answer_count(len(prompts), sampling.n)
-    structured = asked_constraint(fields, state.config)
-    check_sampling(structured, sampling)
-    if structured is not None and fields.max_tokens == 0:
+    constraint = asked_constraint(fields, state.config)
+    check_sampling(constraint.spec, sampling)
+    if constraint.spec is not None and fields.max_tokens == 0:
         raise RequestError(
             "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
             param="max_tokens",
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
-    keeper = None
-    if is_kept(fields):
-        keeper = Keeper(state.conversations, response_id, continuation, str(fields.prompt))
+    recorder = ConversationRecorder.of(
+        fields, state.conversations, response_id, continuation, str(fields.prompt)
+    )
+    options = request_options(fields, state.config, sampling)
     requests = [
         GenerateRequest(
             request_id=f"{response_id}-{number}",
-            owner=response_id,
+            group_id=response_id,
             prompt=prompt,
-            sampling=sampling,
+            options=options,
             stream=bool(fields.stream),
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
-            structured=structured,
-            **queueing(fields, state.config),
+            structured=constraint.spec,
         )
         for number, prompt in enumerate(prompts)
     ]
-    return _Completion(fields, response_id, requests, keeper)
+    return _Completion(fields, response_id, requests, constraint.field, recorder)
 
 
 def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str | list[Any]:
-    """The prompt with what is remembered before it.
+    """The prompt behind the kept text that it goes on from.
 
     Raises:
         RequestError: it is not one text.
@@ -109,19 +112,13 @@ class _Completion(Answering):
     fields: CompletionRequest
     kind = kind_of_event = "text_completion"
 
-    def __init__(
-        self,
-        fields: CompletionRequest,
-        response_id: str,
-        requests: list[GenerateRequest],
-        keeper: Keeper | None,
-    ) -> None:
-        super().__init__(fields, response_id, requests, keeper)
+    def __init__(self, fields: CompletionRequest, *others: Any) -> None:
+        super().__init__(fields, *others)
         self.hides_output = fields.max_tokens == 0
         self._offsets: Counter[int] = Counter()
         """Of each choice: characters of its tokens so far."""
 
-    def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Part]:
+    def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
         index = prompt_index * self.requests[0].sampling.n + chunk.index
         hidden = self.hides_output
         text, tokens, finish_reason = chunk.text, chunk.logprobs, chunk.finish_reason
@@ -130,7 +127,7 @@ class _Completion(Answering):
             finish_reason = "length" if finish_reason else None
         beside = self.beside_first(chunk, text, []) if index == 0 else {}
         if chunk.prompt is not None and self.fields.echo:
-            text = (chunk.prompt.text or "") + text
+            text = chunk.prompt.text + text
             if tokens is not None:
                 tokens = [*(chunk.prompt.logprobs or []), *tokens]
         choice = {
@@ -138,12 +135,12 @@ class _Completion(Answering):
             "text": text,
             "logprobs": completion_logprobs(tokens, self._offsets[index]),
             "finish_reason": finish_reason,
-            "stop_reason": chunk.stop_reason,
+            "stop_reason": chunk.report.stop_reason,
         }
         self._offsets[index] += sum(len(token.token) for token in tokens or ())
         if self.fields.return_token_ids:
             choice["token_ids"] = [] if hidden else unpack_ids(chunk.token_ids).tolist()
-        yield choice | self._prompt_extras(chunk) | structured_extras(chunk), beside
+        yield choice | self._prompt_extras(chunk) | structured_extras(chunk.report), beside
 
     def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
         extras = prompt_extras(chunk, bool(self.fields.return_token_ids))

@@ -21,6 +21,7 @@ from radixrt.bench.cache.future import look_ahead
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
 from radixrt.messages.ids import PackedIds, pack_ids
+from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.limits import SchedulerLimits
@@ -138,8 +139,7 @@ class _Run:
         return SequenceRequest(
             seq_id=number,
             token_ids=self._prompt(recorded, num_symbols),
-            sampling=sampling,
-            cache_hints=self._future.hints[number],
+            options=RequestOptions(sampling=sampling, cache_hints=self._future.hints[number]),
         )
 
     def _prompt(self, recorded: TraceRequest, num_symbols: int) -> PackedIds:
@@ -175,11 +175,11 @@ class _Run:
         return lengths
 
     def _record(self, batch: TokenBatch) -> None:
-        for started in batch.started:
-            self._cached[started.seq_id] = started.cached_tokens * self._symbol
-            self._ttft[started.seq_id] = self._clock.now - self._arrival[started.seq_id]
-        for finished in batch.finished:
-            self._go_on_after(finished.seq_id)
+        for number, report in batch.started.items():
+            self._cached[number] = report.cached_tokens * self._symbol
+            self._ttft[number] = self._clock.now - self._arrival[number]
+        for number in batch.finished:
+            self._go_on_after(number)
 
     def _go_on_after(self, number: int) -> None:
         """An answer is complete: its session ends, or sends its next request after a pause."""

@@ -30,7 +30,7 @@ class QueueOrder:
 
     def rank(self, sequence: Sequence) -> int:
         """What goes before age and prefix; the smallest first."""
-        return sequence.priority if self.by_priority else 0
+        return sequence.options.priority if self.by_priority else 0
 
     def cost(self, sequence: Sequence, cached_tokens: int) -> int:
         """What decides among sequences of one rank; the smallest first."""

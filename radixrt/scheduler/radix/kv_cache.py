@@ -228,8 +228,8 @@ class KVCache:
 
     def _heed_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
         """Apply what is hinted to the ``num_pages`` pages up to ``end``, on which the sequence has its lock."""
-        hints = sequence.cache_hints
-        priority = sequence.priority if self._heeds_priority else 0
+        hints = sequence.options.cache_hints
+        priority = sequence.options.priority if self._heeds_priority else 0
         self._hints.write(end, num_pages, hints, self._clock(), priority)
         if hints.session:
             self.sessions.note(hints.session, sequence.salt, end)

@@ -1,4 +1,4 @@
-"""Which part of an answer is the thought before it?"""
+"""Splits the reasoning before an answer off its content."""
 
 import dataclasses
 
@@ -10,12 +10,12 @@ PROMPT_END_TOKENS = 32
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningFormat:
-    """How a model marks its thought."""
+    """The tags around a model's reasoning."""
 
     opening: str
     closing: str
     begins_inside: bool
-    """The answer begins with the thought, whether or not it writes the opening tag."""
+    """The answer begins with the reasoning, with or without the opening tag."""
 
 
 FORMATS: dict[str, ReasoningFormat] = {
@@ -26,18 +26,22 @@ FORMATS: dict[str, ReasoningFormat] = {
 
 
 class ReasoningParser:
-    """Splits an answer's text into thought and content, as it comes.
+    """Splits an answer's text into reasoning and content while it is generated.
 
-    Tags belong to neither; white space around a thought is dropped.
+    Tags belong to neither; white space around the reasoning is dropped.
+
+    >>> parser = ReasoningParser(FORMATS["qwen3"])
+    >>> parser.push("<think>Two and two</think> 4")
+    ('Two and two', '4')
 
     Args:
-        written: how this model marks its thought.
-        prompt_end: the last characters of the prompt, which may have opened the thought, or closed it.
-        held: what follows the thought is held to a grammar: the thought then ends where the grammar begins, at
-            ``thought_length``, which is told as soon as it is known, and the content is left as it is.
+        written: the tags of this model.
+        prompt_end: the last characters of the prompt, which may hold an opening or a closing tag.
+        held: a grammar governs the content. The reasoning then ends where the grammar begins, at
+            ``reasoning_length``, which the caller sets as soon as it is known, and the content is not trimmed.
 
     Attributes:
-        thought_length: length in characters of the thought with its tags; None: not known. Only if ``held``.
+        reasoning_length: length in characters of the reasoning with its tags; None: not known. Only if ``held``.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class ReasoningParser:
     ) -> None:
         self._written = written
         self._held = held
-        self.thought_length: int | None = None
+        self.reasoning_length: int | None = None
         self._undecided = ""
         self._num_decided = 0
         end = prompt_end.rstrip()
@@ -53,32 +57,34 @@ class ReasoningParser:
         self._inside = written.begins_inside or end.endswith(written.opening)
         if end.endswith(written.closing):
             self._inside = False
-        self._trims_thought = True
+        self._trims_reasoning = True
         self._trims_content = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return the thought and the content that are now certain."""
+        """Return the reasoning and the content that are now certain."""
         self._undecided += text
         if self._may_open and not self._take_opening():
             return "", ""
         if not self._inside:
-            return "", self._content(self._take(len(self._undecided)))
-        end = self._thought_end()
+            return "", self._trimmed_content(self._take(len(self._undecided)))
+        end = self._reasoning_end()
         if end is None:
-            return self._thought(self._take(self._num_certain())), ""
-        thought = self._take(end).rstrip().removesuffix(self._written.closing).rstrip()
+            return self._trimmed_reasoning(self._take(self._num_certain())), ""
+        reasoning = self._take(end).rstrip().removesuffix(self._written.closing).rstrip()
         self._inside, self._trims_content = False, not self._held
-        return self._thought(thought), self._content(self._take(len(self._undecided)))
+        return self._trimmed_reasoning(reasoning), self._trimmed_content(
+            self._take(len(self._undecided))
+        )
 
     def flush(self) -> tuple[str, str]:
-        """The rest, once the answer is complete. A thought that was never closed stays one."""
+        """The rest, once the answer is complete. Reasoning without a closing tag stays reasoning."""
         rest = self._take(len(self._undecided))
         if self._inside or (self._may_open and self._held):
-            return self._thought(rest.rstrip()), ""
-        return "", self._content(rest)
+            return self._trimmed_reasoning(rest.rstrip()), ""
+        return "", self._trimmed_content(rest)
 
     def _take_opening(self) -> bool:
-        """Whether it is decided if the answer begins with an opening tag; takes it if so."""
+        """Take the opening tag, if there is one. False: more text is needed to decide."""
         begun, tag = self._undecided.lstrip(), self._written.opening
         if len(begun) < len(tag) and tag.startswith(begun):
             return False
@@ -87,21 +93,21 @@ class ReasoningParser:
             self._inside = True
             self._take(len(self._undecided) - len(begun) + len(tag))
         elif self._held:
-            self._inside = True  # a thought without a tag: the grammar has not begun
+            self._inside = True  # reasoning without a tag: the grammar has not begun
         return True
 
-    def _thought_end(self) -> int | None:
-        """Where in what is undecided the thought and its tag end."""
+    def _reasoning_end(self) -> int | None:
+        """Where in the undecided text the reasoning and its tag end."""
         if self._held:
-            if self.thought_length is None:
+            if self.reasoning_length is None:
                 return None
-            end = max(self.thought_length - self._num_decided, 0)
+            end = max(self.reasoning_length - self._num_decided, 0)
             return None if end > len(self._undecided) else end
         found = self._undecided.find(self._written.closing)
         return None if found < 0 else found + len(self._written.closing)
 
     def _num_certain(self) -> int:
-        """How much of what is undecided is thought, whatever comes."""
+        """How much of the undecided text is reasoning, whatever follows."""
         text = self._undecided.removesuffix(self._written.closing)
         text = text[: len(text) - length_of_begun(self._written.closing, text)]
         return len(text.rstrip())
@@ -111,13 +117,13 @@ class ReasoningParser:
         self._num_decided += length
         return taken
 
-    def _thought(self, text: str) -> str:
-        if self._trims_thought:
+    def _trimmed_reasoning(self, text: str) -> str:
+        if self._trims_reasoning:
             text = text.lstrip()
-            self._trims_thought = not text
+            self._trims_reasoning = not text
         return text
 
-    def _content(self, text: str) -> str:
+    def _trimmed_content(self, text: str) -> str:
         if self._trims_content:
             text = text.lstrip()
             self._trims_content = not text

@@ -1,18 +1,19 @@
-"""Where does an answer call a tool, and with which arguments?"""
+"""Splits the tool calls off an answer's content."""
 
 import json
 import re
 
 from radixrt.constrained.tool_calls import FORMATS, ToolCallFormat
 from radixrt.messages.answers import ToolCall
-from radixrt.tokenizer.answer.json_scanner import JsonScanner
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(\w+)"\s*:\s*(?=\{)')
-"""Of a call whose arguments have begun."""
+"""Beginning of a call up to its arguments."""
+_OUTSIDE = re.compile(r'[{}\[\]"]')
+_INSIDE_STRING = re.compile(r'["\\]')
 
 
 class ToolCallParser:
-    """Splits an answer's text into content and tool calls, as it comes.
+    """Splits an answer's text into content and tool calls while it is generated.
 
     Args:
         written: how this model writes calls.
@@ -195,6 +196,37 @@ class _OpenCall:
                 return len(text)
             self._arguments_end = self.arguments_start + end
         return self._arguments_end
+
+
+class JsonScanner:
+    """Finds the end of a JSON object whose text comes in pieces, by counting brackets outside strings."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._at = 0
+
+    def end(self, text: str) -> int | None:
+        """The offset after the closing bracket of the object with which ``text`` begins, once it is there.
+
+        Args:
+            text: all of it so far; later calls bring the same text, and more.
+        """
+        while found := (_INSIDE_STRING if self._in_string else _OUTSIDE).search(text, self._at):
+            character, self._at = found.group(), found.end()
+            if character == '"':
+                self._in_string = not self._in_string
+            elif character == "\\":
+                if self._at == len(text):  # what it escapes has yet to come
+                    self._at -= 1
+                    return None
+                self._at += 1
+            else:
+                self._depth += 1 if character in "{[" else -1
+                if self._depth == 0:
+                    return self._at
+        self._at = len(text)
+        return None
 
 
 def length_of_begun(tag: str, text: str) -> int:

@@ -1,6 +1,6 @@
 """Which tokens of a constrained answer may be told already, and how does it go on when a part of it is wrong?
 
-Stands between the scheduler's news of a sequence and the :class:`~radixrt.tokenizer.answer.answers.Answer`, which sees
+Stands between the scheduler's news of a sequence and the :class:`~radixrt.tokenizer.answer.answer_state.AnswerState`, which sees
 only what no check can take back any more. To take back is to ask for a new sequence: prompt and kept tokens
 are its prompt, and the radix tree holds their KV.
 """
@@ -14,9 +14,10 @@ from radixrt.constrained.checks.checked_answer import CheckedAnswer, DueCheck, R
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.grammar import SpanCheck
+from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.sequences import Constraint, SequenceFinished, SequenceRequest
-from radixrt.tokenizer.answer.answers import SequenceNews
+from radixrt.messages.sequences import Constraint, SequenceRequest
+from radixrt.tokenizer.answer.answer_state import SequenceNews
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer_sampling import answer_seed
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -71,6 +72,7 @@ class CheckedSequence:
         """Tokens before the grammar began."""
         self._news = SequenceNews()
         """What has come and was not told."""
+        self._started: AnswerReport | None = None
         self._num_told = 0
         self._awaits_final = False
         self.violation: str | None = None
@@ -94,12 +96,12 @@ class CheckedSequence:
             ValueError: the text is not what the grammar allows: a bug.
         """
         held = self._news
-        held.started = held.started or news.started
+        self._started = news.started or self._started
         held.prompt_logprobs += news.prompt_logprobs
         held.token_ids += news.token_ids
         held.logprobs += news.logprobs
         end = news.finished
-        ends_with_stop = end is not None and end.stop_token is not None
+        ends_with_stop = end is not None and end.finish_reason == "stop"
         for position, token in enumerate(news.token_ids):
             self._push(token, is_stop=ends_with_stop and position == len(news.token_ids) - 1)
         if end is not None:
@@ -115,15 +117,14 @@ class CheckedSequence:
         text = "" if is_stop else self._detokenizer.push(token)
         self._checked.push([token], [text])
 
-    def _finish(self, end: SequenceFinished) -> None:
+    def _finish(self, end: AnswerReport) -> None:
         self.is_over = True
-        self._news.finished = msgspec.structs.replace(end, total_s=time.monotonic() - self._begun)
-        is_complete = end.reason == "stop" and not self._begin_after
-        self._checked.finish(cut_off=not is_complete or self._was_stopped_by_request(end))
+        times = msgspec.structs.replace(end.times, total_s=time.monotonic() - self._begun)
+        self._news.finished = msgspec.structs.replace(end, times=times)
+        is_complete = end.finish_reason == "stop" and not self._begin_after
+        was_stopped_by_request = end.stop_reason is not None
+        self._checked.finish(cut_off=not is_complete or was_stopped_by_request)
         self._awaits_final = is_complete and self._final is not None
-
-    def _was_stopped_by_request(self, end: SequenceFinished) -> bool:
-        return end.stop_token in self._request.sampling.stop_token_ids
 
     def take_news(self) -> SequenceNews | None:
         """What may be told now; None: nothing new."""
@@ -136,8 +137,8 @@ class CheckedSequence:
             token_ids=held.token_ids[:confirmed],
             logprobs=held.logprobs[:confirmed],
             prompt_logprobs=held.prompt_logprobs,
-            started=held.started,
-            finished=held.finished if settled else None,
+            started=self._with_checks(self._started),
+            finished=self._with_checks(held.finished) if settled else None,
         )
         self._news = SequenceNews(
             token_ids=held.token_ids[confirmed:],
@@ -146,6 +147,12 @@ class CheckedSequence:
         )
         self._num_told += confirmed
         return told
+
+    def _with_checks(self, report: AnswerReport | None) -> AnswerReport | None:
+        """The scheduler's report with what the checks found."""
+        if report is None:
+            return None
+        return msgspec.structs.replace(report, retries=self.retries, violation=self.violation)
 
     # ------------------------------------------------------------ verdicts
 
@@ -185,15 +192,15 @@ class CheckedSequence:
         self._detokenizer = self._new_detokenizer()
         for token in self._tokens[self._num_before :]:
             self._detokenizer.push(token)
-        first, sampling = self._request, self._request.sampling
+        first, options = self._request, self._request.options
+        seed = answer_seed(options.sampling.seed or 0, rewind.retries)
+        sampling = msgspec.structs.replace(options.sampling, seed=seed)
         return msgspec.structs.replace(
             first,
             seq_id=seq_id,
             token_ids=first.token_ids + pack_ids(self._tokens),
             num_output=kept,
-            sampling=msgspec.structs.replace(
-                sampling, seed=answer_seed(sampling.seed or 0, rewind.retries)
-            ),
+            options=msgspec.structs.replace(options, sampling=sampling),
             constraint=msgspec.structs.replace(
                 self._constraint, excluded=[pack_ids(path) for path in rewind.excluded]
             ),

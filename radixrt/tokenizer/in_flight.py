@@ -1,7 +1,7 @@
-"""Which answers are being generated, and who is told what of them?
+"""The answers in flight: takes the scheduler's tokens in and sends chunks to the api.
 
-The scheduler's tokens come in, chunks for the api go out. Values that no grammar covers are validated on the
-way, and an answer in which one is wrong goes on from an earlier point, as a new sequence.
+Values that no grammar covers are validated on the way. An answer with an invalid value goes on from an earlier
+point, as a new sequence (a retry).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.tokenizer.answer.answers import Answer, SequenceNews, news_by_sequence
+from radixrt.tokenizer.answer.answer_state import AnswerState, SequenceNews, news_by_sequence
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.structured import StructuredOutput
 
@@ -33,27 +33,27 @@ Send = Callable[[msgspec.Struct], None]
 
 
 @dataclasses.dataclass(eq=False)
-class _UnderWay:
-    """One answer."""
+class _InFlight:
+    """One answer, and the sequence that generates it."""
 
     seq_id: int
-    answer: Answer
+    answer: AnswerState
     checked: CheckedSequence | None
-    """What holds it back until its values are validated."""
+    """Holds tokens back until the values in them are validated."""
 
     @property
     def request_id(self) -> str:
         return self.answer.request.request_id
 
 
-class AnswersUnderWay:
-    """All answers of this engine that have not finished."""
+class InFlightAnswers:
+    """All answers of this engine that are not complete."""
 
     def __init__(self, structured: StructuredOutput, to_api: Send, to_scheduler: Send) -> None:
         self._structured = structured
         self._to_api = to_api
         self._to_scheduler = to_scheduler
-        self._by_seq_id: dict[int, _UnderWay] = {}
+        self._by_seq_id: dict[int, _InFlight] = {}
         self._seq_ids_of: dict[str, set[int]] = {}
         """Unfinished answers of each request; empty while its prompt is being encoded."""
         self._seq_ids = itertools.count()
@@ -63,18 +63,18 @@ class AnswersUnderWay:
         return next(self._seq_ids) & 0x7FFFFFFF
 
     def expect(self, request_id: str) -> None:
-        """A request has come whose answers will begin."""
+        """Register a request; its answers begin when its prompt is encoded."""
         self._seq_ids_of[request_id] = set()
 
     def begin(
-        self, sequence: SequenceRequest, answer: Answer, checked: CheckedSequence | None
+        self, sequence: SequenceRequest, answer: AnswerState, checked: CheckedSequence | None
     ) -> None:
-        """Hand one answer of a request that is expected to the scheduler."""
-        self._add(_UnderWay(sequence.seq_id, answer, checked))
+        """Send one answer of a registered request to the scheduler."""
+        self._add(_InFlight(sequence.seq_id, answer, checked))
         self._to_scheduler(sequence)
 
     def abort(self, request_id: str) -> None:
-        """End a request's answers where they are; one that is not under way is ignored."""
+        """End a request's answers where they are; an unknown request is ignored."""
         seq_ids = self._seq_ids_of.get(request_id)
         if seq_ids is None:
             return
@@ -88,113 +88,110 @@ class AnswersUnderWay:
             self._to_api(failure(request_id, error))
 
     def fail(self, request_id: str, error: Exception) -> None:
-        """Drop a request, all its answers, and say why."""
+        """Drop a request with all its answers, and send the error to the api."""
         self._drop(request_id)
         self._to_api(failure(request_id, error))
 
     def absorb(self, batch: TokenBatch) -> None:
-        """Turn a step's tokens into text and tell the api. Ids of dropped sequences are ignored."""
+        """Turn a step's tokens into text and send it to the api. Ids of dropped sequences are ignored."""
         chunks: list[AnswerChunk | None] = []
         for seq_id, news in news_by_sequence(batch).items():
-            under_way = self._by_seq_id.get(seq_id)
-            if under_way is None:
+            entry = self._by_seq_id.get(seq_id)
+            if entry is None:
                 continue
             try:
-                chunks.append(self._absorb(under_way, news))
+                chunks.append(self._absorb(entry, news))
             except Exception as error:
-                self.fail(under_way.request_id, error)
+                self.fail(entry.request_id, error)
         self._send_chunks(chunks)
         for refused in batch.refused:
             self._refuse(refused)
 
     def _refuse(self, refused: SequenceRefused) -> None:
-        """The scheduler can't go on with a sequence."""
-        under_way = self._by_seq_id.get(refused.seq_id)
-        if under_way is not None:
+        """The scheduler has dropped a sequence."""
+        entry = self._by_seq_id.get(refused.seq_id)
+        if entry is not None:
             error = RequestError(
                 refused.message, status=refused.status, retry_after_s=refused.retry_after_s
             )
-            self.fail(under_way.request_id, error)
+            self.fail(entry.request_id, error)
 
-    def _absorb(self, under_way: _UnderWay, news: SequenceNews) -> AnswerChunk | None:
-        if under_way.checked is None:
-            return self._tell(under_way, news, is_over=news.finished is not None)
-        under_way.checked.absorb(news)
-        return self._tell_checked(under_way, under_way.checked)
+    def _absorb(self, entry: _InFlight, news: SequenceNews) -> AnswerChunk | None:
+        if entry.checked is None:
+            return self._next_chunk(entry, news, is_over=news.finished is not None)
+        entry.checked.absorb(news)
+        return self._next_checked_chunk(entry, entry.checked)
 
-    def _tell(
-        self, under_way: _UnderWay, news: SequenceNews, *, is_over: bool
+    def _next_chunk(
+        self, entry: _InFlight, news: SequenceNews, *, is_over: bool
     ) -> AnswerChunk | None:
-        """Let an answer take in what may be told. ``is_over``: the scheduler has ended the sequence."""
-        answer = under_way.answer
+        """Let an answer take in tokens that are certain. ``is_over``: the scheduler has ended the sequence."""
+        answer = entry.answer
         answer.absorb(news)
         chunk = answer.take_chunk()
         if answer.finished:
-            self._remove(under_way)
-            if not self._seq_ids_of[under_way.request_id]:
-                del self._seq_ids_of[under_way.request_id]
+            self._remove(entry)
+            if not self._seq_ids_of[entry.request_id]:
+                del self._seq_ids_of[entry.request_id]
             if not is_over:
-                self._release({under_way.seq_id}, complete=True)
+                self._release({entry.seq_id}, complete=True)
         return chunk
 
     # ------------------------------------------------------------ values that are validated
 
-    def _tell_checked(self, under_way: _UnderWay, checked: CheckedSequence) -> AnswerChunk | None:
-        """Have validated what is due, and tell what no verdict can take back."""
+    def _next_checked_chunk(self, entry: _InFlight, checked: CheckedSequence) -> AnswerChunk | None:
+        """Start the validations that are due; the chunk has the tokens that no verdict can take back."""
         for due in checked.due():
-            task = asyncio.get_running_loop().create_task(self._validate(under_way, checked, due))
+            task = asyncio.get_running_loop().create_task(self._validate(entry, checked, due))
             self._validating.add(task)  # the loop itself keeps only a weak reference
             task.add_done_callback(self._validating.discard)
         news = checked.take_news()
         if news is None:
             return None
-        answer = under_way.answer
+        answer = entry.answer
         if checked.violation is not None and not answer.unenforced:
             spec = answer.request.structured
             raise self._structured.report_violation(spec, checked.text, checked.violation)
-        answer.violation, answer.retries = checked.violation, checked.retries
-        return self._tell(under_way, news, is_over=checked.is_over)
+        return self._next_chunk(entry, news, is_over=checked.is_over)
 
-    async def _validate(
-        self, under_way: _UnderWay, checked: CheckedSequence, due: DueCheck
-    ) -> None:
+    async def _validate(self, entry: _InFlight, checked: CheckedSequence, due: DueCheck) -> None:
         try:
             errors = await self._structured.validate(due)
-            if self._is_here(under_way):
-                self._take_verdict(under_way, checked, due, errors)
+            if self._is_here(entry):
+                self._take_verdict(entry, checked, due, errors)
         except Exception as error:
-            if self._is_here(under_way):
-                self.fail(under_way.request_id, error)
+            if self._is_here(entry):
+                self.fail(entry.request_id, error)
 
-    def _is_here(self, under_way: _UnderWay) -> bool:
-        return self._by_seq_id.get(under_way.seq_id) is under_way
+    def _is_here(self, entry: _InFlight) -> bool:
+        return self._by_seq_id.get(entry.seq_id) is entry
 
     def _take_verdict(
         self,
-        under_way: _UnderWay,
+        entry: _InFlight,
         checked: CheckedSequence,
         due: DueCheck,
         errors: list[SpanError],
     ) -> None:
-        """Tell more of an answer, or let it go on from an earlier point."""
+        """Send more of an answer, or let it go on from an earlier point."""
         again = self._structured.verdict(checked, due, errors, self.new_seq_id())
         if again is not None:
-            self._remove(under_way)
-            self._release({under_way.seq_id})
-            under_way.seq_id = again.seq_id
-            self._add(under_way)
+            self._remove(entry)
+            self._release({entry.seq_id})
+            entry.seq_id = again.seq_id
+            self._add(entry)
             self._to_scheduler(again)
-        self._send_chunks([self._tell_checked(under_way, checked)])
+        self._send_chunks([self._next_checked_chunk(entry, checked)])
 
     # ------------------------------------------------------------ bookkeeping
 
-    def _add(self, under_way: _UnderWay) -> None:
-        self._by_seq_id[under_way.seq_id] = under_way
-        self._seq_ids_of[under_way.request_id].add(under_way.seq_id)
+    def _add(self, entry: _InFlight) -> None:
+        self._by_seq_id[entry.seq_id] = entry
+        self._seq_ids_of[entry.request_id].add(entry.seq_id)
 
-    def _remove(self, under_way: _UnderWay) -> None:
-        del self._by_seq_id[under_way.seq_id]
-        self._seq_ids_of[under_way.request_id].discard(under_way.seq_id)
+    def _remove(self, entry: _InFlight) -> None:
+        del self._by_seq_id[entry.seq_id]
+        self._seq_ids_of[entry.request_id].discard(entry.seq_id)
 
     def _drop(self, request_id: str) -> None:
         seq_ids = self._seq_ids_of.pop(request_id, set())
@@ -207,12 +204,12 @@ class AnswersUnderWay:
             self._to_scheduler(ReleaseSequences(pack_ids(sorted(seq_ids)), complete))
 
     def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
-        if told := [chunk for chunk in chunks if chunk is not None]:
-            self._to_api(AnswerBatch(told))
+        if ready := [chunk for chunk in chunks if chunk is not None]:
+            self._to_api(AnswerBatch(ready))
 
 
 def failure(request_id: str, error: Exception) -> RequestFailed:
-    """How an error is told to the api; one that is no fault of the request is logged."""
+    """The message to the api about an error. An error that is no fault of the request is logged."""
     if not isinstance(error, RequestError):
         log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
         error = unexpected_error()

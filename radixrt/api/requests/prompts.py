@@ -4,11 +4,11 @@ from typing import Any
 
 from fastapi import Request
 
-from radixrt.api.cache.cache_control import cache_breakpoints, without_cache_control
 from radixrt.api.conversations.continuation import Continuation
-from radixrt.api.openai.protocol import ChatCompletionRequest, ChatMessage, PromptRequest
-from radixrt.api.openai.template_messages import to_template_messages
-from radixrt.api.openai.tools import offered_tools
+from radixrt.api.requests.cache_control import cache_breakpoints, without_cache_control
+from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, PromptRequest
+from radixrt.api.requests.template_messages import to_template_messages
+from radixrt.api.requests.tools import offered_tools
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth

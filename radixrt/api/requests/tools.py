@@ -1,11 +1,11 @@
-"""Which tools may an answer call, and must it? ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
+"""Reads the tools of a request: ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from radixrt.api.http.request_ids import new_id
-from radixrt.api.openai.constraint import constraint_field
-from radixrt.api.openai.protocol import ChatCompletionRequest, PromptRequest
+from radixrt.api.http.middleware import new_id
+from radixrt.api.requests.constraint import AskedConstraint
+from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth
 from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
@@ -14,7 +14,7 @@ from radixrt.messages.answers import ToolCall
 
 
 def offered_tools(fields: ChatCompletionRequest | PromptRequest) -> list[dict[str, Any]] | None:
-    """Those that the template shows to the model.
+    """The tools that the template shows to the model.
 
     Raises:
         RequestError: a tool is not what a template can take.
@@ -29,17 +29,17 @@ def calls_tools(fields: ChatCompletionRequest) -> bool:
 
 
 def tool_constraint(
-    fields: ChatCompletionRequest, written: ToolCallFormat, other: Spec | None
-) -> Spec | None:
-    """What an answer is held to, given its tools.
+    fields: ChatCompletionRequest, written: ToolCallFormat, asked: AskedConstraint
+) -> AskedConstraint:
+    """The constraint on an answer that may call tools.
 
     Args:
         written: how the model writes calls.
-        other: what the request holds its answer's content to.
+        asked: the constraint on the answer's content.
 
     Raises:
         RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be told from
-            what the request holds its content to.
+            constrained content.
     """
     name, must_call = _choice(fields)
     if not calls_tools(fields):
@@ -47,29 +47,32 @@ def tool_constraint(
             raise RequestError(
                 "tool_choice asks for a call, but there are no tools.", param="tools"
             )
-        return other
+        return asked
+    other = asked.spec
     tools = _tools(fields.tools or [])
     if name is not None and name not in tools:
         raise RequestError(
             f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice"
         )
-    if other is not None and must_call and constraint_field(fields) != "response_format":
+    if other is not None and must_call and asked.field != "response_format":
         raise RequestError(
             "tool_choice asks for a call, so the answer can't satisfy another constraint as well; leave one of them out.",
             param="tool_choice",
         )
     if other is not None and not must_call:
-        return _call_or(tools.values(), written, other, fields.parallel_tool_calls)
+        spec = _call_or(tools.values(), written, other, fields.parallel_tool_calls)
+        return AskedConstraint(spec, asked.field)
     chosen = tools.values() if name is None else [tools[name]]
     parallel = fields.parallel_tool_calls
     several = parallel is True if name is not None else parallel is not False
-    return calls(chosen, written, required=must_call, most=None if several else 1)
+    spec = calls(chosen, written, required=must_call, most=None if several else 1)
+    return AskedConstraint(spec, asked.field or "tools")
 
 
 def _call_or(
     tools: Iterable[Tool], written: ToolCallFormat, other: Spec, parallel: bool | None
 ) -> Spec:
-    """Either one call, or content that satisfies the other constraint, as the model decides."""
+    """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
     if not isinstance(other, JsonSchema | AnyJson) or not written.opening:
         raise RequestError(
             'With tools and tool_choice "auto" this constraint is not supported, since its text could look like a '

@@ -1,4 +1,4 @@
-"""How do the prompts of one HTTP request go through the engine? Some at a time, so that others get in between."""
+"""Runs the prompts of one HTTP request: some at a time, so that other requests are not held up."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,14 +10,14 @@ from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.requests import GenerateRequest
 
 _MOST_UNREAD = 64
-"""Chunks taken from the engine's client ahead of the reader; what more there is waits there, counted."""
+"""Most chunks taken from the engine's client ahead of the reader."""
 
 
-class Batch:
+class RequestGroup:
     """The prompts of one HTTP request.
 
     Attributes:
-        id: the name of all of them together.
+        id: of all of them together.
     """
 
     def __init__(
@@ -25,10 +25,10 @@ class Batch:
     ) -> None:
         """
         Args:
-            most_running: how many answers the engine computes at once. No more are submitted: the rest
-                would only stand in the queue, before the requests of others.
+            most_running: most answers that the engine computes at once. No more are submitted: the rest
+                would stand in the queue before the requests of others.
         """
-        self.id = requests[0].owner or requests[0].request_id
+        self.id = requests[0].group_id or requests[0].request_id
         self._client = client
         self._requests = requests
         self._free = asyncio.Semaphore(max(1, most_running // max(r.sampling.n for r in requests)))
@@ -65,7 +65,7 @@ class Batch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def abort(self) -> None:
-        """Whoever runs it gets what there is, with finish reason "abort"; an error, if a prompt had not begun."""
+        """End all answers where they are, with finish reason "abort". If a prompt has not begun, :meth:`run` raises a RequestError."""
         self._aborted = True
         for request in self._requests:
             self._client.abort(request.request_id)

@@ -1,7 +1,6 @@
-"""``/v1/cache/…``: what may clients do with the KV cache itself? Warm it, pin it, let go of it, look at it."""
+"""``/v1/cache/…``: warms, pins, releases and shows KV in the cache."""
 
 import asyncio
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -9,17 +8,18 @@ from fastapi import APIRouter, Query, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
-from radixrt.api.http.request_ids import request_id
-from radixrt.api.openai.prompts import one_prompt, token_prompt
-from radixrt.api.openai.protocol import PromptRequest
-from radixrt.api.openai.sampling import queueing
+from radixrt.api.http.middleware import request_id
+from radixrt.api.requests.options import request_options
+from radixrt.api.requests.prompts import one_prompt, token_prompt
+from radixrt.api.requests.protocol import PromptRequest
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.base.sampling_params import PREFILL_ONLY
-from radixrt.kv.cache_hint import check_pin_seconds, check_session
+from radixrt.client.warming import DEFAULT_PIN_S
+from radixrt.client.warming import pin as pin_prompt
+from radixrt.client.warming import warm as warm_prompt
+from radixrt.kv.cache_hint import check_session
 from radixrt.kv.cache_stats import CacheStats
-from radixrt.kv.warming import DEFAULT_PIN_S, Warmed
-from radixrt.messages.requests import GenerateRequest, Prompt
+from radixrt.messages.requests import Prompt, RequestOptions
 
 MOST_TREE_LEVELS = 16
 MOST_TREE_CHILDREN = 100
@@ -28,8 +28,7 @@ MOST_SESSIONS = 1024
 
 
 class WarmRequest(PromptRequest, kw_only=True):
-    """A prompt in one of three forms: messages, prompt or token_ids. The template opens no assistant's turn unless it is
-    asked to."""
+    """A prompt in one of three forms: messages, prompt or token_ids. The template adds no generation prompt unless asked to."""
 
     token_ids: list[Any] | None = None
 
@@ -55,12 +54,19 @@ def cache_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/cache/warm", WarmRequest)
     async def warm(request: Request, fields: WarmRequest) -> Response:
-        warmed = await while_connected(request, _warm(fields, state, request))
-        return json_response(msgspec.to_builtins(warmed))
+        warming = warm_prompt(state.run, *_target(fields, state, request))
+        return json_response(msgspec.to_builtins(await while_connected(request, warming)))
 
     @router.takes("/v1/cache/pin", PinRequest)
     async def pin(request: Request, fields: PinRequest) -> Response:
-        return json_response(await while_connected(request, _pin(fields, state, request)))
+        pinning = pin_prompt(
+            state.client,
+            state.run,
+            *_target(fields, state, request),
+            ttl_s=DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s,
+            max_s=state.config.max_pin_seconds,
+        )
+        return json_response(msgspec.to_builtins(await while_connected(request, pinning)))
 
     @router.takes("/v1/cache/release", ReleaseRequest)
     async def release(request: Request, fields: ReleaseRequest) -> Response:
@@ -89,27 +95,12 @@ def cache_routes(state: ServerState) -> APIRouter:
     return router
 
 
-async def _warm(fields: WarmRequest, state: ServerState, request: Request) -> Warmed:
-    warming = GenerateRequest(
-        request_id=request_id("warm", fields.rid),
-        prompt=_prompt(fields, state, request),
-        sampling=PREFILL_ONLY,
-        **queueing(fields, state.config),
-    )
-    request.state.request_id = warming.request_id
-    async with aclosing(state.generate([warming])) as chunks:
-        (chunk,) = [chunk async for _, chunk in chunks]
-    if chunk.finish_reason == "abort":
-        raise RequestError("The request was dropped before the prompt was computed.", status=408)
-    return Warmed.of(chunk)
-
-
-async def _pin(fields: PinRequest, state: ServerState, request: Request) -> dict[str, Any]:
-    ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
-    check_pin_seconds(ttl_s, state.config.max_pin_seconds)  # before anything is computed in vain
-    warmed = await _warm(fields, state, request)
-    lease = await state.client.pin(_prompt(fields, state, request), fields.cache_salt or "", ttl_s)
-    return msgspec.to_builtins(lease) | msgspec.to_builtins(warmed)
+def _target(
+    fields: WarmRequest, state: ServerState, request: Request
+) -> tuple[str, Prompt, RequestOptions]:
+    """The id, the prompt and the options of a request to warm."""
+    name = request.state.request_id = request_id("warm", fields.rid)
+    return name, _prompt(fields, state, request), request_options(fields, state.config)
 
 
 def _prompt(fields: WarmRequest, state: ServerState, request: Request) -> Prompt:

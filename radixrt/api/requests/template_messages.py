@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from radixrt.api.openai.protocol import ChatMessage
+from radixrt.api.requests.protocol import ChatMessage
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth
 

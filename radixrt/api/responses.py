@@ -1,11 +1,11 @@
-"""How do usage and log-probabilities look in OpenAI's responses?"""
+"""JSON of usage, log-probabilities and reports, as the endpoints' responses have them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from radixrt.messages.answers import AnswerChunk, TokenLogprob
+from radixrt.messages.answers import AnswerChunk, AnswerReport, TokenLogprob
 from radixrt.messages.ids import unpack_ids
 
 _LOWEST_LOGPROB = -9999.0
@@ -13,44 +13,53 @@ _LOWEST_LOGPROB = -9999.0
 
 
 class Usage:
-    """Counts the tokens of a request with one or several prompts and answers."""
+    """The usage of a request with one or several prompts and answers."""
 
     def __init__(self, hides_output: bool = False) -> None:
         """
         Args:
-            hides_output: its tokens do not count, since nobody gets them.
+            hides_output: output tokens do not count, since the client does not get them.
         """
         self._hides_output = hides_output
-        self._prompt_tokens: dict[int, int] = {}
-        self._cached_tokens: dict[int, int] = {}
-        self._cache_write_tokens: dict[int, int] = {}
-        self._output_tokens: dict[tuple[int, int], int] = {}
-        self._retries: dict[tuple[int, int], int] = {}
+        self._reports: dict[tuple[int, int], AnswerReport] = {}
 
     def add(self, prompt_index: int, chunk: AnswerChunk) -> None:
-        if chunk.prompt is not None:
-            self._prompt_tokens[prompt_index] = chunk.prompt.num_tokens
-        if chunk.index == 0:  # the other answers to a prompt find the first one's work in the cache
-            self._cached_tokens[prompt_index] = chunk.cached_tokens
-            self._cache_write_tokens[prompt_index] = chunk.cache_write_tokens
-        self._output_tokens[prompt_index, chunk.index] = chunk.num_output_tokens
-        self._retries[prompt_index, chunk.index] = chunk.retries
+        self._reports[prompt_index, chunk.index] = chunk.report
 
     def as_json(self) -> dict[str, Any]:
-        prompt_tokens = sum(self._prompt_tokens.values())
-        output_tokens = 0 if self._hides_output else sum(self._output_tokens.values())
-        usage = {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": output_tokens,
-            "total_tokens": prompt_tokens + output_tokens,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(self._cached_tokens.values()),
-                "cache_write_tokens": sum(self._cache_write_tokens.values()),
-            },
+        every = self._reports.values()
+        # The other answers to a prompt find the first one's KV in the cache.
+        first = [report for (_, index), report in self._reports.items() if index == 0]
+        prompts = {prompt: report.prompt_tokens for (prompt, _), report in self._reports.items()}
+        output_tokens = 0 if self._hides_output else sum(report.output_tokens for report in every)
+        details = {
+            "cached_tokens": sum(report.cached_tokens for report in first),
+            "cache_write_tokens": sum(report.cache_write_tokens for report in first),
         }
-        if retries := sum(self._retries.values()):
+        usage = usage_json(sum(prompts.values()), output_tokens, details)
+        if retries := sum(report.retries for report in every):
             usage["structured_output_retries"] = retries
         return usage
+
+
+def usage_json(
+    prompt_tokens: int, completion_tokens: int, prompt_details: dict[str, int]
+) -> dict[str, Any]:
+    """OpenAI's ``usage`` object."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": prompt_details,
+    }
+
+
+def structured_extras(report: AnswerReport) -> dict[str, Any]:
+    """The ``structured_output`` object of a complete answer that was not held to all of its constraint."""
+    if report.finish_reason is None or not (report.unenforced or report.violation):
+        return {}
+    unenforced = [msgspec.to_builtins(one) for one in report.unenforced]
+    return {"structured_output": {"unenforced": unenforced, "violation": report.violation}}
 
 
 def json_logprob(logprob: float | None) -> float | None:
@@ -79,8 +88,8 @@ def completion_logprobs(
     """The ``logprobs`` object of a completion choice.
 
     Args:
-        tokens: what it describes.
-        first_offset: where in the choice's text, in characters, the first token begins.
+        tokens: new tokens of the choice.
+        first_offset: where in the choice's text, in characters, the first of them begins.
     """
     if tokens is None:
         return None
@@ -121,11 +130,9 @@ def prompt_logprobs(tokens: Sequence[TokenLogprob] | None) -> list[dict[str, Any
     ]
 
 
-def times_extras(chunk: AnswerChunk) -> dict[str, Any]:
-    """Where an answer's time went, with its last chunk; see :class:`radixrt.messages.answers.AnswerTimes`."""
-    if chunk.times is None:
-        return {}
-    return {"times": msgspec.to_builtins(chunk.times)}
+def times_extras(report: AnswerReport) -> dict[str, Any]:
+    """The ``times`` object of a complete answer; see :class:`radixrt.messages.answers.AnswerTimes`."""
+    return {} if report.finish_reason is None else {"times": msgspec.to_builtins(report.times)}
 
 
 def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:
@@ -133,7 +140,7 @@ def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:
     extras: dict[str, Any] = {}
     if chunk.prompt is None:
         return extras
-    if wants_ids and chunk.prompt.token_ids is not None:
+    if wants_ids:
         extras["prompt_token_ids"] = unpack_ids(chunk.prompt.token_ids).tolist()
     if chunk.prompt.logprobs is not None:
         extras["prompt_logprobs"] = prompt_logprobs(chunk.prompt.logprobs)

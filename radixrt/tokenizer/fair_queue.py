@@ -1,8 +1,8 @@
-"""Whose text is encoded next? Requests take turns, and none waits for one of another size.
+"""Fair queue of the work of encoding: round robin over requests, with a thread each for short and for long texts.
 
-A batch of a thousand prompts is one request of a thousand: whoever comes after it waits for one of its
-prompts, not for all. The work is done in threads, so that the tokens of running answers never wait; it
-must therefore release the GIL, as the batch methods of ``tokenizers`` do and its single ones don't.
+The prompts of one HTTP request share a key, so a request that comes after a batch of a thousand prompts waits for
+one of them, not for all. Work runs in threads, so that the tokens of running answers never wait. It must release the GIL, as the batch
+methods of ``tokenizers`` do and the single ones don't.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ SHORT_CHARS = 20_000
 """Up to this length encoding takes some tens of milliseconds; longer texts have a thread of their own."""
 
 
-class Turns:
+class FairQueue:
     """Runs work in two threads, one for short texts and one for long ones."""
 
     def __init__(self) -> None:
         self._short = _Lane("encode-short")
         self._long = _Lane("encode-long")
 
-    async def run(self, owner: str, num_chars: int, work: Callable[[], Result]) -> Result:
-        """Do the work when it is its owner's turn. Cancelled before that, it is never begun."""
+    async def run(self, key: str, num_chars: int, work: Callable[[], Result]) -> Result:
+        """Run the work when its key is next, and return its result. Cancelled before that, it never runs."""
         lane = self._short if num_chars <= SHORT_CHARS else self._long
-        return await lane.run(owner, work)
+        return await lane.run(key, work)
 
     async def serve(self) -> None:
-        """Work until cancelled."""
+        """Serve until cancelled."""
         await asyncio.gather(self._short.serve(), self._long.serve())
 
     def close(self) -> None:
@@ -39,17 +39,17 @@ class Turns:
 
 
 class _Lane:
-    """One thread, and the row of those who wait for it."""
+    """One thread and its queue."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: dict[str, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
-        """Each owner's work in order; the first owner is next, and goes to the end of the row then."""
+        """Work by key, in order of arrival. The first key is next, and then goes to the end."""
         self._arrived = asyncio.Event()
 
-    async def run(self, owner: str, work: Callable[[], Result]) -> Result:
+    async def run(self, key: str, work: Callable[[], Result]) -> Result:
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append((done, work))
+        self._waiting.setdefault(key, deque()).append((done, work))
         self._arrived.set()
         return await done
 
@@ -75,9 +75,9 @@ class _Lane:
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
-        owner = next(iter(self._waiting))
-        own = self._waiting.pop(owner)
-        job = own.popleft()
-        if own:
-            self._waiting[owner] = own
+        key = next(iter(self._waiting))
+        jobs = self._waiting.pop(key)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[key] = jobs
         return job

@@ -1,30 +1,33 @@
-"""Which constraint does a request ask for? All the fields of OpenAI and of other servers that can hold one."""
+"""Reads the constraint of a request, from the fields of OpenAI and of other servers that can hold one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from radixrt.api.openai.protocol import StructuredOutputs
+from radixrt.api.requests.protocol import StructuredOutputs
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.spec import JsonSchema, Spec
 from radixrt.constrained.structural_tags import structural_tag
-from radixrt.messages.answers import AnswerChunk
 
 
-def constraint_field(fields: msgspec.Struct) -> str:
-    """The field that holds a request's only constraint."""
-    names = (*_READERS, "structured_outputs", "tools")
-    nothing = (None, {"type": "text"})
-    return next((name for name in names if getattr(fields, name, None) not in nothing), "")
+class AskedConstraint(NamedTuple):
+    """The constraint that a request asks for."""
+
+    spec: Spec | None
+    field: str = ""
+    """The request's field that holds it, which errors name."""
 
 
-def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str = "") -> Spec | None:
-    """
+def asked_constraint(
+    fields: msgspec.Struct, config: ServerConfig, prefix: str = ""
+) -> AskedConstraint:
+    """Read the constraint of a request.
+
     Args:
-        fields: a struct with some of the fields of :class:`radixrt.api.openai.protocol.ConstraintFields`.
+        fields: a struct with some of the fields of :class:`radixrt.api.requests.protocol.ConstraintFields`.
         prefix: goes before their names in errors.
 
     Raises:
@@ -38,7 +41,8 @@ def asked_constraint(fields: msgspec.Struct, config: ServerConfig, prefix: str =
     _check_whitespace(
         getattr(fields, "guided_whitespace_pattern", None), "guided_whitespace_pattern", config
     )
-    return requests.only_one(asked)
+    spec = requests.only_one(asked)
+    return AskedConstraint(spec, asked[0][0].partition(".")[0] if asked else "")
 
 
 def _read(
@@ -51,17 +55,6 @@ def _read(
         if value is not None and (spec := read(value, prefix + name)) is not None:
             asked.append((prefix + name, spec))
     return asked
-
-
-def structured_extras(chunk: AnswerChunk) -> dict[str, Any]:
-    """What a finished answer was not held to, where the request allowed that."""
-    if chunk.finish_reason is None or not (chunk.unenforced or chunk.violation):
-        return {}
-    report = {
-        "unenforced": [msgspec.to_builtins(one) for one in chunk.unenforced],
-        "violation": chunk.violation,
-    }
-    return {"structured_output": report}
 
 
 # ---------------------------------------------------------------- one field each

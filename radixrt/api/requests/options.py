@@ -1,32 +1,36 @@
-"""How does a request want its tokens chosen, and when does its turn come? Its own fields and the model's defaults together."""
+"""Reads the options of a request: sampling settings over the model's defaults, cache hints, priority and deadline."""
 
 import time
 from typing import Any
 
-from radixrt.api.openai.protocol import GenerationFields, QueueFields
+from radixrt.api.requests.protocol import GenerationFields, QueueFields
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.kv.cache_hint import hints_of
+from radixrt.messages.requests import RequestOptions
 
 _SAME_NAME = set(SamplingParams.__struct_fields__) - {"logprobs", "prompt_logprobs_start"}
-"""What completions and chat call as it is called here; ``logprobs`` means another thing in each."""
+"""Fields of completions and chat with the same name and meaning here; ``logprobs`` means another thing in each."""
 
 LONGEST_STOP_STRING = 1024
+"""Characters."""
 
 
 def sampling_from_fields(
     fields: GenerationFields, state: ServerState, **overrides: Any
 ) -> SamplingParams:
-    """Raises:
-    RequestError: a value is out of its range; names the field.
+    """The sampling settings of a request to chat or completions.
+
+    Raises:
+        RequestError: a value is out of its range; names the field.
     """
     return sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
 
 
 def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
-    """Settings over the model's defaults, checked.
+    """Sampling settings over the model's defaults, validated: the only place where the api process does so.
 
     Args:
         given: by their names in :class:`SamplingParams`; None: not given.
@@ -55,18 +59,26 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float] | None:
         ) from error
 
 
-def queueing(fields: QueueFields | GenerationFields, config: ServerConfig) -> dict[str, Any]:
-    """Whose prefixes a request shares, when it goes, and what the cache is told: fields of its :class:`GenerateRequest`.
+def request_options(
+    fields: QueueFields | GenerationFields,
+    config: ServerConfig,
+    sampling: SamplingParams | None = None,
+) -> RequestOptions:
+    """The options of a request.
+
+    Args:
+        sampling: None: the request brings no sampling settings.
 
     Raises:
-        RequestError: one of them is out of its range.
+        RequestError: a value is out of its range; names the field.
     """
-    return {
-        "cache_salt": fields.cache_salt or "",
-        "priority": _priority(fields.priority, config),
-        "cache_hints": hints_of(fields.cache),
-        "deadline": _deadline(fields.timeout),
-    }
+    return RequestOptions(
+        sampling=sampling or SamplingParams(),
+        cache_salt=fields.cache_salt or "",
+        cache_hints=hints_of(fields.cache),
+        priority=_priority(fields.priority, config),
+        deadline=_deadline(fields.timeout),
+    )
 
 
 def _deadline(timeout: float | None) -> float | None:

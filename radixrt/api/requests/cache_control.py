@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.api.openai.protocol import CacheControl, ChatMessage
+from radixrt.api.requests.protocol import CacheControl, ChatMessage
 from radixrt.base.errors import RequestError
 from radixrt.messages.requests import CacheBreakpoint
 

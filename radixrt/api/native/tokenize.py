@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``: what the model's tokenizer makes of a text, and back."""
+"""``/tokenize``, ``/detokenize`` and ``/v1/grammar/compile``: calls to the tokenizer process alone."""
 
 from typing import Any
 
@@ -6,10 +6,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.http.events import json_response
-from radixrt.api.openai.prompts import one_prompt, token_prompt
-from radixrt.api.openai.protocol import PromptRequest
-from radixrt.api.state import ServerState
+from radixrt.api.http.events import json_response, while_connected
+from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.prompts import one_prompt, token_prompt
+from radixrt.api.requests.protocol import ConstraintFields, PromptRequest
+from radixrt.api.state import ServerState, constraint_errors_name
+from radixrt.base.errors import RequestError
 from radixrt.messages.ids import unpack_ids
 
 
@@ -24,7 +26,11 @@ class Detokenize(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
 
 
-def text_routes(state: ServerState) -> APIRouter:
+class CompileRequest(ConstraintFields, kw_only=True):
+    model: str | None = None
+
+
+def tokenizer_routes(state: ServerState) -> APIRouter:
     router = Endpoints(state)
 
     @router.takes("/tokenize", TokenizeRequest)
@@ -49,5 +55,16 @@ def text_routes(state: ServerState) -> APIRouter:
             ids = unpack_ids(packed).tolist()
         text = await state.client.detokenize(ids, bool(fields.skip_special_tokens))
         return json_response({"prompt": text, "text": text})
+
+    @router.takes("/v1/grammar/compile", CompileRequest)
+    async def compile_grammar(request: Request, fields: CompileRequest) -> Response:
+        constraint = asked_constraint(fields, state.config)
+        if constraint.spec is None:
+            raise RequestError(
+                "Give a constraint to compile, such as response_format, regex or ebnf."
+            )
+        with constraint_errors_name(constraint.field):
+            report = await while_connected(request, state.client.compile(constraint.spec))
+        return json_response(msgspec.to_builtins(report))
 
     return router

@@ -1,1 +1,0 @@
-"""Endpoints that warm, pin, release and show the KV cache."""

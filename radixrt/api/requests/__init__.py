@@ -1,0 +1,1 @@
+"""Readers of request fields that several endpoints share."""
