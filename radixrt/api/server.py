@@ -1,9 +1,13 @@
 """How does the api process run? It waits for the engine, then serves HTTP on an inherited socket."""
 
 import asyncio
+import contextlib
 import logging
 import resource
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 
 import uvicorn
 import uvloop
@@ -18,8 +22,10 @@ from radixrt.client.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_GRACE_S = 1
-"""How long connections may go on after a signal to stop; the engine stops at the same time."""
+FLUSH_S = 1
+"""Seconds in which the last bytes of answers leave, once every request has ended."""
+
+SHUTTING_DOWN = "The server is shutting down."
 
 LISTEN_BACKLOG = 2048
 
@@ -42,10 +48,12 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    client = EngineClient(channels, MOST_UNREAD_CHUNKS)
+    client = EngineClient(channels, MOST_UNREAD_CHUNKS, config.random_seed)
     try:
         state = ServerState(config, client, await client.ready())
-        server = uvicorn.Server(
+        server = _Server(
+            state,
+            channels,
             uvicorn.Config(
                 build_app(state),
                 http=Connection,
@@ -54,9 +62,9 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
                 log_config=None,
                 access_log=debugging,
                 server_header=False,
-                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+                timeout_graceful_shutdown=FLUSH_S,
                 timeout_keep_alive=IDLE_TIMEOUT_S,
-            )
+            ),
         )
         listen_socket.listen(LISTEN_BACKLOG)
         print(banner(config, state.info, *listen_socket.getsockname()[:2]), flush=True)
@@ -65,6 +73,39 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         pass
     finally:
         client.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends when the open requests are answered, or have had the time that the settings give them."""
+
+    def __init__(self, state: ServerState, channels: Channels, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._state = state
+        self._channels = channels
+        self._draining: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Drain at a signal to stop; at a second one, end."""
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(signum, self._begin_to_drain)
+        yield
+
+    def _begin_to_drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        self._state.is_draining = True
+        reason, grace_s = SHUTTING_DOWN, self._state.config.shutdown_grace
+        farewell = self._channels.farewell_file
+        if farewell.exists():  # the supervisor can't wait
+            reason, grace_s = farewell.read_text(), 0.0
+        await self._state.client.drain(grace_s, reason)
+        self.should_exit = True
 
 
 def _allow_many_connections() -> None:

@@ -80,9 +80,18 @@ class Channels:
         """The model's tokenizer.json, which the tokenizer process leaves for those that load grammars."""
         return self.folder / "tokenizer.json"
 
+    @property
+    def farewell_file(self) -> Path:
+        """Where the supervisor leaves the reason for the end of the server before it ends the api process."""
+        return self.run_dir / "farewell"
+
     def heartbeat_file(self, process: str) -> Path:
         """The record of a process; see :mod:`radixrt.base.heartbeat`."""
         return self.folder / f"heartbeat-{process}"
+
+    def heartbeat_files(self) -> list[Path]:
+        """The records of this engine's processes; none if it is not there."""
+        return list((self.run_dir / str(self.engine)).glob("heartbeat-*"))
 
     def address(self, sender: str, receiver: str) -> str:
         """For example ``ipc:///tmp/radixrt-x/0/scheduler-worker0``."""

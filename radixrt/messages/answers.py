@@ -150,6 +150,8 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 class EngineInfo(Message, frozen=True, kw_only=True):
     """Sent once, up the whole chain, when the engine can take requests. Lengths are in tokens."""
 
+    engine: int = 0
+    """Number of the engine, counted from the start of the server; set by the tokenizer process."""
     context_length: int
     """Longest prompt plus answer."""
     vocab_size: int

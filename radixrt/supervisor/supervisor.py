@@ -149,8 +149,14 @@ class Supervisor:
         if self._api is not None:
             self._api.process.terminate()
 
-    def stop(self) -> None:
-        """End all processes and remove the sockets. May be called twice."""
+    def stop(self, reason: str = "The server was stopped.") -> None:
+        """End all processes and remove the sockets. May be called twice.
+
+        Args:
+            reason: for the clients whose answers are cut off.
+        """
+        if self._api is not None and not self._stopping:
+            self.channels.farewell_file.write_text(reason)
         self._stopping = True
         self._ended.put(None)
         _end(self._children)
@@ -163,8 +169,11 @@ class Supervisor:
     def __enter__(self) -> "Supervisor":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, EngineDiedError):
+            self.stop(f"The engine ended: {str(error).splitlines()[0]}")
+        else:
+            self.stop()
 
     # ------------------------------------------------------------ starting
 
