@@ -30,7 +30,7 @@ serve: install ## Serve a model on 127.0.0.1:30000; ARGS="--model-path DIR" for 
 	@$(BIN)/radixrt serve $(ARGS)
 
 test: install ## Run the tests, in TEST_WORKERS=2 processes; ARGS="-k radix" for some of them
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary; minutes
 	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py $(ARGS)

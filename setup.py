@@ -1,10 +1,11 @@
-"""How are the native kernels compiled when radixrt is installed? Everything else about the package is in pyproject.toml.
+"""Compiles the native kernels at installation. All other metadata of the package is in pyproject.toml.
 
-Where they cannot be compiled, radixrt is installed without them, and says so when it serves. ``RADIXRT_BUILD_KERNELS``
-is ``auto`` (that), ``require`` (an installation without them fails) or ``off`` (nothing is compiled).
+The environment variable ``RADIXRT_BUILD_KERNELS`` is ``auto``, ``require`` or ``off``. ``auto`` (default): if the kernels cannot
+be compiled, radixrt is installed without them and logs that when it serves. ``require``: an installation without them
+fails. ``off``: nothing is compiled.
 
-A checkout's own build (``build_ext --inplace``, ``pip install --editable``) also gets the kernels for AMX with its tiles emulated,
-which the tests run everywhere; a wheel doesn't.
+A build in a checkout (``build_ext --inplace``, ``pip install --editable``) also has the AMX kernels with emulated tiles,
+which the tests run on every machine. A wheel does not.
 """
 
 import os
@@ -22,11 +23,11 @@ SOURCE = Path(__file__).parent / "radixrt_kernels"
 
 
 class CMakeBuild(build_ext):
-    """Compiles ``radixrt_kernels/CMakeLists.txt``; later builds in one checkout compile only what has changed."""
+    """Compiles ``radixrt_kernels/CMakeLists.txt``. Later builds in the same checkout compile only changed files."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.in_checkout = bool(self.inplace)  # setuptools forgets it while it builds
+        self.in_checkout = bool(self.inplace)  # setuptools resets it during the build
 
     def build_extension(self, ext: Extension) -> None:
         build_dir = Path("build", f"kernels-{sys.implementation.cache_tag}").absolute()
@@ -37,17 +38,17 @@ class CMakeBuild(build_ext):
         self.copy_file(str(compiled), str(target))
 
     def copy_extensions_to_source(self) -> None:
-        """A running server has the old file mapped: leave its content alone, and give its name to the new one."""
+        """Replace the old file by name, without changing its content: a running server has it mapped."""
         for old in SOURCE.glob("_native*.so"):
             old.unlink()
         super().copy_extensions_to_source()
 
 
 def compile_in(build_dir: Path, emulate_amx: bool) -> None:
-    """Configure and compile, from scratch where the tools are others than last time.
+    """Configure and compile; from scratch if the tools have changed.
 
     Raises:
-        CompileError: this machine lacks a tool, or the compiler refused.
+        CompileError: a tool is missing, or the compilation failed.
     """
     tools = [sys.executable, *sys.path, os.environ.get("CXX", ""), shutil.which("ninja") or ""]
     stamp = build_dir / "built-with.txt"

@@ -1,4 +1,4 @@
-"""What does quantization change? Logits and greedy tokens of a checkpoint in int8 and int4, against the plain one.
+"""Measures the effect of quantization: logits and greedy tokens of a checkpoint in int8 and int4, against the unquantized one.
 
     python -m bench.quantization [--model-path DIR] [--prompts 16] [--tokens 128]
 
@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 
-from radixrt.attention.registry import make_backend
-from radixrt.attention.setup import AttentionSetup
 from radixrt.base.config import DEMO_MODEL
 from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.layers.weights import weight_bytes
@@ -82,9 +80,8 @@ def read_prompts(folder: Path, vocab_size: int, count: int, length: int) -> list
 
 
 def harness(model: CausalLM, sequences: int, length: int) -> Harness:
-    setup = AttentionSetup(specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype)
     pages = sequences * (length // PAGE_SIZE + 1)
-    return Harness(model, PAGE_SIZE, num_pages=pages, backend=make_backend("auto", setup))
+    return Harness(model, PAGE_SIZE, num_pages=pages)
 
 
 def generate(model: CausalLM, prompts: list[list[int]], count: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What is the order of the waiting queue worth on recorded traffic? ``python -m bench.queue_order TRACE ...``.
+"""Compares orders of the waiting queue on recorded traffic: ``python -m bench.queue_order TRACE ...``.
 
 Replays every trace at several speeds and pool sizes, as ``radixrt bench cache`` does, under each order. A case is *overloaded*
 if first come first served needs a tenth more time than the recording took: its queue grows while requests

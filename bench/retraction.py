@@ -1,4 +1,4 @@
-"""Which sequence should give up its pages when they run out? ``python -m bench.retraction``.
+"""Compares rules that choose the sequence to retract when pages run out: ``python -m bench.retraction``.
 
 Plays made-up overloads through the real scheduler with the simulated worker of ``radixrt bench cache``, once a rule, and counts
 what retractions cost: prompt and answer tokens computed a second time, and the time until everybody has an answer.
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.markdown import markdown
+from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
 from radixrt.messages.ids import pack_ids
@@ -210,14 +211,16 @@ class _Player:
 
 def _limits(load: Load, order: str) -> SchedulerLimits:
     return SchedulerLimits(
-        max_running_requests=256,
-        max_queued_requests=load.requests,
+        settings=SchedulerSettings(
+            max_running_requests=256,
+            max_queued_requests=load.requests,
+            chunked_prefill_size=2048,
+            schedule_policy=order,  # type: ignore[arg-type]
+        ),
         max_prefill_tokens=8192,
-        chunked_prefill_size=2048,
         context_length=load.prefix_tokens + load.prompt_tokens[1] + MAX_TOKENS + 16,
         num_pages=load.pool_tokens // PAGE_SIZE,
         page_size=PAGE_SIZE,
-        schedule_policy=order,  # type: ignore[arg-type]
         eos_token_ids=(END_OF_ANSWER,),
     )
 

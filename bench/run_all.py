@@ -20,6 +20,8 @@ from pathlib import Path
 import psutil
 
 import radixrt_kernels
+from bench import children
+from bench.dummy_checkpoint import write_dummy_checkpoint
 
 REPORT = Path("docs/benchmark_report.md")
 PACKAGES = ("torch", "transformers", "xgrammar", "llguidance", "outlines-core", "numpy")
@@ -42,11 +44,11 @@ BENCHMARKS = (
     Benchmark("steps", "Steps of the worker alone on a 0.4 B model in bfloat16, best of 20, and where a decode step's time goes.",
         "-m bench.worker_steps --model-path {model} --load-format dummy", "--batches 1 --prefill 16"),
     Benchmark("overhead", "What the engine costs beside the model: the scheduler, in microseconds a step, and everything, in milliseconds.",
-        "-m radixrt.cli bench overhead", "--plan-steps 50 --output-tokens 10 --num-layers 2"),
+        "-m bench.overhead", "--plan-steps 50 --output-tokens 10 --num-layers 2"),
     Benchmark("serving", "What a client sees of a 0.4 B model in bfloat16, at most 16 requests at a time: median (range) of three rounds.",
         "-m bench.serving --rounds 3", "--rounds 1 --quick"),
     Benchmark("constrained", "What grammars cost beside free answers, and what forced tokens save.",
-        "-m radixrt.cli bench constrained", "--hidden-size 128 --num-layers 2 --rounds 1 --concurrency 1"),
+        "-m bench.constrained", "--hidden-size 128 --num-layers 2 --rounds 1 --concurrency 1"),
     Benchmark("radix tree", "The radix tree beside two published designs, microseconds (medians of 21), and its memory.",
         "-m bench.radix_tree --nodes 100000 --tokens 10000 100000 --page-sizes 16",
         "--nodes 100 --tokens 1000 --rounds 2 --weigh-nodes 100"),
@@ -106,8 +108,7 @@ def _untrained_model() -> Path:
     folder = (
         Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixrt" / "bench-model"
     )
-    command = [sys.executable, "-m", "radixrt.cli", "bench", "model", str(folder)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    write_dummy_checkpoint(folder)
     return folder
 
 
@@ -141,12 +142,11 @@ def _run(benchmark: Benchmark, model: Path, quick: bool) -> tuple[list[str], boo
     """The section of one benchmark, and whether it ran to its end."""
     arguments = benchmark.command + (f" {benchmark.quick}" if quick else "")
     load, begin = os.getloadavg()[0], time.monotonic()
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, *shlex.split(arguments.format(model=model))],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "160", "GOMP_SPINCOUNT": "2000"},
-        check=False,
     )
     seconds = time.monotonic() - begin
     section = [

@@ -1,4 +1,4 @@
-"""What does a client see of a server with a 0.4 B model? ``python -m bench.serving [--rounds 3] [--quick]``.
+"""Measures a server with a 0.4 B model as its clients see it: ``python -m bench.serving [--rounds 3] [--quick]``.
 
 The workloads of ``radixrt bench serve``, each on an empty cache; medians and ranges over the rounds.
 """
@@ -11,8 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench import children
+from bench.dummy_checkpoint import write_dummy_checkpoint
+from bench.local_server import local_server
 from bench.markdown import markdown, median_and_range
-from radixrt.bench.local_server import local_server
 
 RADIXRT = [sys.executable, "-m", "radixrt.cli"]
 WORKLOADS = {
@@ -27,14 +29,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a small model and few requests")
     arguments = parser.parse_args()
-    shape = ["--hidden-size", "128", "--num-layers", "2"] if arguments.quick else []
     count = 8 if arguments.quick else 32
     summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in WORKLOADS}
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        subprocess.run(
-            [*RADIXRT, "bench", "model", str(model), *shape], check=True, stdout=sys.stderr
-        )
+        model = Path(folder)
+        if arguments.quick:
+            write_dummy_checkpoint(model, hidden_size=128, num_layers=2)
+        else:
+            write_dummy_checkpoint(model)
         with local_server(str(model), "--load-format", "dummy", "--log-level", "warning") as url:
             for _ in range(arguments.rounds):
                 for workload, seen in summaries.items():
@@ -43,7 +45,7 @@ def main() -> None:
 
 
 def _measure(url: str, workload: str, count: int) -> dict[str, Any]:
-    output = subprocess.run(
+    output = children.run(
         [
             *RADIXRT, "bench", "serve", "--base-url", f"{url}/v1", "--workload", workload,
             *WORKLOADS[workload].split(), "--num-prompts", str(count), "--flush-cache", "--json", "-",

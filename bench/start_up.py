@@ -1,4 +1,4 @@
-"""How long does radixrt take to start? ``python -m bench.start_up [--rounds 5]``. Medians and ranges, in seconds.
+"""Measures how long radixrt takes to start: ``python -m bench.start_up [--rounds 5]``. Medians and ranges, in seconds.
 
 The server's time is from the command to the first answer of the built-in model.
 """
@@ -11,8 +11,8 @@ import urllib.request
 from collections.abc import Callable
 from functools import partial
 
+from bench.local_server import local_server
 from bench.markdown import markdown, median_and_range
-from radixrt.bench.local_server import local_server
 
 
 def main() -> None:

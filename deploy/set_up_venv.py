@@ -1,8 +1,8 @@
-"""Make a virtual environment with everything radixrt needs: ``python3 deploy/set_up_venv.py .venv``.
+"""Makes a virtual environment with everything that radixrt needs: ``python3 deploy/set_up_venv.py .venv``.
 
-Only the choice of torch needs care. With an NVIDIA GPU, a CUDA torch that the machine's Python already
-has is kept, else the default build (with CUDA) is installed. Without one, a CPU build is installed: the
-default build for Linux would bring gigabytes of CUDA libraries that nothing could use.
+The script selects the build of torch. With an NVIDIA GPU, a CUDA build that the machine's Python already has is
+used; otherwise the default build (with CUDA) is installed. Without a GPU, a CPU build is installed, because the
+default build for Linux has gigabytes of CUDA libraries.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
-"""The version the tests run with; radixrt itself takes any from pyproject.toml's range."""
+"""The version that the tests use; radixrt accepts any version in pyproject.toml's range."""
 
 OLDEST_PYTHON = (3, 11)
 
@@ -60,7 +60,7 @@ def install_torch(python: Path) -> None:
     if has_nvidia_gpu() or platform.system() != "Linux" or pip_would_install_cpu_build(python):
         pip_install(python, TORCH)
         return
-    pip_install(python, "uv")  # knows where PyTorch keeps its CPU builds
+    pip_install(python, "uv")  # knows the index of PyTorch's CPU builds
     run(
         str(python),
         "-m",
@@ -77,7 +77,7 @@ def install_torch(python: Path) -> None:
 
 
 def pip_would_install_cpu_build(python: Path) -> bool:
-    """Whether pip, as it is configured here, resolves torch to a build without CUDA, or has it already."""
+    """Whether pip with its current configuration resolves torch to a build without CUDA, or has one installed."""
     command = [
         str(python),
         "-m",

@@ -1,9 +1,9 @@
-"""Labels for many short texts, all behind one shared prompt with examples, sent at the same time.
+"""Classifies many short texts concurrently, with one shared few-shot prompt.
 
     python examples/batch_classification.py [--base-url http://127.0.0.1:30000/v1] [--concurrency 16]
 
-Requests that arrive together share the prompt too: the server puts it into the radix tree when its
-computation is planned, so the others read what the first one writes.
+Requests that arrive together also share the prompt. The server inserts the prompt into the radix tree when it plans
+the prefill, so the other requests use the KV of the first one.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def ask(text: str) -> dict[str, str]:
 
 
 def shared_prompt() -> list[dict[str, str]]:
-    """The examples, as turns of a chat."""
+    """The few-shot examples as turns of a chat."""
     messages = []
     for text, label in SHOTS:
         messages += [ask(text), {"role": "assistant", "content": label}]
@@ -56,7 +56,7 @@ async def main() -> None:
     gate = asyncio.Semaphore(arguments.concurrency)
 
     async def classify(text: str) -> tuple[str, int, int]:
-        """The label, cached and all prompt tokens."""
+        """Return the label, the cached prompt tokens and all prompt tokens."""
         async with gate:
             response = await client.chat.completions.create(
                 model=model, messages=[*shots, ask(text)], temperature=0, max_tokens=8

@@ -1,10 +1,10 @@
-"""An agent waits for a tool, and meanwhile others fill the cache: once without hints, once with.
+"""Runs an agent that waits for a tool while other requests fill the cache, without and with cache hints.
 
-    radixrt serve --max-total-tokens 8192    # a small cache, soon full
+    radixrt serve --max-total-tokens 8192    # a small cache
     python examples/cache_hints.py [--base-url http://127.0.0.1:30000/v1]
 
-Without a hint the agent's conversation is what was used longest ago when its tool returns, so it is gone
-and is computed again. With `cache` in the request the server knows that somebody comes back.
+Without a hint, the agent's conversation is the least recently used prefix when its tool returns. It was evicted and is
+computed again. With the field `cache` in the request, the server knows that the agent will continue.
 """
 
 import argparse
@@ -21,14 +21,14 @@ Gorath  Rindel  38
 Hevlan  Sorbet  44
 """.strip().splitlines()
 MOST_TOKENS = 50_000
-"""Of a cache that is worth filling: a request brings some 200."""
+"""Largest cache that the example fills, in tokens; one request has some 200."""
 
 QUESTION = "Which ship is Ensho on? Look up where it lies."
 TOOL_SAYS = "The berth of Pralin is 58. What is the berth of Pralin?"
 
 
 def crew_list(number: int) -> str:
-    """A document of its own for each number."""
+    """A different document for each number."""
     rows = [line.split() for line in CREW]
     facts = [
         f"The ship of {name} is {ship}. The age of {name} is {age}." for name, ship, age in rows
@@ -37,7 +37,7 @@ def crew_list(number: int) -> str:
 
 
 class Server:
-    """The few things that this example asks of a server."""
+    """Requests of this example."""
 
     def __init__(self, base_url: str, api_key: str) -> None:
         self.client = OpenAI(base_url=base_url, api_key=api_key)
@@ -53,7 +53,7 @@ class Server:
         )
 
     def cache_tokens(self) -> int:
-        """How many the cache holds."""
+        """The size of the cache in tokens."""
         return self.client.get("/cache/stats", cast_to=dict)["tokens"]["total"]
 
     def release(self, session: str) -> int:
@@ -62,7 +62,7 @@ class Server:
 
 
 def agent(server: Server, number: int, hint: dict | None) -> tuple[int, int]:
-    """Two turns with a tool between them. Returns the second's cached and prompt tokens."""
+    """Run two turns with a tool call between them. Return the cached and all prompt tokens of the second turn."""
     messages = [
         {"role": "system", "content": crew_list(number)},
         {"role": "user", "content": QUESTION},
@@ -78,7 +78,7 @@ def agent(server: Server, number: int, hint: dict | None) -> tuple[int, int]:
 
 
 def fill(server: Server, first_number: int) -> None:
-    """What others do while the tool runs: new prompts, as many tokens as the cache holds."""
+    """Send new prompts while the tool runs, with as many tokens as the cache holds."""
     left, number = server.cache_tokens(), first_number
     while left > 0:
         number += 1

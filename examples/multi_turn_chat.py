@@ -1,9 +1,9 @@
-"""A chat whose every turn finds the ones before it in the cache, the model's own answers included.
+"""Streams a chat; each turn finds the earlier turns and the model's answers in the cache.
 
     python examples/multi_turn_chat.py [--base-url http://127.0.0.1:30000/v1]
 
-The client sends the whole conversation at each turn, as OpenAI's API wants it. The server computes only
-what is new: generated tokens enter the radix tree like prompt tokens.
+The client sends the whole conversation with each turn, as OpenAI's API requires. The server computes only the new
+tokens, because generated tokens enter the radix tree like prompt tokens.
 """
 
 import argparse

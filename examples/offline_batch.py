@@ -1,8 +1,8 @@
-"""Answers without a server: the engine inside one Python program.
+"""Answers a batch of questions without a server: the engine runs inside this program.
 
     python examples/offline_batch.py [--model-path DIR_OR_HUB_ID]
 
-The prompts share a text, so the engine computes it once, although they are all given at the same time.
+The prompts share a text. The engine computes the text once, although all prompts arrive at the same time.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Many questions about one document: the server computes the document once.
+"""Asks many questions about one document; the server computes the document once.
 
     python examples/rag_shared_document.py [--base-url http://127.0.0.1:30000/v1]
 
-Nothing here is special to radixrt but the address: the document is sent with every question, as to any
-OpenAI-compatible server. The first request pays for it; from the second on, its KV cache is found in the
-radix tree, and only the question is new.
+The program works with any OpenAI-compatible server: it sends the document with every question. The first request
+computes the document. From the second request on, the document's KV is in the radix tree, and only the question is
+computed.
 """
 
 import argparse
@@ -39,7 +39,7 @@ QUESTIONS = (
 
 
 def harbor_book() -> str:
-    """The document: a paragraph a ship."""
+    """The document: one paragraph per ship."""
     paragraphs = []
     for line in SHIPS:
         ship, *values = line.split()

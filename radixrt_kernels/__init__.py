@@ -1,12 +1,12 @@
-"""Native kernels for the CPU: C++ compiled once for each instruction set, chosen at run time.
+"""Native kernels for the CPU, in C++, compiled once per instruction set and selected at run time.
 
-A module here is one kernel family (``activation``, ``attention``, ...). Its functions check shapes, dtypes and strides
-and raise ``ValueError`` or ``TypeError`` rather than read out of bounds; ``radixrt_kernels.reference`` says in plain
-torch what they compute. Where the package was installed without a compiler, ``native`` is None and callers use torch.
+Each module is one kernel family (``activation``, ``attention``, ...). Its functions check shapes, dtypes and strides,
+and raise ``ValueError`` or ``TypeError`` instead of reading out of bounds. ``radixrt_kernels.reference`` has the same
+functions in plain torch. If the package was installed without a compiler, ``native`` is None and callers use torch.
 
-Environment:
-    RADIXRT_KERNELS_ISA: an instruction set below the best one, for tests: ``baseline``, ``avx2``, ``avx512``, ...
-    RADIXRT_KERNELS=off: as if nothing had been compiled.
+Environment variables:
+    RADIXRT_KERNELS_ISA: selects a lower instruction set, for tests: ``baseline``, ``avx2``, ``avx512``, ...
+    RADIXRT_KERNELS: ``off`` disables the compiled kernels.
 """
 
 import importlib
@@ -19,7 +19,7 @@ native: ModuleType | None = None
 """The compiled module, or None."""
 
 missing_because = ""
-"""Why ``native`` is None, for the person who wonders."""
+"""The reason if ``native`` is None, for log messages."""
 
 if os.environ.get("RADIXRT_KERNELS") == "off":
     missing_because = "RADIXRT_KERNELS=off is set"
@@ -37,5 +37,5 @@ if native is not None:
 
 
 def available() -> bool:
-    """Whether the native kernels can be called."""
+    """Return whether the native kernels can be called."""
     return native is not None

@@ -1,4 +1,4 @@
-"""``python -m radixrt_kernels``: what the kernels use of this machine, and whether each of them computes what it should."""
+"""Prints the instruction set and threads of the kernels, and checks each kernel: ``python -m radixrt_kernels``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Gated activations in one pass over memory; torch takes two and rounds in between."""
+"""Gated activations in one pass over memory; torch needs two passes and rounds between them."""
 
 import torch
 
@@ -14,12 +14,24 @@ if native is not None:
 def gated_activation(
     gate_up: torch.Tensor, name: str, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The activation of the first half of the features times the second half.
+    """Compute ``activation(gate) * up``.
 
     Args:
-        gate_up: [num_tokens, 2 * size], gate first; rows may have gaps between them.
+        gate_up: [num_tokens, 2 * size], float32, bfloat16 or float16: the gate, then up. Rows may have gaps between them.
         name: ``silu``, ``gelu`` (exact) or ``gelu_tanh`` (approximated by tanh).
-        out: [num_tokens, size]; default: a new one, which is returned.
+        out: [num_tokens, size] of the same dtype, or None for a new tensor.
+
+    Returns:
+        ``out``: [num_tokens, size]
+
+    Raises:
+        KeyError: unknown name.
+        ValueError: the shapes do not fit.
+
+    Example:
+        >>> import torch
+        >>> gated_activation(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), "silu")
+        tensor([[2.1932, 7.0464]])
     """
     if out is None:
         tokens, columns = gate_up.shape

@@ -1,4 +1,4 @@
-"""Attention of one step over a paged KV cache: planned once, computed for each layer."""
+"""Attention of one step over a paged KV cache: planned once per step, computed once per layer."""
 
 import torch
 
@@ -9,10 +9,32 @@ if native is not None:
 
 
 class AttentionPlan:
-    """The ragged batch of one step, checked and cut into tasks.
+    """The ragged batch of one step, checked and divided into tasks.
 
-    Sequence ``i`` has queries ``qo_indptr[i]:qo_indptr[i+1]`` of the flat batch, which are its last positions. Its keys lie
-    in pages ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``, the last of which holds ``last_page_len[i]`` tokens.
+    Sequence ``i`` has the queries ``qo_indptr[i]:qo_indptr[i+1]`` of the flat batch. They are its last positions. Its keys are
+    in the pages ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``. The last of these pages has ``last_page_len[i]`` tokens.
+
+    Example, the prefill of two prompts with 3 and 2 tokens into pages of 2 tokens:
+        >>> import torch
+        >>> int32 = lambda *values: torch.tensor(values, dtype=torch.int32)
+        >>> plan = AttentionPlan(
+        ...     qo_indptr=int32(0, 3, 5),
+        ...     kv_indptr=int32(0, 2, 3),
+        ...     last_page_len=int32(1, 2),
+        ...     kv_indices=int32(4, 7, 1),  # pages 4 and 7, page 1
+        ...     kv_slots=torch.tensor([8, 9, 14, 2, 3]),
+        ...     page_size=2,
+        ... )
+        >>> query = torch.randn(5, 8, 64)
+        >>> key, value = torch.randn(5, 2, 64), torch.randn(5, 2, 64)
+        >>> key_cache, value_cache = torch.zeros(10, 2, 2, 64), torch.zeros(10, 2, 2, 64)
+        >>> output = plan.attend(query, key, value, key_cache, value_cache, scale=64**-0.5)
+        >>> output.shape
+        torch.Size([5, 8, 64])
+        >>> torch.allclose(output[0, 0], value[0, 0])  # the first token sees only itself
+        True
+        >>> torch.equal(key_cache[7, 0], key[2])
+        True
     """
 
     def __init__(
@@ -30,12 +52,14 @@ class AttentionPlan:
             qo_indptr, kv_indptr: [batch + 1] int32
             last_page_len: [batch] int32, in 1..page_size
             kv_indices: [total_pages] int32
-            kv_slots: [num_tokens] int64, page * page_size + offset where each new token's key and value go
-            shared_prefixes: ([groups + 1], [groups]) int32: neighbouring sequences whose first so many pages are the
-                same and lie before all their queries. They are read once for all of a group.
+            kv_slots: [num_tokens] int64, ``page * page_size + offset`` for the key and value of each new token
+            page_size: tokens per page
+            shared_prefixes: ([groups + 1], [groups]) int32. Group ``g`` has the consecutive sequences
+                ``first[g]:first[g+1]``; their first ``second[g]`` pages are equal and precede all their queries. These pages
+                are read once per group.
 
         Raises:
-            ValueError: these contradict one another.
+            ValueError: the arguments contradict one another.
         """
         self._plan = _AttentionPlan(
             qo_indptr, kv_indptr, last_page_len, kv_indices, kv_slots, page_size, shared_prefixes
@@ -52,18 +76,18 @@ class AttentionPlan:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
     ) -> torch.Tensor:
-        """Write the new keys and values into the cache, then attend over it causally.
+        """Write the new keys and values into the cache, then compute causal attention over it.
 
         Args:
-            query: [num_tokens, num_heads, head_dim], float32, bfloat16 or float16; head_dim is even
+            query: [num_tokens, num_heads, head_dim], float32, bfloat16 or float16; head_dim must be even
             key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be views of one projection
             key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of the same dtype
-            scale: of the scores
-            sliding_window: a query sees itself and the ``sliding_window - 1`` tokens before it
-            soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``
+            scale: factor of the scores, usually ``head_dim ** -0.5``
+            sliding_window: number of visible positions, including the query's own; None: all
+            soft_cap: replace scores by ``soft_cap * tanh(scores / soft_cap)``; None: no cap
 
         Returns:
-            [num_tokens, num_heads, head_dim]
+            [num_tokens, num_heads, head_dim] of the query's dtype
 
         Raises:
             ValueError: a tensor does not fit the plan or the others.
@@ -83,6 +107,6 @@ class AttentionPlan:
         return output
 
     def attend_into(self, *arguments: torch.Tensor | float) -> None:
-        """As :meth:`attend`, in one order: query, key, value, the two caches, the output, scale, window and soft cap
-        (0: none)."""
+        """Same as :meth:`attend` with positional arguments: query, key, value, key cache, value cache, output, scale, window,
+        soft cap. 0 disables the window or the soft cap."""
         self._plan.attend(*arguments)

@@ -1,7 +1,7 @@
-"""Linear layers of 4- or 8-bit codes with a scale and a zero a group; activations are rounded to 8 bits on the way in.
+"""Linear layers with 4- or 8-bit weights, and one scale and zero point per group; activations are rounded to 8 bits.
 
-The packed form has panels of 16 output features like that of :mod:`radixrt_kernels.linear`, four codes of each following each
-other. Every 128 columns of a token (fewer where groups are smaller) get an activation scale of their own.
+The packed form has panels of 16 output features, like :mod:`radixrt_kernels.linear`, with four consecutive codes of each
+feature. Each token has one activation scale per 128 columns, or per group if groups are smaller.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ COLUMNS_A_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """A matrix of ``rows`` by ``columns`` whose weights are ``(code - zero) * scale``.
+    """A packed matrix [rows, columns] with weights ``(code - zero) * scale``, or a stack of such matrices.
 
-    Or a stack of such matrices: then the tensors have one dimension more, in front.
+    The tensors of a stack have one more dimension, in front.
     """
 
     codes: torch.Tensor  # uint8 [panels, ceil(columns / 8) * bits / 4, PANEL, 4]
@@ -40,12 +40,13 @@ class PackedCodes:
 def pack(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, group_size: int
 ) -> PackedCodes:
-    """
+    """Pack the codes of a matrix for the kernels.
+
     Args:
-        codes: uint8 [rows, columns], each below 2 ** bits.
+        codes: uint8 [rows, columns], each below ``2 ** bits``
         scales, zeros: float16 and uint8 [rows, groups]
-        bits: 4 or 8.
-        group_size: a multiple of 8, or at least the number of columns; the last group may be shorter.
+        bits: 4 or 8
+        group_size: columns per group: a multiple of 8, or at least the number of columns; the last group may be shorter
     """
     rows, columns = codes.shape
     padded = F.pad(codes, (0, -columns % COLUMNS_A_STEP, 0, -rows % PANEL))
@@ -60,7 +61,7 @@ def pack(
 
 
 def stack(pack_one: Callable[[int], PackedCodes], count: int) -> PackedCodes:
-    """``count`` matrices of one shape in one place; ``pack_one`` makes each by its index, so that there are never two copies."""
+    """Stack ``count`` matrices of one shape. ``pack_one(index)`` makes one at a time, so only one matrix exists twice."""
     one = pack_one(0)
     parts = (one.codes, one.scales, one.zeros)
     codes, scales, zeros = (part.new_empty((count, *part.shape)) for part in parts)
@@ -80,7 +81,27 @@ def _panels(of_groups: torch.Tensor) -> torch.Tensor:
 def linear(
     hidden: torch.Tensor, matrix: PackedCodes, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[num_tokens, columns] -> [num_tokens, rows], float32, bfloat16 or float16; ``bias`` [rows] of the same."""
+    """Multiply tokens by a quantized matrix.
+
+    Args:
+        hidden: [num_tokens, columns], float32, bfloat16 or float16
+        matrix: the packed matrix
+        bias: [rows] of the same dtype, or None
+
+    Returns:
+        [num_tokens, rows] of the same dtype
+
+    Raises:
+        ValueError: the shapes do not fit.
+
+    Example, one group per row:
+        >>> import torch
+        >>> codes = torch.tensor([[8, 9, 10, 7, 8, 8, 8, 8], [8, 8, 8, 8, 8, 8, 8, 12]], dtype=torch.uint8)
+        >>> scales = torch.tensor([[0.5], [0.25]], dtype=torch.float16)
+        >>> zeros = torch.tensor([[8], [8]], dtype=torch.uint8)
+        >>> linear(torch.ones(1, 8), pack(codes, scales, zeros, bits=4, group_size=8))
+        tensor([[1., 1.]])
+    """
     output = hidden.new_empty((hidden.shape[0], matrix.rows))
     m = matrix
     tape.call(
@@ -92,15 +113,16 @@ def linear(
 def grouped_linear(
     hidden: torch.Tensor, tokens: torch.Tensor | None, starts: torch.Tensor, stack: PackedCodes
 ) -> torch.Tensor:
-    """Each row of inputs times its own matrix of a stack.
+    """Multiply each input row by one matrix of a stack.
 
     Args:
-        hidden: [num_tokens, columns]
-        tokens: int32 [n], the token that each row of inputs is; None: the rows of ``hidden`` as they are.
-        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``.
+        hidden: [num_tokens, columns], float32, bfloat16 or float16
+        tokens: int32 [n], the token of each input row; None: the rows of ``hidden``
+        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``
+        stack: the packed matrices
 
     Returns:
-        [n, rows of one matrix]
+        [n, rows] of the same dtype; ``rows`` is that of one matrix
     """
     count = len(hidden) if tokens is None else len(tokens)
     output = hidden.new_empty((count, stack.rows))
@@ -113,7 +135,7 @@ def grouped_linear(
 
 
 def look_up(matrix: PackedCodes, wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Some rows: [n] int64 -> [n, columns] of ``dtype``"""
+    """Decode the rows ``wanted`` ([n] int64) of a matrix. Returns [n, columns] of ``dtype``."""
     output = torch.empty((wanted.shape[0], matrix.columns), dtype=dtype)
     m = matrix
     tape.call(_look_up, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, wanted, output)

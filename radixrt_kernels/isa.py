@@ -1,17 +1,17 @@
-"""Which instruction set do the kernels use? The best there is, unless its tiles compute something else than vectors do."""
+"""Selects the instruction set of the kernels: the best one, unless its AMX tiles compute wrong products."""
 
 import warnings
 from types import ModuleType
 
 
 def choose(native: ModuleType, wanted: str | None) -> None:
-    """Let ``native`` use ``wanted``, or by default what it takes for the best here.
+    """Make ``native`` use ``wanted``, or by default the best instruction set.
 
-    AMX is trusted only after it has multiplied some numbers as AVX-512 does: nobody else would notice a processor, a
-    hypervisor or an emulator on which it goes wrong. That takes some hundred microseconds, once a process.
+    AMX is used only if it computes the same products as AVX-512 for some test matrices. Otherwise a faulty processor, hypervisor
+    or emulator would stay unnoticed. The test takes some hundred microseconds, once per process.
 
     Raises:
-        ValueError: ``wanted`` is not one that this build and this processor have.
+        ValueError: this build or this processor does not have ``wanted``.
     """
     if wanted:
         native.use_isa(wanted)

@@ -1,7 +1,7 @@
-"""Linear layers whose matrix is packed once, so that computing a few tokens streams it at the memory's speed.
+"""Linear layers with packed weights; a small number of tokens reads the weights at memory bandwidth.
 
-A packed matrix is panels of 16 output features (``PANEL``), the last filled up with zeros; in a panel the input features
-follow each other, in bfloat16 by pairs, as AVX-512's dot products want them. All instruction sets share the form.
+A packed matrix has panels of 16 output features (``PANEL``). The last panel is padded with zeros. In a panel the input
+features are consecutive, in bfloat16 in pairs, as AVX-512's dot products need them. All instruction sets use this form.
 """
 
 import torch
@@ -17,21 +17,21 @@ if native is not None:
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """The packed form of ``weight`` [rows, columns].
+    """Pack ``weight`` [rows, columns] (float32, bfloat16 or float16) for the kernels.
 
     Returns:
-        [panels, columns, PANEL], or in bfloat16 [panels, ceil(columns / 2), PANEL, 2]
+        [panels, columns, PANEL], in bfloat16 [panels, ceil(columns / 2), PANEL, 2]; panels = ceil(rows / PANEL)
     """
     return pack_stack(weight.unsqueeze(0))[0]
 
 
 def pack_stack(weights: torch.Tensor) -> torch.Tensor:
-    """The packed form of each of some matrices [count, rows, columns], with ``count`` as its first dimension."""
+    """Pack each matrix of ``weights`` [count, rows, columns]. Returns the shape of :func:`pack` with ``count`` in front."""
     group = 2 if weights.dtype == torch.bfloat16 else 1
     count, rows, columns = weights.shape
     panels, steps = -(-rows // PANEL), -(-columns // group)
     packed = weights.new_empty((count, panels, steps, PANEL, group))
-    advise_huge_pages(packed)  # a stream of pages of 4 KiB loses a tenth at their borders
+    advise_huge_pages(packed)  # reading pages of 4 KiB is a tenth slower
     whole = rows // PANEL
     for weight, place in zip(weights, packed, strict=True):
         place[:whole] = _panels(weight[: whole * PANEL], steps, group)
@@ -51,9 +51,28 @@ def _panels(weight: torch.Tensor, steps: int, group: int) -> torch.Tensor:
 def linear(
     hidden: torch.Tensor, weights: torch.Tensor, rows: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[num_tokens, columns] times a packed matrix of ``rows`` rows -> [num_tokens, rows].
+    """Multiply tokens by a packed matrix.
 
-    All are of one dtype. Products are summed in float32 and rounded once, bias included.
+    Args:
+        hidden: [num_tokens, columns], float32, bfloat16 or float16
+        weights: a matrix packed by :func:`pack`, of the same dtype
+        rows: number of rows of the unpacked matrix
+        bias: [rows] of the same dtype, or None
+
+    Returns:
+        [num_tokens, rows] of the same dtype. Products are summed in float32 and rounded once, with the bias.
+
+    Raises:
+        ValueError: the shapes or dtypes do not fit.
+
+    Example:
+        >>> import torch
+        >>> hidden, weight = torch.randn(5, 48), torch.randn(100, 48)
+        >>> output = linear(hidden, pack(weight), rows=100)
+        >>> output.shape
+        torch.Size([5, 100])
+        >>> torch.allclose(output, hidden @ weight.T, atol=1e-4)
+        True
     """
     output = hidden.new_empty((hidden.shape[0], rows))
     tape.call(_linear, hidden, weights, rows, bias, output)
@@ -67,15 +86,17 @@ def grouped_linear(
     weights: torch.Tensor,
     rows: int,
 ) -> torch.Tensor:
-    """Each row of inputs times its own matrix of a packed stack, whose matrices have ``rows`` rows.
+    """Multiply each input row by one matrix of a packed stack.
 
     Args:
         hidden: [num_tokens, columns] of the weights' dtype
-        tokens: int32 [n], the token that each row of inputs is; None: the rows of ``hidden`` as they are.
-        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``.
+        tokens: int32 [n], the token of each input row; None: the rows of ``hidden``
+        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``
+        weights: a stack packed by :func:`pack_stack`
+        rows: number of rows of each unpacked matrix
 
     Returns:
-        [n, rows]
+        [n, rows] of the same dtype
     """
     count = len(hidden) if tokens is None else len(tokens)
     output = hidden.new_empty((count, rows))
@@ -84,7 +105,7 @@ def grouped_linear(
 
 
 def look_up(weights: torch.Tensor, rows: int, columns: int, wanted: torch.Tensor) -> torch.Tensor:
-    """Some rows of a packed [rows, columns] matrix: [n] int64 -> [n, columns]"""
+    """Return the rows ``wanted`` ([n] int64) of a packed [rows, columns] matrix: [n, columns]."""
     output = weights.new_empty((wanted.shape[0], columns))
     tape.call(_look_up, weights, rows, wanted, output)
     return output

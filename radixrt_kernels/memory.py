@@ -1,4 +1,4 @@
-"""Advice to the operating system and to the C library on how to hand out memory."""
+"""Requests huge pages from the operating system, and makes the C library keep freed memory."""
 
 import torch
 
@@ -6,20 +6,19 @@ from radixrt_kernels import native
 
 
 def advise_huge_pages(tensor: torch.Tensor) -> bool:
-    """Ask the operating system to back a new tensor's memory, not yet written to, with pages of 2 MiB: reading it at
-    random then needs fewer walks through the page table.
+    """Request pages of 2 MiB for a new tensor's memory, before the first write. Random reads then need fewer page walks.
 
     Returns:
-        whether it took the advice; without native kernels, for tensors below 2 MiB and outside Linux it is False
+        True if the operating system accepts; False without native kernels, for tensors below 2 MiB and outside Linux
     """
     return native is not None and bool(native.advise_huge_pages(tensor))
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what the process frees, instead of returning it and getting it back page by page, zeroed, in
-    the next step: a prefill chunk's activations are tens of megabytes, many times a layer.
+    """Make the C library keep freed memory. Otherwise it returns the memory to the operating system, which zeroes it page by
+    page in the next step. The activations of a prefill chunk are tens of megabytes, several times per layer.
 
     Returns:
-        whether it will; glibc can
+        True if the C library supports it (glibc does)
     """
     return native is not None and bool(native.keep_freed_memory())

@@ -1,7 +1,7 @@
-"""What a mixture of experts does beside its products: choose experts for each token, sort by expert, and sum up.
+"""Operations of a mixture of experts besides its products: select experts, sort tokens by expert, weighted sum.
 
-The products in between are ``grouped_linear`` of :mod:`radixrt_kernels.linear` and :mod:`radixrt_kernels.groupwise`. Which experts
-are needed is read by the kernels when they run, so a tape of these calls can be replayed for other tokens.
+The products are ``grouped_linear`` of :mod:`radixrt_kernels.linear` and :mod:`radixrt_kernels.groupwise`. The kernels read the
+selected experts at run time, so a tape of these calls can be replayed for other tokens.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,12 @@ if native is not None:
 def choose_experts(
     logits: torch.Tensor, top_k: int, normalize: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of the largest logits, largest first, of equal ones the first.
+    """Select the experts with the largest logits, in descending order; of equal logits the lower expert first.
 
     Args:
         logits: [num_tokens, num_experts] float32, bfloat16 or float16
-        normalize: weights are the softmax over the chosen experts; else over all.
+        top_k: experts per token
+        normalize: True: weights are the softmax over the selected experts; False: over all experts
 
     Returns:
         weights float32 and experts int64, both [num_tokens, top_k]
@@ -40,13 +41,13 @@ class Groups:
 
     starts: (
         torch.Tensor
-    )  # int32 [num_experts + 1]; those of expert i are starts[i] to starts[i + 1]
+    )  # int32 [num_experts + 1]; the pairs of expert i are starts[i] to starts[i + 1]
     tokens: torch.Tensor  # int32 [pairs]
-    places: torch.Tensor  # int32 [num_tokens, top_k]: where each pair is
+    places: torch.Tensor  # int32 [num_tokens, top_k]: position of each pair
 
 
 def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
-    """Sort the elements of ``experts`` int64 [num_tokens, top_k]; those of one expert keep their order."""
+    """Sort the (token, choice) pairs of ``experts`` int64 [num_tokens, top_k] by expert. The sort is stable."""
     starts = experts.new_empty(num_experts + 1, dtype=torch.int32)
     tokens = experts.new_empty(experts.numel(), dtype=torch.int32)
     places = experts.new_empty(experts.shape, dtype=torch.int32)
@@ -55,7 +56,7 @@ def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
 
 
 def weighted_sum(values: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Each token's ``weights[token] @ values[places[token]]``, summed in float32 and rounded once.
+    """Compute ``weights[token] @ values[places[token]]`` for each token, summed in float32 and rounded once.
 
     Args:
         values: [rows, size]

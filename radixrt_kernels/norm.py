@@ -1,4 +1,4 @@
-"""RMSNorm in one pass, alone or with the residual addition before it."""
+"""RMSNorm in one pass, alone or after the residual addition."""
 
 import torch
 
@@ -11,16 +11,26 @@ if native is not None:
 def rms_norm(
     hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
 ) -> torch.Tensor:
-    """``hidden / rms(hidden) * weight``, the rms in float32.
+    """Compute ``hidden / rms(hidden) * weight`` over the last dimension, in float32.
 
     Args:
-        hidden: [num_tokens, size], or [num_tokens, heads, size] to norm each head; perhaps a view of a projection
+        hidden: [num_tokens, size], or [num_tokens, heads, size] to normalize each head; float32, bfloat16 or float16. It may be
+            a view of a projection.
         weight: [size] of the same dtype
-        unit_offset: multiply by ``1 + weight`` and round once at the end (Gemma); else the normed values are rounded
-            before they are multiplied (Llama)
+        eps: added to the mean square
+        unit_offset: True: multiply by ``1 + weight`` and round once at the end (Gemma); False: round the normalized values
+            before the multiplication (Llama)
 
     Returns:
-        a new tensor of hidden's shape
+        a new tensor of hidden's shape and dtype
+
+    Raises:
+        ValueError: the shapes or dtypes do not fit.
+
+    Example:
+        >>> import torch
+        >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), eps=0.0)
+        tensor([[0.8485, 1.1314]])
     """
     output = torch.empty(hidden.shape, dtype=hidden.dtype)
     tape.call(_rms_norm, hidden, None, weight, output, eps, unit_offset)
@@ -34,5 +44,5 @@ def add_rms_norm_(
     eps: float,
     unit_offset: bool = False,
 ) -> None:
-    """In place: ``residual`` becomes ``residual + hidden``, and ``hidden`` the norm of that. See :func:`rms_norm`."""
+    """Set ``residual`` to ``residual + hidden`` and ``hidden`` to its norm, both in place. See :func:`rms_norm`."""
     tape.call(_rms_norm, hidden, residual, weight, hidden, eps, unit_offset)

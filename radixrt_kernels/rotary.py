@@ -1,4 +1,4 @@
-"""Rotary position embedding in place."""
+"""Applies rotary position embedding in place."""
 
 import torch
 
@@ -11,15 +11,23 @@ if native is not None:
 def rotate_(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor
 ) -> None:
-    """Rotate features ``i`` and ``i + rotary_dim / 2`` of each head by the ``i``-th angle of its token's position, in place.
+    """Rotate features ``i`` and ``i + rotary_dim / 2`` of each head by the ``i``-th angle of the token's position, in place.
 
     Args:
         positions: [num_tokens] int64
-        query, key: [num_tokens, heads, head_dim] of one dtype, perhaps views of one projection; features from
-            rotary_dim on stay as they are
+        query, key: [num_tokens, heads, head_dim] of one dtype (float32, bfloat16 or float16); they may be views of one
+            projection. Features from ``rotary_dim`` on are not changed.
         cos_sin: [context_length, rotary_dim] float32, cosines then sines
 
     Raises:
-        ValueError: a position has no row in ``cos_sin``, or shapes do not fit.
+        ValueError: a position has no row in ``cos_sin``, or the shapes do not fit.
+
+    Example, a rotation by 0 and by 90 degrees:
+        >>> import torch
+        >>> cos_sin = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # positions 0 and 1: cosine, sine
+        >>> query = torch.tensor([[[1.0, 2.0]], [[1.0, 2.0]]])
+        >>> rotate_(torch.tensor([0, 1]), query, query.clone(), cos_sin)
+        >>> query.tolist()
+        [[[1.0, 2.0]], [[-2.0, 1.0]]]
     """
     tape.call(_rotate, positions, query, key, cos_sin)

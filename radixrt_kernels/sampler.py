@@ -1,6 +1,6 @@
-"""The next token of each row of logits: mask, temperature, top-k, top-p, min-p and the draw, without a sort.
+"""Samples the next token of each row of logits: mask, temperature, top-k, top-p, min-p and the draw, without a sort.
 
-The same choice as ``radixrt.worker.sampling.sampler`` makes in torch, which says what the settings mean.
+It selects the same tokens as ``radixrt.worker.sampling.sampler`` in torch, where the settings are described.
 """
 
 import torch
@@ -17,18 +17,34 @@ def draw_tokens(
     positions: torch.Tensor,
     mask: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each row.
+    """Sample one token per row.
 
     Args:
-        logits: float32 [rows, vocab], not changed.
-        settings: int32 [rows, 6]: the bits of temperature (float32; 0: take the largest logit), top_k (the vocabulary's
-            size: no limit), top_p (float32; above 1: no limit), the logarithm of min_p (float32; minus infinity: no limit), and
-            the seed's key of ``radixrt.worker.sampling.noise``, low half first.
-        positions: int64 [rows], the position in its sequence that each token will have.
-        mask: int64 [n], the rows that are masked, and int32 [n, ceil(vocab / 32)], a bit for each token they may take.
+        logits: float32 [rows, vocab]; not changed
+        settings: int32 [rows, 6]. Columns: temperature (bits of a float32; 0: greedy), top_k (vocab: no limit), top_p (bits of a
+            float32; above 1: no limit), logarithm of min_p (bits of a float32; minus infinity: no limit), low half and high
+            half of the seed's key of ``radixrt.worker.sampling.noise``.
+        positions: int64 [rows], the position of the new token in its sequence
+        mask: int64 [n], the masked rows, and int32 [n, ceil(vocab / 32)], one bit per allowed token; None: no masks
 
     Returns:
-        (token ids int64 [rows], each row's largest logit float32 [rows]: NaN where one is not finite)
+        (token ids int64 [rows], largest logit of each row float32 [rows]: NaN if a logit of the row is not finite)
+
+    Raises:
+        ValueError: the shapes or dtypes do not fit.
+
+    Example, greedy, then with a mask that allows only tokens 0 and 1:
+        >>> import torch
+        >>> logits = torch.tensor([[0.1, 0.7, 0.9, 0.3]])
+        >>> floats = torch.tensor([[0.0, 2.0, -torch.inf]]).view(torch.int32)  # temperature, top_p, log min_p
+        >>> top_k, key = torch.tensor([[4]], dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)
+        >>> settings = torch.cat((floats[:, :1], top_k, floats[:, 1:], key), dim=1)
+        >>> tokens, largest = draw_tokens(logits, settings, torch.tensor([12]), mask=None)
+        >>> tokens
+        tensor([2])
+        >>> allowed = torch.tensor([[0b0011]], dtype=torch.int32)
+        >>> draw_tokens(logits, settings, torch.tensor([12]), mask=(torch.tensor([0]), allowed))[0]
+        tensor([1])
     """
     token_ids = torch.empty(len(logits), dtype=torch.int64)
     peaks = torch.empty(len(logits))

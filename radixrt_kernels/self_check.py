@@ -1,4 +1,4 @@
-"""Does each kernel compute on this machine what its reference says? Run by ``python -m radixrt_kernels``."""
+"""Compares each kernel with its reference on this machine, for ``python -m radixrt_kernels``."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        return self.error <= self.tolerance  # false for NaN
+        return self.error <= self.tolerance  # False for NaN
 
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""What one rounding to a dtype and another order of summation may change."""
+"""Tolerance per dtype for one rounding and a different order of summation."""
 
 FEW_AND_MANY = (7, 40)
-"""Tokens: linear layers of many take other ways than those of few."""
+"""Numbers of tokens; linear layers use different code paths for few and many tokens."""
 
 
 def activations() -> Iterator[Check]:
@@ -121,7 +121,7 @@ def groupwise_linears() -> Iterator[Check]:
 
 
 def mixtures() -> Iterator[Check]:
-    """Seven tokens, three of five experts each."""
+    """Seven tokens with three of five experts each."""
     for dtype, tolerance in ROUNDING.items():
         logits, hidden = torch.randn(7, 5).to(dtype), torch.randn(7, 123).to(dtype)
         weights, experts = mixture.choose_experts(logits, 3, normalize=True)
@@ -139,7 +139,7 @@ def mixtures() -> Iterator[Check]:
 
 
 def sampling() -> Iterator[Check]:
-    """Greedy, where the reference is one line; ``tests/kernels/test_sampler_kernel.py`` has the rest."""
+    """Greedy sampling. ``tests/kernels/test_sampler_kernel.py`` tests the other settings."""
     logits = torch.randn(5, 1000)
     settings = torch.zeros(5, 6, dtype=torch.int32)
     settings[:, 1] = 1000
@@ -157,4 +157,4 @@ CHECKS: list[Callable[[], Iterator[Check]]] = [
     mixtures,
     sampling,
 ]
-"""One function a kernel family."""
+"""One function per kernel family."""

@@ -1,12 +1,13 @@
-"""A model's forward pass as a list of kernel calls, which is replayed without the Python that led to them.
+"""Records a forward pass as a list of kernel calls, and replays it without the model's Python.
 
-A decode step of 24 layers is some two hundred kernels of a few microseconds to some hundred. The modules, views and
-allocations between them cost as much again at small batches. As a CUDA graph does on a GPU, a tape remembers the calls of
-one run with their arguments: in the next step of the same shape the inputs are copied into place and the calls repeated.
+A decode step of 24 layers has some two hundred kernel calls of a few to some hundred microseconds. At small batches, the
+modules, views and allocations between them take the same time again. A tape records the calls of one run with their
+arguments, as a CUDA graph does on a GPU. For the next step of the same shape, the inputs are copied to the recorded tensors
+and the calls are repeated.
 
-Kernels are called through :func:`call`, which is how a recording hears of them; of torch's own operations it hears
-by ``__torch_dispatch__``. What a step computes for itself lives in one block of memory, in which tensors that are never
-needed at the same time share a place, so the working set stays as small as an allocator would keep it.
+Kernels are called through :func:`call`, which records them. ``__torch_dispatch__`` records torch's own operations.
+Intermediate tensors are in one block of memory. Tensors with disjoint lifetimes share memory, so the working set is as
+small as with an allocator.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 ALIGNMENT = 64
-"""Bytes."""
+"""Of intermediate tensors, in bytes."""
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -28,11 +29,11 @@ _recording: "_Recording | None" = None
 
 
 class NotRecordable(Exception):
-    """The computation depends on values that it computes, so repeating its calls would not repeat it."""
+    """The computation depends on tensor values, so a replay of its calls could be wrong."""
 
 
 def call(kernel: Callable[..., None], *arguments: Any) -> None:
-    """Call a kernel that writes into some of its arguments."""
+    """Call a kernel that writes into some of its arguments; record the call if a recording is active."""
     kernel(*arguments)
     if _recording is not None:
         _recording.calls.append((kernel, arguments))
@@ -40,17 +41,17 @@ def call(kernel: Callable[..., None], *arguments: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """The calls of one computation."""
+    """The recorded calls of one computation."""
 
     inputs: list[torch.Tensor]
-    """Where :meth:`replay` puts its arguments."""
+    """The tensors to which :meth:`replay` copies its arguments."""
     output: torch.Tensor
     calls: list[Call]
     num_bytes: int
-    """Memory of everything in between."""
+    """Memory of the intermediate tensors, in bytes."""
 
     def replay(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Compute on inputs of the shapes that were recorded. The result is overwritten by the next replay."""
+        """Compute on inputs of the recorded shapes. The next replay overwrites the result."""
         for place, tensor in zip(self.inputs, inputs, strict=True):
             place.copy_(tensor)
         for kernel, arguments in self.calls:
@@ -61,14 +62,15 @@ class Tape:
 def record(
     compute: Callable[..., torch.Tensor], *inputs: torch.Tensor
 ) -> tuple[Tape, torch.Tensor]:
-    """Run ``compute(*inputs)`` once and remember how. Returns the tape and the result.
+    """Run ``compute(*inputs)`` once and record it. Return the tape and the result.
 
     Args:
-        compute: Reads of what may differ next time only its inputs, and what kernels find by themselves; changes nothing
-            but what it allocates, and what its kernels are for (a KV cache).
+        compute: its result may depend only on the inputs and on memory that its kernels read (such as a KV cache). It may
+            change only tensors that it allocates, and memory that its kernels write.
+        inputs: tensors; a replay needs the same shapes and dtypes
 
     Raises:
-        NotRecordable: ``compute`` looked at values of tensors.
+        NotRecordable: ``compute`` reads values of tensors in Python.
     """
     global _recording
     recording = _Recording([tensor.clone() for tensor in inputs])
@@ -83,7 +85,7 @@ def record(
 
 @dataclass(slots=True)
 class _Life:
-    """When a piece of memory is in use, in calls: from its allocation to the last call that has it."""
+    """Lifetime of a tensor's memory, as indices of calls: from its allocation to the last call that uses it."""
 
     num_bytes: int
     first: int
@@ -97,13 +99,13 @@ class _Recording(TorchDispatchMode):
         self.inputs = inputs
         self.calls: list[Call] = []
         self._own: dict[int, _Life] = {}
-        """By the address of a storage that was allocated while recording."""
+        """Lifetimes by the address of a storage allocated during the recording."""
         self._kept: list[torch.Tensor] = []
-        """So that no address is used twice."""
+        """References that keep every storage alive, so that no address is used twice."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nobody compiles a recording, and torch would import its compiler, which takes seconds, to make sure."""
+        """Return False, because a recording is never compiled. The default would import torch's compiler, which takes seconds."""
         return False
 
     def __torch_dispatch__(
@@ -163,10 +165,10 @@ class _Recording(TorchDispatchMode):
 
 
 def _assign_places(lives: list[_Life]) -> int:
-    """Give each piece the lowest place that is free throughout its life. Returns how many bytes there must be."""
+    """Assign each memory block the lowest offset that is free during its lifetime. Return the total size in bytes."""
     end = 0
     placed: list[_Life] = []
-    for life in lives:  # in the order of their first use
+    for life in lives:  # ordered by first use
         place = 0
         for other in sorted(placed, key=lambda other: other.place):
             if other.last < life.first:
@@ -204,7 +206,7 @@ def _with_names(func: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _again(func: Any, kwargs: dict[str, Any]) -> Callable[..., None]:
-    """An operation of torch that puts its results where they were when it was recorded."""
+    """Wrap an operation of torch so that it copies its results to the tensors of the recording."""
 
     def compute(places: Any, *args: Any) -> None:
         results = _tensors(func(*args, **kwargs))

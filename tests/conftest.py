@@ -1,14 +1,25 @@
 """Fixtures that several test folders use."""
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
+from radixrt import LLM
 from tests.checkpoints import make_checkpoint
+from tests.servers import Server, serving
+from tests.suite import (  # noqa: F401 (hooks)
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    pytest_xdist_make_scheduler,
+)
 
 # Without a GPU, Triton kernels are interpreted. Triton reads this when a kernel's module is imported.
 if not torch.cuda.is_available():
@@ -35,3 +46,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[architecture]
 
     return get
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt in this process, also where ``nohup`` has started it with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[Server]:
+    """A server with the built-in model, in a cache of a modest size; tests leave nothing running or pinned on it."""
+    with serving("demo", "--served-model-name", "demo", "--log-level", "warning", "--max-total-tokens", "65536") as server:  # fmt: skip
+        yield server
+
+
+@pytest.fixture(scope="session")
+def demo_llm() -> Iterator[LLM]:
+    """An engine with the built-in model."""
+    with LLM(max_total_tokens=16384) as llm:
+        yield llm

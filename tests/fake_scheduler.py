@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
-from radixrt.messages.answers import AnswerReport, AnswerTimes, EngineInfo, RequestFailed
+from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import (
     CacheTreeCall,
@@ -17,10 +17,10 @@ from radixrt.messages.calls import (
 )
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
-from radixrt.messages.replies import CacheFlushed, CacheReleased, CallReply, LeaseGranted
+from radixrt.messages.replies import CallReply, LeaseGranted
 from radixrt.messages.sequences import (
-    LogprobRow,
     ReleaseSequences,
+    SequenceLogprobs,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
@@ -126,9 +126,7 @@ class FakeScheduler:
                         self.released.append(seq_id)
             case FlushCacheCall():
                 self.flushes += 1
-                self._outbox.send(
-                    CallReply(call_id=message.call_id, value=CacheFlushed(pages_freed=3))
-                )
+                self._outbox.send(CallReply(call_id=message.call_id, value=3))
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
@@ -195,7 +193,9 @@ def _report(request: SequenceRequest, **end: object) -> AnswerReport:
         prompt_tokens=num_ids(request.token_ids) - request.num_output,
         cached_tokens=CACHED_TOKENS,
         cache_write_tokens=CACHE_WRITE_TOKENS,
-        times=AnswerTimes(queued_s=0.001, prefill_s=0.002, total_s=0.5 if end else 0.0),
+        queued_s=0.001,
+        prefill_s=0.002,
+        total_s=0.5 if end else 0.0,
         **end,  # type: ignore[arg-type]
     )
 
@@ -211,7 +211,7 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
             failed = RequestFailed(request_id="", message="There is no lease gone.", status=404)
             return CallReply(call_id=call.call_id, error=failed)
         case ReleaseCacheCall():
-            return CallReply(call_id=call.call_id, value=CacheReleased(released_tokens=32))
+            return CallReply(call_id=call.call_id, value=32)
     node = CacheTreeNode(
         first_token_ids=pack_ids([300, 301]),
         num_tokens=32,
@@ -229,7 +229,7 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
     return CallReply(call_id=call.call_id, value=tree)
 
 
-def _row(owner: int, token_id: int, top: int) -> LogprobRow:
+def _row(seq_id: int, token_id: int, top: int) -> SequenceLogprobs:
     """Minus a tenth of its rank for each token."""
     ids = [token_id, *range(300, 300 + top)]
-    return LogprobRow(owner, pack_ids(ids), [-0.1 * rank for rank in range(len(ids))])
+    return SequenceLogprobs(seq_id, pack_ids(ids), [-0.1 * rank for rank in range(len(ids))])

@@ -1,7 +1,10 @@
 """Setting up a machine with a GPU: which kernels models need, what is carried, and what the check runs."""
 
+import importlib.metadata
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -94,6 +97,83 @@ def test_one_command_builds_what_the_check_calls(
     assert built == ["norm"]
 
 
+class Module:
+    """A build specification."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def compile_into(folder: Path, broken: str) -> Any:
+    """A compiler that fails for one module."""
+
+    def compile_module(module: Module) -> Path:
+        if module.name == broken:
+            raise RuntimeError("ninja stopped")
+        library = folder / f"{module.name}-just-built.so"
+        library.write_text(module.name)
+        return library
+
+    return compile_module
+
+
+def test_a_module_that_fails_is_told_and_the_others_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(flashinfer_kernels, "specification", Module)
+    monkeypatch.setattr(flashinfer_kernels, "installed_version", lambda: "1.0")
+    out, names = tmp_path / "out", ["norm", "rope", "page"]
+    build_each = flashinfer_kernels.build_each
+    assert build_each(out, names, "9.0a", compile_into(tmp_path, "rope")) == ["rope"]
+    assert "rope: failed. ninja stopped" in capsys.readouterr().out
+    assert list(json.loads((out / "kernels.json").read_text())["modules"]) == ["norm", "page"]
+    assert not (out / "rope/rope.so").exists()
+    assert build_each(out, names, "9.0a", compile_into(tmp_path, "none")) == []
+    assert "norm: there already" in capsys.readouterr().out
+    built = [path.name for path in flashinfer_kernels.modules_of(out)]
+    assert sorted(built) == ["norm.so", "page.so", "rope.so"]
+
+
+def test_what_a_build_has_made_is_listed_after_each_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flashinfer_kernels, "specification", Module)
+    monkeypatch.setattr(flashinfer_kernels, "installed_version", lambda: "1.0")
+
+    def interrupted(module: Module) -> Path:
+        if module.name == "rope":
+            raise KeyboardInterrupt
+        return compile_into(tmp_path, "none")(module)
+
+    with pytest.raises(KeyboardInterrupt):
+        flashinfer_kernels.build_each(tmp_path / "out", ["norm", "rope"], "9.0a", interrupted)
+    assert [path.name for path in flashinfer_kernels.modules_of(tmp_path / "out")] == ["norm.so"]
+
+
+def test_flashinfers_version_is_known_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing it needs packages that reading its files does not."""
+    monkeypatch.setitem(sys.modules, "flashinfer", None)  # an import would fail
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
+    (tmp_path / "kernels.json").write_text('{"flashinfer": "1.0", "modules": {"norm": "norm"}}')
+    assert list(flashinfer_kernels.modules_of(tmp_path)) == [Path("norm/norm.so")]
+    (tmp_path / "kernels.json").write_text('{"flashinfer": "2.0", "modules": {}}')
+    with pytest.raises(SystemExit, match=r"of FlashInfer 2\.0"):
+        list(flashinfer_kernels.modules_of(tmp_path))
+
+
+def test_nvccs_wheel_has_its_runtime_under_the_full_name_alone(tmp_path: Path) -> None:
+    cuda, parts = tmp_path / "cuda", tmp_path / "parts"
+    for file in ("include/curand.h", "include/cublasLt.h", "lib/libcudart.so.13", "lib/stubs/libcuda.so"):  # fmt: skip
+        (cuda / file).parent.mkdir(parents=True, exist_ok=True)
+        (cuda / file).write_text(file)
+    assert flashinfer_kernels._missing_cuda_parts(cuda, parts) == ([], [parts / "lib"])
+    assert (parts / "lib/libcudart.so").read_text() == "lib/libcudart.so.13"
+    (cuda / "lib/libcudart.so").write_text("a whole toolkit has it")
+    assert flashinfer_kernels._missing_cuda_parts(cuda, parts) == ([], [])
+
+
 def test_an_unknown_module_is_refused_with_the_known_ones() -> None:
     pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
     with pytest.raises(ValueError, match="norm, rope"):
@@ -134,6 +214,25 @@ def test_an_archive_of_the_same_content_is_the_same(tmp_path: Path) -> None:
         assert archive.getnames() == ["a/one.py"]
 
 
+@pytest.mark.parametrize("has_xz", [True, False])
+def test_a_carried_folder_unpacks_also_without_the_program_xz(tmp_path: Path, has_xz: bool) -> None:
+    site, carry, programs = tmp_path / "site", tmp_path / "carry", tmp_path / "bin"
+    for folder in (site, carry, programs):
+        folder.mkdir()
+    (site / "carried.py").write_text("answer = 42\n")
+    stamp = pack_offline.write_archive(site, carry, 1)
+    (carry / "use.sh").write_text(pack_offline.USE.format(name="carry", stamp=stamp))
+    for name in ("bash", "dirname", "mkdir", "touch", "tar", *["xz"] * has_xz):
+        (programs / name).symlink_to(shutil.which(name) or pytest.skip(f"no {name} here"))
+    (programs / "python3").symlink_to(sys.executable)
+    script = f". {carry}/use.sh && python3 -c 'import carried; print(carried.answer)'"
+    environment = {"PATH": str(programs), "RADIXRT_SITE": str(tmp_path / "unpacked")}
+    done = subprocess.run(
+        [programs / "bash", "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "42\n", done.stderr
+
+
 def test_the_check_runs_tests_then_measurements_in_the_time_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +245,8 @@ def test_the_check_runs_tests_then_measurements_in_the_time_it_has(
     machine: dict[str, Any] = {"gpu": "a GPU"}
     monkeypatch.setattr(gpu_check, "_machine", lambda: machine)
     monkeypatch.setattr(gpu_check, "_run", note)
-    assert gpu_check.main(["--out", str(tmp_path), "--minutes", "8"]) == 0
+    out = tmp_path / "check"
+    assert gpu_check.main(["--out", str(out), "--minutes", "8"]) == 0
     (alone, _), (tests, tests_limit), (bench, bench_limit) = ran
     assert "tests/gpu" in tests and "bench.gpu" in bench
     assert all(
@@ -154,7 +254,9 @@ def test_the_check_runs_tests_then_measurements_in_the_time_it_has(
     )
     assert all((gpu_check.ROOT / file).is_file() for file in gpu_check.ALONE)
     assert tests_limit < 240 and float(bench[bench.index("--budget") + 1]) < bench_limit <= 480
-    assert json.loads((tmp_path / "machine.json").read_text()) == machine
+    assert json.loads((out / "machine.json").read_text()) == machine
+    with tarfile.open(tmp_path / "check.tar.gz") as archive:
+        assert "./machine.json" in archive.getnames()
 
 
 def test_a_step_that_takes_too_long_is_stopped(tmp_path: Path) -> None:

@@ -8,17 +8,20 @@
 
 FlashInfer compiles a kernel when it is first called, which takes minutes and a compiler. A module that lies in
 ``flashinfer/data/aot`` is loaded as it is instead. It depends on the CUDA major version and on FlashInfer's own, but
-neither on torch nor on Python. Needs flashinfer-python, torch (a CPU build will do), ninja and nvcc 12.8 or newer.
+neither on torch nor on Python. Needs flashinfer-python, torch (a CPU build will do), ninja, a C++ compiler and nvcc 12.8
+or newer: of a CUDA toolkit, or in this environment PyPI's nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt, nvidia-cuda-cccl
+and nvidia-cuda-runtime, all of one minor version (pip alone takes a newer nvvm, whose output ptxas refuses).
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,6 +49,9 @@ class Attention:
         parts += ["window"] * self.window + ["softcap"] * self.soft_cap
         return "-".join(parts)
 
+
+LAST_OF_AN_ERROR = 1500
+"""Characters; a compiler's whole output is pages."""
 
 LAYERS = ("norm", "rope", "page", "cascade")
 """Modules that every model is served with."""
@@ -174,35 +180,71 @@ def _attention_module(kernel: str, attention: Attention) -> Any:
 # ---------------------------------------------------------------- compiling
 
 
-def build(out: Path, names: list[str], *, arch: str, jobs: int) -> None:
-    """Compile modules into ``out/<uri>/<uri>.so``; those that are there already are passed over."""
+def build(out: Path, names: list[str], *, arch: str, jobs: int) -> list[str]:
+    """Compile modules into ``out/<uri>/<uri>.so``; those that are there already are passed over.
+
+    ``kernels.json`` is written after each, so what an interrupted build has made can be used.
+
+    Returns:
+        names of the modules that could not be compiled
+    """
     scratch = Path(tempfile.gettempdir()) / "radixrt-flashinfer-build"
     _configure(scratch, arch, jobs)
     from flashinfer.jit.core import build_jit_specs
-    from flashinfer.version import __version__
 
+    def compile_module(module: Any) -> Path:
+        build_jit_specs([module], verbose=False, skip_prebuilt=False)
+        return Path(module.jit_library_path)
+
+    return build_each(out, names, arch, compile_module)
+
+
+def build_each(
+    out: Path, names: list[str], arch: str, compile_module: Callable[[Any], Path]
+) -> list[str]:
+    """What :func:`build` does, with ``compile_module`` to compile a specification; it returns the library's path."""
+    version = installed_version()
     out.mkdir(parents=True, exist_ok=True)
     manifest = out / MANIFEST
     record = json.loads(manifest.read_text()) if manifest.exists() else {"modules": {}}
-    if record.get("flashinfer", __version__) != __version__ or record.get("arch", arch) != arch:
+    if record.get("flashinfer", version) != version or record.get("arch", arch) != arch:
         sys.exit(
             f"{manifest} is of FlashInfer {record['flashinfer']} for {record['arch']}; choose another folder."
         )
-    record |= {"flashinfer": __version__, "arch": arch}
+    record |= {"flashinfer": version, "arch": arch}
+    failed = []
     for name in names:
         module = specification(name)
         target = out / module.name / f"{module.name}.so"
         if target.exists():
             print(f"{name}: there already", flush=True)
-            continue
-        begin = time.monotonic()
-        build_jit_specs([module], verbose=False, skip_prebuilt=False)
-        target.parent.mkdir(exist_ok=True)
-        shutil.copy2(module.jit_library_path, target)
+        else:
+            begin = os.times()
+            try:
+                _copy_whole(compile_module(module), target)
+            except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+                failed.append(name)
+                print(f"{name}: failed. {str(error)[-LAST_OF_AN_ERROR:]}", flush=True)
+                continue
+            print(f"{name}: {_cost(begin)}, {target.stat().st_size / 1e6:.1f} MB", flush=True)
         record["modules"][name] = module.name
         manifest.write_text(json.dumps(record, indent=1) + "\n")
-        size = target.stat().st_size / 1e6
-        print(f"{name}: {time.monotonic() - begin:.0f} s, {size:.1f} MB", flush=True)
+    return failed
+
+
+def _copy_whole(library: Path, target: Path) -> None:
+    """A copy that is there completely or not at all."""
+    target.parent.mkdir(exist_ok=True)
+    partial = target.with_suffix(".partial")
+    shutil.copy2(library, partial)
+    partial.replace(target)
+
+
+def _cost(begin: os.times_result) -> str:
+    """Time since ``begin``, and of it what the compilers have computed."""
+    now = os.times()
+    cpu = now.children_user + now.children_system - begin.children_user - begin.children_system
+    return f"{now.elapsed - begin.elapsed:.0f} s, {cpu:.0f} s of CPU"
 
 
 def _configure(scratch: Path, arch: str, jobs: int) -> None:
@@ -214,7 +256,7 @@ def _configure(scratch: Path, arch: str, jobs: int) -> None:
     os.environ["PATH"] = (
         f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # ninja of this environment
     )
-    cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    cuda = _cuda_folder()
     if cuda.exists():
         os.environ["CUDA_HOME"] = str(cuda.resolve())
     headers, libraries = _missing_cuda_parts(cuda, scratch / "cuda-parts")
@@ -223,9 +265,20 @@ def _configure(scratch: Path, arch: str, jobs: int) -> None:
     os.environ["FLASHINFER_EXTRA_LDFLAGS"] = " ".join(f"-L{folder}" for folder in libraries)
 
 
+def _cuda_folder() -> Path:
+    """CUDA_HOME, or else where NVIDIA's wheels of this environment lie if nvcc is among them, or else the toolkit's usual place."""
+    if "CUDA_HOME" in os.environ:
+        return Path(os.environ["CUDA_HOME"])
+    nvidia = importlib.util.find_spec("nvidia")
+    for folder in (nvidia and nvidia.submodule_search_locations) or ():
+        for nvcc in sorted(Path(folder).glob("cu*/bin/nvcc"), reverse=True):
+            return nvcc.parent.parent
+    return Path("/usr/local/cuda")
+
+
 def _missing_cuda_parts(cuda: Path, folder: Path) -> tuple[list[Path], list[Path]]:
     """Headers and libraries that an nvcc without the whole toolkit lacks. The headers come from NVIDIA's wheels; libcuda,
-    which belongs to the driver, is an empty library to link against."""
+    which belongs to the driver, is an empty library to link against; libcudart is in the wheel under its full name alone."""
     headers, libraries = [], []
     lacking = {
         package: header
@@ -241,7 +294,14 @@ def _missing_cuda_parts(cuda: Path, folder: Path) -> tuple[list[Path], list[Path
         libraries.append(folder / "lib")
         if not (folder / "lib/libcuda.so").exists():
             _empty_library(folder / "lib/libcuda.so", "libcuda.so.1")
-    return headers, libraries
+    runtimes = sorted(cuda.glob("lib*/libcudart.so.*"))
+    if runtimes and not any((cuda / place / "libcudart.so").exists() for place in ("lib64", "lib")):
+        link = folder / "lib/libcudart.so"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(runtimes[0].resolve())
+        libraries.append(link.parent)
+    return headers, list(dict.fromkeys(libraries))
 
 
 def _headers_of(package: str, folder: Path) -> None:
@@ -277,18 +337,29 @@ def _empty_library(path: Path, soname: str) -> None:
 # ---------------------------------------------------------------- installing
 
 
+def installed_version() -> str:
+    """FlashInfer's, without importing it: that needs more packages than reading its files does.
+
+    Raises:
+        SystemExit: it is not installed.
+    """
+    try:
+        return importlib.metadata.version("flashinfer-python")
+    except importlib.metadata.PackageNotFoundError:
+        sys.exit("flashinfer-python is not installed here.")
+
+
 def modules_of(built: Path) -> Iterator[Path]:
     """The compiled modules of a folder that ``build`` made, as paths in it.
 
     Raises:
         SystemExit: it is of another FlashInfer than the one installed.
     """
-    from flashinfer.version import __version__
-
+    version = installed_version()
     record = json.loads((built / MANIFEST).read_text())
-    if record["flashinfer"] != __version__:
+    if record["flashinfer"] != version:
         sys.exit(
-            f"{built} is of FlashInfer {record['flashinfer']}, and {__version__} is installed; build it again."
+            f"{built} is of FlashInfer {record['flashinfer']}, and {version} is installed; build it again."
         )
     for uri in record["modules"].values():
         yield Path(uri) / f"{uri}.so"
@@ -296,9 +367,10 @@ def modules_of(built: Path) -> Iterator[Path]:
 
 def install(built: Path) -> None:
     """Copy compiled modules to where FlashInfer looks first."""
-    import flashinfer
-
-    place = Path(flashinfer.__file__).parent / "data/aot"
+    specification = importlib.util.find_spec("flashinfer")
+    if specification is None or specification.origin is None:
+        sys.exit("flashinfer-python is not installed here.")
+    place = Path(specification.origin).parent / "data/aot"
     for module in modules_of(built):
         (place / module).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(built / module, place / module)
@@ -339,7 +411,9 @@ def main(arguments: list[str]) -> None:
     if parsed.command == "needs":
         print("\n".join(names))
     else:
-        build(parsed.out, names, arch=parsed.arch, jobs=parsed.jobs)
+        failed = build(parsed.out, names, arch=parsed.arch, jobs=parsed.jobs)
+        if failed:
+            sys.exit(f"Not compiled: {', '.join(failed)}. All others are in {parsed.out}.")
 
 
 if __name__ == "__main__":

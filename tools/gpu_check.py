@@ -1,22 +1,28 @@
-"""Is radixrt right and fast on this GPU? ``make gpu-check``: tests, then measurements, within eight minutes.
+"""Tests and measures radixrt on this GPU within eight minutes: ``make gpu-check``.
 
     python -m tools.gpu_check [--out DIR] [--minutes 8] [--skip tests|bench] [--bench-only 1 3]
+
+Everything that is written into DIR is also packed into DIR.tar.gz.
 
 Uses the Python that runs it and installs nothing, so it works on a machine without a network. Each step has a time of its
 own and writes its results as they come: a run that is cut short leaves what it has found.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from bench import children
 
 ROOT = Path(__file__).parent.parent
 TESTS_SHARE = 0.42
@@ -67,13 +73,20 @@ def main(arguments: list[str]) -> int:
         end = time.monotonic() + share * (deadline - time.monotonic())
         for command in _pytest(parsed.out, parsed.workers):
             status |= _run(command, environment, end - time.monotonic())
+        _pack(parsed.out)
     if parsed.skip != "bench":
         left = deadline - time.monotonic()
         bench = [sys.executable, "-m", "bench.gpu", "--out", str(parsed.out / "bench")]
         bench += ["--budget", f"{left - 10:.0f}"]
         bench += ["--only", *parsed.bench_only] if parsed.bench_only else []
         status |= _run(bench, environment, left)
+        (parsed.out / "bench.tar.gz").unlink(missing_ok=True)  # all of it is in bench/
+        _pack(parsed.out)
     return status
+
+
+def _pack(out: Path) -> None:
+    print(f"All of it in one file: {shutil.make_archive(str(out), 'gztar', out)}", flush=True)
 
 
 def _pytest(out: Path, workers: int) -> list[list[str]]:
@@ -107,18 +120,18 @@ def _pytest(out: Path, workers: int) -> list[list[str]]:
 def _run(command: list[str], environment: dict[str, str], limit_s: float) -> int:
     """Returns the exit status; 1 where the time was over."""
     print("+", " ".join(command), f"(at most {limit_s:.0f} s)", flush=True)
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    process = children.start(command, cwd=ROOT, env=environment)
     try:
         return int(process.wait(max(1.0, limit_s)) != 0)
     except subprocess.TimeoutExpired:
         print(f"Stopped after {limit_s:.0f} s.", flush=True)
         # Like Ctrl-C: pytest still says what has failed, and the bench ends the session that holds the GPU.
         os.killpg(process.pid, signal.SIGINT)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
         return 1
+    finally:
+        children.end(process, timeout_s=0)
 
 
 def _environment(jit: bool) -> dict[str, str]:

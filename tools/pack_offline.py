@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 EXTRAS = ("server", "cuda", "test")
 FLASHINFER = "flashinfer-python"
-FLASHINFER_NEEDS = ("apache-tvm-ffi", "nvidia-ml-py")
+FLASHINFER_NEEDS = ("apache-tvm-ffi", "nvidia-ml-py", "requests", "tqdm", "packaging", "filelock")
 """Beside what radixrt itself brings: found by importing it and calling what radixrt calls."""
 
 HAVE = (
@@ -43,17 +43,26 @@ NEVER = ("nvidia-*", "torch", "triton", "openai")
 
 DROPPED = (
     "flashinfer/data/csrc/fused_moe/*", "flashinfer/data/csrc/fmha_v2/*", "flashinfer/data/csrc/generated/*",
-    "flashinfer/data/csrc/experimental/*", "flashinfer/data/csrc/blackwell_*", "flashinfer/moe_ep/*",
+    "flashinfer/data/csrc/experimental/*", "flashinfer/data/csrc/blackwell_*", "flashinfer/data/csrc/cake_*",
+    "flashinfer/data/csrc/*sm100*", "flashinfer/data/csrc/*sm103*", "flashinfer/data/csrc/*sm120*",
+    "flashinfer/data/csrc/*sm12x*", "flashinfer/data/csrc/alphamoe*", "flashinfer/data/csrc/kda/*",
+    "flashinfer/data/csrc/gdn*", "flashinfer/experimental/*.cu", "flashinfer/experimental/*.cuh", "flashinfer/moe_ep/*",
     "flashinfer/data/cutlass/examples/*", "flashinfer/data/cutlass/test/*", "flashinfer/data/cutlass/docs/*",
     "flashinfer/data/cutlass/media/*", "flashinfer/data/cutlass/python/*", "flashinfer/data/cccl/python/*",
 )  # fmt: skip
-"""Sources that serving never compiles."""
+"""Sources that serving on Hopper never compiles: other models' kernels, and those of Blackwell (sm_100 and later)."""
+
+MOST_MIB = 48
+"""A larger archive is too large for machines to which little can be carried."""
 
 USE = """# . {name}/use.sh    unpacks once, then sets this shell up
 _pack=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
 _site=${{RADIXRT_SITE:-${{TMPDIR:-/tmp}}/radixrt-site-{stamp}}}
 if [ ! -e "$_site/.complete" ]; then
-    mkdir -p "$_site" && tar -xJf "$_pack/site-{stamp}.tar.xz" -C "$_site" && touch "$_site/.complete"
+    mkdir -p "$_site"
+    # tar needs the program xz; Python has the library.
+    {{ tar -xJf "$_pack/site-{stamp}.tar.xz" -C "$_site" 2>/dev/null ||
+        python3 -m tarfile -e "$_pack/site-{stamp}.tar.xz" "$_site"; }} && touch "$_site/.complete"
 fi
 export PYTHONPATH="$_site${{PYTHONPATH:+:$PYTHONPATH}}"
 export FLASHINFER_USE_CUDA_NORM=1      # the compiled norms, also where a CuTe DSL is installed
@@ -191,6 +200,8 @@ def main(arguments: list[str]) -> None:
     content = {"python": parsed.python, "wheels": [w.name for w in carried], "kernels": kernels}
     (parsed.out / "content.json").write_text(json.dumps(content, indent=1) + "\n")
     print(f"{parsed.out}: {len(carried)} packages and {kernels} kernels in {size:.1f} MiB")
+    if size > MOST_MIB:
+        sys.exit(f"More than {MOST_MIB} MiB: try --level 9, or leave packages out with --have.")
 
 
 if __name__ == "__main__":

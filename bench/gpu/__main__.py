@@ -4,10 +4,12 @@
     python -m bench.gpu --only 1 3             two parts
     python -m bench.gpu --dry-run              the same on a CPU with tiny shapes: does it run?
 
-Writes results.jsonl as it goes, results.json and results.md after each session, into --out.
+Writes results.jsonl as it goes, results.json and results.md after each session, into --out; all of it also as one
+archive beside it, --out with ``.tar.gz`` at the end.
 """
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
@@ -56,6 +58,9 @@ def main(arguments: list[str]) -> int:
         sys.exit(f"{options.folder / LINES} is there already; choose another --out.")
     failed = run_all(options, arguments)
     print(f"\n{(options.folder / TABLE).read_text()}")
+    print(
+        f"All of it in one file: {shutil.make_archive(str(options.folder), 'gztar', options.folder)}"
+    )
     return failed
 
 

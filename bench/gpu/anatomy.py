@@ -36,6 +36,13 @@ KINDS = {
 """What a kernel does, by parts of its name in small letters; the first that fits."""
 
 
+LAUNCH_GAP_US = 5.0
+"""A shorter gap lies between two kernels of a queue that is not empty: the device needs about a microsecond from one to the
+next. In a longer one it waits for the host."""
+
+WARM_UP_STEPS = 5
+
+
 @dataclass(frozen=True)
 class Busy:
     """What a device did between two moments; microseconds."""
@@ -43,10 +50,18 @@ class Busy:
     span: float
     busy: float
     by_kind: dict[str, float]
+    launch_gaps: float = 0.0
+    """Idle in gaps of up to :data:`LAUNCH_GAP_US`."""
+    long_gaps: int = 0
+    """Gaps over that."""
 
     @property
-    def idle_share(self) -> float:
-        return 1 - self.busy / self.span if self.span else 0.0
+    def launch_gap_share(self) -> float:
+        return self.launch_gaps / self.span if self.span else 0.0
+
+    @property
+    def long_gap_share(self) -> float:
+        return (self.span - self.busy - self.launch_gaps) / self.span if self.span else 0.0
 
 
 def busy_time(events: Iterable[dict[str, Any]]) -> Busy:
@@ -58,14 +73,19 @@ def busy_time(events: Iterable[dict[str, Any]]) -> Busy:
     )
     if not spans:
         return Busy(0.0, 0.0, {})
-    busy, reached = 0.0, spans[0][0]
+    busy, reached, launch_gaps, long_gaps = 0.0, spans[0][0], 0.0, 0
     kinds: Counter[str] = Counter()
     for start, end, name in spans:
+        gap = max(0.0, start - reached)
+        if gap > LAUNCH_GAP_US:
+            long_gaps += 1
+        else:
+            launch_gaps += gap
         new = max(0.0, end - max(start, reached))
         busy += new
         kinds[kind_of(name)] += new
         reached = max(reached, end)
-    return Busy(reached - spans[0][0], busy, dict(kinds))
+    return Busy(reached - spans[0][0], busy, dict(kinds), launch_gaps, long_gaps)
 
 
 def kind_of(kernel: str) -> str:
@@ -87,17 +107,32 @@ def anatomy(
 ) -> None:
     """Measure decode steps of several batch sizes."""
     engine = InProcess(model_dir, device, settings)
-    for batch in sizes.anatomy_batches:
-        engine.begin(shape, batch, sizes.anatomy_context, 3 * sizes.anatomy_steps + 20)
-        engine.advance(5)
-        device_times = _profiled(engine, sizes.anatomy_steps, results.folder, batch)
+    steps = sizes.anatomy_steps
+    for batch, context in sizes.anatomy:
+        # Half of what is measured comes after the middle, and a warm-up and the profiled steps before it.
+        prompt = max(1, context - WARM_UP_STEPS - steps - steps // 2)
+        engine.begin(shape, batch, prompt, 3 * steps + 20)
+        engine.advance(WARM_UP_STEPS)
+        device_times = _profiled(engine, steps, results.folder, f"{batch}x{context}")
         engine.times = HostTimes()
+        before = engine.context()
         begin, end = _marks(device)
         begin()
-        engine.advance(sizes.anatomy_steps)
-        step_ms = end() * 1e3 / sizes.anatomy_steps
-        results.add(_result(shape, ceilings, sizes, batch, step_ms, engine.times, device_times))
+        engine.advance(steps)
+        step_ms = end() * 1e3 / steps
+        measured = Steps(batch, (before + engine.context()) / 2, step_ms)
+        results.add(_result(shape, ceilings, measured, steps, engine.times, device_times))
         engine.finish()
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Decode steps that were measured."""
+
+    batch: int
+    context: float
+    """Tokens of KV that a step reads, of all sequences."""
+    step_ms: float
 
 
 def _marks(device: torch.device) -> tuple[Any, Any]:
@@ -120,7 +155,7 @@ def _marks(device: torch.device) -> tuple[Any, Any]:
     )
 
 
-def _profiled(engine: InProcess, steps: int, folder: Path, batch: int) -> Busy:
+def _profiled(engine: InProcess, steps: int, folder: Path, case: str) -> Busy:
     if engine.device.type != "cuda":
         engine.advance(steps)
         return Busy(0.0, 0.0, {})
@@ -131,28 +166,31 @@ def _profiled(engine: InProcess, steps: int, folder: Path, batch: int) -> Busy:
         trace = Path(scratch) / "trace.json"
         profiler.export_chrome_trace(str(trace))
         text = trace.read_text()
-    (folder / f"decode-batch-{batch}.trace.json.gz").write_bytes(gzip.compress(text.encode()))
+    (folder / f"decode-{case}.trace.json.gz").write_bytes(gzip.compress(text.encode()))
     return busy_time(json.loads(text)["traceEvents"])
 
 
 def _result(
     shape: ModelShape,
     ceilings: Ceilings,
-    sizes: Sizes,
-    batch: int,
-    step_ms: float,
+    measured: Steps,
+    profiled_steps: int,
     host: HostTimes,
     device: Busy,
 ) -> Result:
-    context = batch * (sizes.anatomy_context + 1.5 * sizes.anatomy_steps)
+    batch, context = measured.batch, measured.context
     bound_s, _, _ = step_seconds(
         shape, ceilings, tokens=batch, rows=batch, context=context, attended=context
     )
-    figures = {"step ms": step_ms}
+    figures = {"output tokens/s": batch / measured.step_ms * 1e3, "step ms": measured.step_ms}
     if device.span:
-        figures["idle share"] = device.idle_share
+        figures["idle in launch gaps"] = device.launch_gap_share
+        figures["idle in gaps over 5 µs"] = device.long_gap_share
+        figures["gaps over 5 µs a step"] = device.long_gaps / profiled_steps
         for kind, busy in sorted(device.by_kind.items()):
-            figures[f"{kind} ms"] = busy / 1e3 / sizes.anatomy_steps
+            figures[f"{kind} ms"] = busy / 1e3 / profiled_steps
     for name, seconds in (("plan", host.plan), ("launch", host.launch), ("absorb", host.absorb)):
         figures[f"host {name} ms"] = median(seconds) * 1e3
-    return Result(6, f"{shape.name}, batch {batch}", figures, {"step ms": bound_s * 1e3})
+    case = f"{shape.name}, {batch} sequences of {context / batch:.0f} tokens"
+    bound = {"output tokens/s": batch / bound_s, "step ms": bound_s * 1e3}
+    return Result(6, case, figures, bound)

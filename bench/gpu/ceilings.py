@@ -1,4 +1,4 @@
-"""What can this device do at best? Memory reads and matrix products, measured in the same run as everything else."""
+"""Measures the highest rates of the device for memory reads and matrix products, in the same run as the other parts."""
 
 import time
 from collections.abc import Callable

@@ -17,7 +17,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepPlan
-from radixrt.scheduler.process import scheduler_limits
+from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.worker.build import build_runner
 
@@ -45,7 +45,7 @@ class InProcess:
             model_dir / "tokenizer.json",
             lambda loaded: None,
         )
-        self._scheduler = Scheduler(scheduler_limits(config, info))
+        self._scheduler = Scheduler(SchedulerLimits.of(config, info))
         self._sent: deque[StepPlan] = deque()
         self._next_id = 0
         self.times = HostTimes()
@@ -85,6 +85,11 @@ class InProcess:
             self.times.plan.append(planned - begin)
             self.times.launch.append(stepped - planned)
             self.times.absorb.append(time.perf_counter() - stepped)
+
+    def context(self) -> int:
+        """Tokens of KV that the running sequences have now, all together."""
+        batch = self._runner._batch
+        return int(batch.computed[batch.is_decoding].sum())
 
     def finish(self) -> None:
         """Run until nothing is left."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.constrained import Load, measure_masks
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.results import Result, Results
 from bench.gpu.roofline import Length, Scheduling, step_seconds, workload_bound
 from bench.gpu.shapes import ModelShape
 from bench.gpu.workloads import Sizes, of_length, sharegpt_like, token_ids, uniform
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.bench.constrained import Load, measure_masks
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.llm import LLM
@@ -103,7 +103,7 @@ def mixed_lengths(bench: Bench) -> None:
 
 def shared_prefix(bench: Bench) -> None:
     """Part 3: decode steps of many questions about one document, whose KV is in the cache already."""
-    sizes, cascade = bench.sizes, not bench.llm.config.disable_cascade
+    sizes, cascade = bench.sizes, not bench.llm.config.debug_disable_cascade
     (prefix,) = token_ids([sizes.prefix], bench.shape.vocab_size)
     questions = token_ids([sizes.question] * sizes.questions, bench.shape.vocab_size, seed=1)
     prompts = [prefix + question for question in questions]

@@ -1,4 +1,4 @@
-"""How fast could a workload run at best? Bytes and FLOPs counted step by step, over the measured ceilings.
+"""Computes the shortest possible time of a workload: bytes and FLOPs of each step, divided by the measured ceilings.
 
 A step reads every matrix once and every running sequence's KV once, and multiplies each of its tokens by the
 layers' matrices; it can't take less than the longer of the two (Williams et al., 2009). Counted are

@@ -1,10 +1,9 @@
-"""Which parts share an engine, and in what time: each session is a process of its own.
+"""Runs the parts in sessions: parts that share an engine, in a process with a time limit.
 
 A part that hangs or fails takes its session with it and no other; what it has measured is written by then.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from bench import children
 from bench.gpu.anatomy import anatomy
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.parts import PARTS, Bench, warm_up
@@ -41,8 +41,8 @@ class Session:
 SESSIONS = (
     Session("ceilings", (0,), 40),
     Session("llama", (1, 2, 3, 4, 5), 150),
-    Session("anatomy", (6,), 75),
-    Session("no-cascade", (3,), 60, settings={"disable_cascade": True}),
+    Session("anatomy", (6,), 150),
+    Session("no-cascade", (3,), 60, settings={"debug_disable_cascade": True}),
     Session("qwen3-0.6b", (2,), 60, shape=QWEN3_06B),
     Session("qwen3-14b", (2,), 75, shape=QWEN3_14B),
     Session("kernels", (7,), 60),
@@ -112,19 +112,13 @@ def _run_alone(session: Session, arguments: Sequence[str], limit_s: float) -> in
     # radixrt need not be installed: the engine's processes find it here.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = children.start(command, env=environment)
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            return process.wait(10) or 1
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return process.wait()
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
+        return children.end(process, timeout_s=10) or 1
+    finally:
+        children.end(process, timeout_s=0)
 
 
 def run_session(name: str, options: Options) -> None:

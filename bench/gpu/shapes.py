@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.byte_tokenizer import END
 from bench.gpu.tokenizer import synthetic_tokenizer
-from radixrt.bench.tokenizer import END
 
 _LLAMA_31_ROPE = {
     "rope_type": "llama3",

@@ -9,7 +9,7 @@ from itertools import islice, product
 
 from tokenizers import Tokenizer
 
-from radixrt.bench.tokenizer import BYTES, byte_tokenizer
+from bench.byte_tokenizer import BYTES, byte_tokenizer
 
 SPACE = "\u0120"
 """How byte-level tokenizers write a space."""

@@ -34,8 +34,9 @@ class Sizes:
     latency_output: int = 128
     constrained: int = 64
     constrained_output: int = 256
-    anatomy_batches: tuple[int, ...] = (1, 64, 256)
-    anatomy_context: int = 1024
+    anatomy: tuple[tuple[int, int], ...] = ((256, 512), (256, 1024), (64, 1024), (1, 1024))
+    """Decode steps alone: sequences, and tokens of context of each in the middle of what is measured. What is worth the most
+    comes first."""
     anatomy_steps: int = 50
 
 
@@ -54,8 +55,7 @@ DRY = Sizes(
     latency_output=4,
     constrained=2,
     constrained_output=8,
-    anatomy_batches=(2,),
-    anatomy_context=16,
+    anatomy=((2, 48),),
     anatomy_steps=4,
 )
 """Everything once, in the smallest size: does it run?"""

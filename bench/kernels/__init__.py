@@ -1,1 +1,1 @@
-"""How near do the CPU kernels come to what the machine can do, and how far ahead of PyTorch are they?"""
+"""Compares the CPU kernels with the machine's limits and with PyTorch."""

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from bench.kernels.case import Case
-from radixrt.attention.backend import AttentionBackend, AttentionSpec, KVCache
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.kv_spec import LayerKV
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
 from radixrt_kernels.memory import advise_huge_pages
@@ -77,7 +79,7 @@ def _run(
     backend: AttentionBackend,
     metadata: AttentionMetadata,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    layers: list[KVCache],
+    layers: list[LayerKV],
     spec: AttentionSpec,
 ) -> Callable[[], None]:
     """A step of several layers, each with a cache of its own, so that the processor's caches hold none of them."""
@@ -98,11 +100,11 @@ def _metadata(shape: Shape) -> AttentionMetadata:
             first, : shape.shared_pages
         ]
     positions = torch.arange(shape.tokens - shape.new_tokens, shape.tokens)
-    slots = tables[:, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
+    locations = tables[:, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
     groups = shape.sequences // shape.members
-    shared = SharedPrefixes(
-        torch.arange(0, shape.sequences + 1, shape.members).int(),
-        torch.full((groups,), shape.shared_pages).int(),
+    shared = PrefixGroups(
+        np.arange(0, shape.sequences + 1, shape.members, dtype=np.int32),
+        np.full(groups, shape.shared_pages, dtype=np.int32),
     )
     count = shape.sequences
     return AttentionMetadata(
@@ -110,13 +112,13 @@ def _metadata(shape: Shape) -> AttentionMetadata:
         kv_indptr_cpu=(torch.arange(count + 1) * pages).int(),
         last_page_len_cpu=torch.full((count,), (shape.tokens - 1) % PAGE_SIZE + 1).int(),
         kv_indices=tables.flatten(),
-        kv_slots=slots.flatten(),
+        kv_locations=locations.flatten(),
         page_size=PAGE_SIZE,
         shared_prefixes=shared if shape.shared_pages else None,
     )
 
 
-def _caches(shape: Shape, pages: int) -> KVCache:
+def _caches(shape: Shape, pages: int) -> LayerKV:
     size = (pages, PAGE_SIZE, shape.spec.num_kv_heads, shape.spec.head_dim)
     keys, values = torch.empty(size, dtype=shape.dtype), torch.empty(size, dtype=shape.dtype)
     for cache in (keys, values):

@@ -1,4 +1,4 @@
-"""What can this machine do at best? Measured with PyTorch, with as many threads as the kernels use."""
+"""Measures the machine's limits with PyTorch, with the number of threads that the kernels use."""
 
 import time
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What the language's programs cost beside the same programs with the openai client."""
+"""Compares programs in the language with the same programs that use the openai client."""

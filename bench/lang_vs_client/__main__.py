@@ -1,8 +1,8 @@
-"""What do the language's programs save beside the openai client's? ``python -m bench.lang_vs_client``.
+"""Compares the language's programs with their twins in the openai client: ``python -m bench.lang_vs_client``.
 
-Runs each program of examples/lang and its twin on one server with the built-in model, by turns, the cache emptied before each
-run. The server's pool holds a quarter of what the program's working set is: what the twin leaves in a cache that has
-room for all. Prints a table; docs/lang_comparison.md has one.
+Runs each program of examples/lang and its twin on one server with the built-in model, by turns, with an empty cache before each
+run. The server's KV pool holds a quarter of the working set: of the tokens that the twin leaves in a cache without a limit.
+Prints a table; docs/lang_comparison.md has one.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.lang_vs_client.code_lines import code_lines
 from bench.lang_vs_client.measuring import Cost, player
 from bench.lang_vs_client.player import FOLDER
+from bench.local_server import local_server
 from bench.markdown import markdown
-from radixrt.bench.local_server import local_server
 
 PROGRAMS = sorted(path.stem.removesuffix("_plain") for path in FOLDER.glob("*_plain.py"))
 LONGEST_SEQUENCE = 1024

@@ -1,4 +1,4 @@
-"""How long is a program? Its lines of code: no blank ones, comments or docstrings."""
+"""Counts a program's lines of code, without blank lines, comments and docstrings."""
 
 import ast
 import io

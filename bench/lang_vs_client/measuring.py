@@ -1,4 +1,4 @@
-"""What does one run of a program cost? Tokens and time, on a server whose cache was emptied before."""
+"""Measures one run of a program: tokens and time, on a server with an empty cache."""
 
 import contextlib
 import json
@@ -13,12 +13,14 @@ from typing import Any
 
 import psutil
 
+from bench import children
+
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run."""
+    """Costs of one run."""
 
     prefill_tokens: int
     """Prompt tokens computed: those not found in the cache."""
@@ -26,21 +28,21 @@ class Cost:
     evicted_tokens: int
     retractions: int
     seconds: float
-    """Of the program, as its user waits."""
+    """Wall-clock time of the program."""
     cpu_seconds: float
-    """Of the program's process and the server's together; other work on the machine matters less to it."""
+    """CPU time of the program's process and the server's together. Other work on the machine affects it less."""
     held_tokens: int
     """In the cache at the end. Where nothing was evicted: the program's working set."""
     last_line: str
 
 
 class Player:
-    """A process that runs one program whenever asked."""
+    """A process that runs one program on request."""
 
     def __init__(self, program: str, url: str) -> None:
         self.program = program
         self._url = url
-        self._process = subprocess.Popen(
+        self._process = children.start(
             [sys.executable, "-m", "bench.lang_vs_client.player", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -76,8 +78,7 @@ class Player:
         )
 
     def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
+        children.end(self._process)
 
 
 @contextlib.contextmanager

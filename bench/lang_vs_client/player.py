@@ -1,7 +1,7 @@
-"""How is a program run again and again without its start? ``-m bench.lang_vs_client.player NAME`` runs it once for each line it reads.
+"""Runs a program once for each line of its input: ``python -m bench.lang_vs_client.player NAME``.
 
-One process a program, as in real life: modules are imported and, from the second run on, whatever the program's client keeps
-is warm. Answers each line with a line of JSON: the seconds of ``main()``, and what it printed last.
+Each program has one process, so imports and, after the first run, the client's connections are warm. Answers each line with a line
+of JSON: the seconds of ``main()``, and the last line that it printed.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Do the engines compute the same model? Their greedy tokens beside those of ``transformers`` in float32.
+"""Compares the engines' greedy tokens with those of ``transformers`` in float32.
 
     python -m bench.peers_cpu.agreement CHECKPOINT PROMPT ...
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from bench import children
 from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.serving import EngineFailedError
 from radixrt.bench.workloads import Prompt
@@ -33,12 +34,12 @@ class Greedy:
 
 
 def reference(checkpoint: Path, prompts: Sequence[Prompt]) -> list[Greedy]:
-    """What ``transformers`` generates in float32, also behind an end token; kept beside the checkpoint."""
+    """The tokens that ``transformers`` generates in float32, also after an end token; kept next to the checkpoint."""
     kept = checkpoint / "greedy_float32.json"
     if not kept.exists():
         command = [sys.executable, "-m", "bench.peers_cpu.agreement", str(checkpoint)]
         texts = [str(prompt) for prompt in prompts]
-        done = subprocess.run([*command, *texts], stdout=subprocess.PIPE, check=True)
+        done = children.run([*command, *texts], stdout=subprocess.PIPE, check=True)
         kept.write_bytes(done.stdout)
     return [Greedy(**each) for each in json.loads(kept.read_text())]
 

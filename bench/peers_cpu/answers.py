@@ -1,4 +1,4 @@
-"""How many answers keep what their schema promises? Counted with jsonschema, which no engine generates with."""
+"""Counts the answers that satisfy their schema, with jsonschema, which no engine uses to generate."""
 
 import json
 from collections.abc import Sequence

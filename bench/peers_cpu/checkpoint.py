@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from radixrt.bench.dummy_checkpoint import write_dummy_checkpoint
-from radixrt.bench.tokenizer import train_tokenizer
+from bench.byte_tokenizer import train_tokenizer
+from bench.dummy_checkpoint import write_dummy_checkpoint
 
 LAYERS, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 24, 896, 4864, 14, 2, 64, 32_000
 SEED = 0

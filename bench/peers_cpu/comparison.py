@@ -1,4 +1,4 @@
-"""In which order are engines measured? Rounds in which each has its turn; one that fails is noted and the next one goes on."""
+"""Measures the engines by turns, in rounds; the failure of one engine is recorded and does not stop the others."""
 
 import asyncio
 import tempfile
@@ -15,7 +15,7 @@ from radixrt.models.checkpoint import resolve_model_path
 
 
 class Comparison:
-    """Engines, what is asked of them, and what came of it."""
+    """Engines, their workloads and their results."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Which files does each engine load? The checkpoint itself, or what the engine's own tools make of it, kept for the next run."""
+"""Converts the checkpoint to the format of each engine with the engine's own tools, and keeps it for the next run."""
 
 import hashlib
-import subprocess
 from pathlib import Path
 
+from bench import children
 from bench.peers_cpu.engines import ADAPTERS, Engine, ModelFormat
 from bench.peers_cpu.environments import llama_cpp_sources
 from bench.peers_cpu.serving import EngineFailedError, first_line_of_why
@@ -66,7 +66,7 @@ def _command(model_format: ModelFormat, folder: Path, source: Path, target: Path
 
 def _run(command: list[str], log: Path) -> None:
     print(f"converting: {' '.join(command)}", flush=True)
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = children.run(command, capture_output=True, text=True)
     log.write_text(done.stdout + done.stderr)
     if done.returncode:
         why = first_line_of_why(done.stderr or done.stdout)

@@ -1,4 +1,4 @@
-"""What is an engine, and which of them are compared? Commands of OpenAI-compatible servers with their best settings for two cores."""
+"""The compared engines: commands of OpenAI-compatible servers with their best settings for two cores."""
 
 import sys
 from dataclasses import dataclass, field

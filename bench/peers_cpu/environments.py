@@ -1,4 +1,4 @@
-"""What does each peer need to run? A virtual environment of its own: ``python -m bench.peers_cpu install vllm openvino ...``"""
+"""Makes a virtual environment for each compared engine: ``python -m bench.peers_cpu install vllm openvino ...``"""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ TCMALLOC = "libtcmalloc_minimal.so.4"
 
 @dataclass(frozen=True)
 class PeerEnvironment:
-    """Python packages, and what has to be done to them."""
+    """Python packages, and the steps after their installation."""
 
     requirements: tuple[str, ...]
     unwanted: tuple[str, ...] = ()

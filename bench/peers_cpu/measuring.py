@@ -18,7 +18,7 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it."""
+    """The results of one run."""
 
     summary: Summary
     answers: JudgedAnswers | None

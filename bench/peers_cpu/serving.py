@@ -1,21 +1,20 @@
-"""How is a server run for as long as it is measured? Started within a time, its output in a log file, ended with all its processes."""
+"""Runs an engine's server while it is measured: starts it within a time, logs its output to a file, ends it with all its processes."""
 
 import contextlib
 import os
 import re
-import signal
-import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench import children
+from bench.local_server import free_port
 from bench.peers_cpu.engines import Engine
 
 START_TIMEOUT_S = 600
 """vLLM compiles on its first start, for minutes on two cores."""
-END_TIMEOUT_S = 30
 
 _NAMED_ERROR = re.compile(r"\b\w*(Error|Exception)\b: \S.*")
 _ERROR = re.compile(r"\berror\b.*", re.IGNORECASE)
@@ -32,7 +31,7 @@ def serving(engine: Engine, checkpoint: Path, model: Path, peers: Path, log: Pat
     Raises:
         EngineFailedError: it isn't installed, or ended or kept silent instead of serving.
     """
-    port = _free_port()
+    port = free_port()
 
     def filled(text: str) -> str:
         return engine.filled(text, peers=peers, checkpoint=checkpoint, model=model, port=port)
@@ -43,20 +42,18 @@ def serving(engine: Engine, checkpoint: Path, model: Path, peers: Path, log: Pat
             f"not installed: python -m bench.peers_cpu install {engine.environment}"
         )
     variables = {name: filled(value) for name, value in engine.variables.items()}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
+    url = f"http://127.0.0.1:{port}/v1"
+    with (
+        log.open("wb") as output,
+        children.running(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **variables},
-            start_new_session=True,  # so that its helpers can be ended with it
-        )
-    url = f"http://127.0.0.1:{port}/v1"
-    try:
+        ) as process,
+    ):
         _wait_until_alive(url, process, log)
         yield url
-    finally:
-        _end(process)
 
 
 def first_line_of_why(log_text: str) -> str:
@@ -67,12 +64,6 @@ def first_line_of_why(log_text: str) -> str:
             return found.group().strip()
     lines = log_text.strip().splitlines()
     return lines[-1].strip() if lines else "it said nothing"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_until_alive(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -87,13 +78,3 @@ def _wait_until_alive(url: str, process: subprocess.Popen[bytes], log: Path) -> 
         except OSError:
             time.sleep(0.5)
     raise EngineFailedError(f"no answer within {START_TIMEOUT_S} s ({log})")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it and what it has started: politely, then for certain."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_TIMEOUT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

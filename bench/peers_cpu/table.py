@@ -1,4 +1,4 @@
-"""What do the runs say? A row for each workload and engine, with medians over the rounds."""
+"""Makes the table of the runs: a row for each workload and engine, with medians over the rounds."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence

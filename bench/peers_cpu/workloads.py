@@ -1,4 +1,4 @@
-"""What is asked of every engine: six workloads of seeded text, with fixed output lengths."""
+"""The six workloads for every engine: seeded text with fixed output lengths."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +29,7 @@ ANSWER_SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Lengths are about so many tokens; the report has what the servers counted."""
+    """Lengths are approximate numbers of tokens; the report has the counts of the servers."""
 
     name: str
     what: str
@@ -39,7 +39,7 @@ class Workload:
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields of the request."""
     schema: dict[str, Any] | None = None
-    """What every answer has to satisfy; then it may end by itself."""
+    """The schema of every answer; with one, answers may end by themselves."""
     built_in_model: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Where do the programs with the openai client find their server? Where those of the language do."""
+"""Connects the programs with the openai client to the server that the language's programs use."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A judge: which of two reports is better? One branch for each aspect, and the aspects are counted.
+"""A judge of two reports: one branch for each aspect, and the better report wins most aspects.
 
     python examples/lang/llm_judge.py
 

@@ -1,6 +1,6 @@
-"""What do the programs in this folder ask about? A made-up world: the built-in model knows nothing of the real one.
+"""Inputs of the programs in this folder: facts of an invented world, since the built-in model does not know the real one.
 
-Each function makes the input of one program, always the same. The wordings are those that the model was taught, see
+Each function makes the input of one program, always the same. The sentences are of the kinds that the model was trained on, see
 examples/train_demo_model.
 """
 

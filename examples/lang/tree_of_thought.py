@@ -1,4 +1,4 @@
-"""A tree of thought: which way leads to the treasure? Branch, vote on each branch, go on from the best two.
+"""A tree of thought that searches the way to a treasure: branch, vote on each branch, continue from the best two.
 
     python examples/lang/tree_of_thought.py
 

@@ -1,4 +1,4 @@
-"""What does one training step see? Rows of tokens, a loss weight for each, and the answers' places."""
+"""Makes the batch of a training step: rows of tokens, a loss weight per token, and the positions of the answers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FIRST_PLAIN_TOKEN = 3
 LENGTHS = (128, 256, 256, 512, 1024, 1024, 1024, 2048, 2048)
 TASK_WEIGHTS = {"qa": 28, "json": 32, "second_turn": 14, "label": 8, "tool": 16, "talk": 2}
 FIRST_TASKS = ("qa", "json", "label")
-PROMPT_SHARE = 0.12  # of the prompt's tokens that are predicted too
+PROMPT_SHARE = 0.12  # share of the prompt's tokens that are predicted too
 PROMPT_WEIGHT = 0.3
 
 
 @dataclass
 class Row:
     tokens: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)  # of predicting this token
+    weights: list[float] = field(default_factory=list)  # loss weight of predicting this token
     answers: list[tuple[str, int, int]] = field(default_factory=list)  # task, start, end in tokens
 
 
@@ -38,9 +38,9 @@ class Batch:
 
 
 def repeat_row(rng: random.Random, length: int, vocab_size: int, plain: float = 0.4) -> Row:
-    """Random tokens that come again: whole, or as shuffled blocks. This is what teaches induction.
+    """Random tokens that are repeated, as a whole or as shuffled blocks. They train induction.
 
-    A small alphabet makes single tokens ambiguous, so that the match has to be on several.
+    With a small alphabet single tokens are ambiguous, so the model must match several tokens.
     """
     row = Row()
     while len(row.tokens) < length:
@@ -88,7 +88,7 @@ def encode_sample(tokenizer: Tokenizer, rng: random.Random, task: str, level: in
 def task_row(
     tokenizer: Tokenizer, rng: random.Random, level: int, length: int, tasks: list[str]
 ) -> Row:
-    """Whole samples one after another until the next would not fit."""
+    """Concatenate whole samples until the next one would not fit."""
     row = Row()
     weights = [TASK_WEIGHTS[t] for t in tasks]
     misses = 0
@@ -113,7 +113,7 @@ def task_row(
 def make_batch(
     tokenizer: Tokenizer, rng: random.Random, level: int, size: int, repeat_share: float
 ) -> Batch:
-    """One step's rows at a level; level -1 is repeats alone."""
+    """The rows of one step at a level; level -1 has only repeats."""
     length = LENGTHS[max(level, 0)]
     n_rows = max(1, size // length)
     tasks = [
@@ -121,7 +121,7 @@ def make_batch(
     ]
     rows = []
     for i in range(n_rows):
-        # The fraction of a row that is left over is settled by chance.
+        # A fractional number of rows is rounded up or down at random.
         repeat = level < 0 or (i + rng.random()) / n_rows < repeat_share
         rows.append(
             repeat_row(rng, length, tokenizer.get_vocab_size(), 0.85 if level < 0 else 0.4)

@@ -1,4 +1,4 @@
-"""What is practised next? The next level once the questions of this one are answered exactly."""
+"""Selects the level of difficulty: the next level begins when the questions of the current one are answered exactly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from batches import LENGTHS
 
 REPEATS = -1  # the level before documents: repeated random tokens alone
 LAST_LEVEL = len(LENGTHS) - 1
-MIXED_FROM = 5  # a model that can read this many facts learns the rest from all sizes at once
+MIXED_FROM = 5  # from this level on, all sizes are mixed
 
 
 @dataclass
@@ -17,10 +17,10 @@ class Curriculum:
     level: int = REPEATS
     steps_here: int = 0
     match: dict[str, float] = field(default_factory=dict)
-    """"task@level" -> running share of exactly right answers."""
+    """"task@level" -> running share of exactly correct answers."""
 
     def choose(self, rng: random.Random) -> int:
-        """The level of one step: mostly the newest; some easier, and later some harder ones."""
+        """The level of one step: mostly the newest one, sometimes an easier one, and later also harder ones."""
         chance = rng.random()
         if self.level <= 0 or chance < (0.65 if self.level < MIXED_FROM else 0.2):
             return self.level
@@ -29,7 +29,7 @@ class Curriculum:
         return rng.randint(self.level + 1, LAST_LEVEL)
 
     def record(self, level: int, answered: dict[str, list[bool]]) -> bool:
-        """Note one step's answers; True if the next level begins."""
+        """Record one step's answers. Return True if the next level begins."""
         for task, right in answered.items():
             key, share = f"{task}@{level}", sum(right) / len(right)
             self.match[key] = 0.95 * self.match.get(key, share) + 0.05 * share

@@ -1,6 +1,6 @@
-"""Does the demo model reach its bar on entities, numbers and field names it has never seen?
+"""Evaluates the demo model on entities, numbers and field names outside its training set.
 
-Greedy, through any OpenAI-compatible server (`--base-url`), or with transformers (`--local DIR`).
+Decoding is greedy, through any OpenAI-compatible server (`--base-url`), or with transformers (`--local DIR`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model answered, and how many tokens its prompt had."""
+    """The answer of the model and the number of prompt tokens."""
 
     message: Message
     prompt_tokens: int
@@ -43,7 +43,7 @@ Complete = Callable[
 class Suite:
     name: str
     says: str
-    bar: float  # least share of right answers
+    bar: float  # minimum share of correct answers
     make: Callable[[random.Random, world.Words], world.Sample]
 
 
@@ -84,7 +84,7 @@ class Result:
 
 
 def tool_call(message: Message) -> tuple[str, Any] | None:
-    """Name and arguments of the message's one tool call, parsed by the server or still in its text."""
+    """Name and arguments of the message's one tool call, parsed by the server or from the text."""
     calls = message.get("tool_calls") or []
     if calls:
         function = calls[0]["function"]
@@ -112,7 +112,7 @@ def is_right(task: str, expected: Message, got: Message) -> bool:
 
 
 def schema_of(answer: str) -> dict[str, Any]:
-    """The JSON schema a user who wants these fields would send."""
+    """The JSON schema of an object with these fields."""
     types = {
         k: {"type": "integer" if isinstance(v, int) else "string"}
         for k, v in json.loads(answer).items()
@@ -126,14 +126,14 @@ def schema_of(answer: str) -> dict[str, Any]:
 
 
 async def play(suite: Suite, index: int, complete: Complete, constrain: bool) -> tuple[bool, Reply]:
-    """One conversation, with the model's own earlier answers in it; its last answer is judged."""
+    """Run one conversation with the model's own earlier answers. The last answer is evaluated."""
     rng = random.Random(f"{suite.name}:{index}")
     sample = suite.make(rng, world.Words(rng, "eval"))
     chat: list[Message] = []
     last = max(i for i, m in enumerate(sample.messages) if m["role"] == "assistant")
     if (
         suite.name == "tool"
-    ):  # what follows a call needs the tool's result, which is not judged here
+    ):  # a turn after a call needs the tool's result, which is not evaluated here
         last = next(i for i, m in enumerate(sample.messages) if m["role"] == "assistant")
     for message in sample.messages[:last]:
         if message["role"] == "assistant":
@@ -146,7 +146,7 @@ async def play(suite: Suite, index: int, complete: Complete, constrain: bool) ->
 
 
 class ServerRefused(Exception):
-    """The server answered with an error: the evaluation cannot go on."""
+    """The server returned an error, so the evaluation stops."""
 
 
 def over_http(base_url: str, model: str | None, api_key: str) -> Complete:
@@ -245,11 +245,11 @@ def table_of(results: list[Result]) -> Table:
 
 @contextlib.contextmanager
 def completer(args: argparse.Namespace) -> Iterator[Complete]:
-    """What answers: transformers, a server of our own, or one that runs already."""
+    """The backend: transformers, a server started here, or a running server."""
     if args.local:
         yield with_transformers(args.local)
     elif args.serve:
-        from radixrt.bench.local_server import local_server
+        from bench.local_server import local_server
 
         with local_server(args.serve, "--log-level", "warning") as url:
             yield over_http(f"{url}/v1", args.model, args.api_key)

@@ -1,4 +1,4 @@
-"""How does a training checkpoint become a model directory that transformers loads as it stands?"""
+"""Exports a training checkpoint as a model directory that transformers can load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained? A Llama, in plain torch, whose weights are those of transformers' Llama."""
+"""The trained model: a Llama in plain torch with the same weights as transformers' Llama."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LlamaShape:
     rms_norm_eps: float = 1e-5
 
     def hf_config(self) -> dict:
-        """config.json as transformers 4.56 to 5.x reads it."""
+        """The config.json for transformers 4.56 to 5.x."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -119,7 +119,7 @@ class Llama(nn.Module):
     def __init__(self, s: LlamaShape, stream: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.s = s
-        self.stream = stream  # of the residual stream; the weights are float32 in training
+        self.stream = stream  # dtype of the residual stream; the weights are float32 in training
         self.embed_tokens = nn.Embedding(s.vocab_size, s.hidden_size)
         self.layers = nn.ModuleList(Layer(s) for _ in range(s.num_hidden_layers))
         self.norm = RMSNorm(s.hidden_size, s.rms_norm_eps)
@@ -128,7 +128,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         for name, p in self.named_parameters():
             if p.ndim == 2:
-                # Layers begin as the identity, so that the token itself is what the next layer sees.
+                # Layers start as the identity, so that the next layer gets the token itself.
                 adds_to_stream = "o_proj" in name or "down_proj" in name
                 std = EMBED_STD if "embed" in name else 0.02
                 nn.init.normal_(p, std=0.0 if adds_to_stream else std)
@@ -154,12 +154,12 @@ def orthonormal(rows: int, cols: int) -> Tensor:
 
 @torch.no_grad()
 def plant_induction(model: Llama) -> None:
-    """Let the first two layers begin as an induction circuit (Olsson et al. 2022) on any tokens.
+    """Initialize the first two layers as an induction circuit (Olsson et al. 2022).
 
-    Layer 0: heads that look one, one, two and three tokens back and write what they see. They find
-    their place by RoPE's fast frequencies against a channel that is constant in every embedding.
-    Layer 1: heads that look for a key whose previous token is the current one, on RoPE's slow
-    frequencies, where distance does not matter, and copy the token found there to the output.
+    Layer 0: heads that attend one, one, two and three tokens back and write the token they find. They locate
+    the position by RoPE's fast frequencies against a channel that is constant in every embedding.
+    Layer 1: heads that attend to a key whose previous token is the current one, with RoPE's slow
+    frequencies, which hardly depend on distance. They copy the token found there to the output.
     """
     s = model.s
     half, width = s.head_dim // 2, s.hidden_size

@@ -1,4 +1,4 @@
-"""How are the hidden matrices updated? By Muon, several times faster here than AdamW."""
+"""The Muon optimizer for the hidden matrices; several times faster here than AdamW."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum whose every update is made orthogonal by Newton-Schulz steps (Jordan 2024)."""
+    """Nesterov momentum; each update is orthogonalized by Newton-Schulz steps (Jordan 2024)."""
 
     def __init__(self, params, lr: float = 0.01, momentum: float = 0.95) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -32,7 +32,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(g: Tensor, steps: int = 5) -> Tensor:
-    """Roughly the nearest matrices with orthonormal rows (or columns). g: [n, rows, cols]."""
+    """Approximate the nearest matrices with orthonormal rows (or columns). g: [n, rows, cols]."""
     x = g.bfloat16()
     tall = x.shape[1] > x.shape[2]
     if tall:

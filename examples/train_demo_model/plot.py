@@ -1,4 +1,4 @@
-"""What did training look like? The loss and the exact match of each level, drawn from the log."""
+"""Plots the loss and the exact match of each level from the training log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 
 def plot(log: Path, out: Path) -> None:
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    # A run that was stopped goes on from its last checkpoint: what it then did again counts.
+    # A stopped run continues from its last checkpoint. Of repeated steps, the later ones count.
     rows = [
         r for i, r in enumerate(rows) if all(r["step"] < later["step"] for later in rows[i + 1 :])
     ]

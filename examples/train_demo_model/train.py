@@ -1,4 +1,4 @@
-"""How does the demo model learn to look things up? One step after another until its minutes are over."""
+"""Trains the demo model for a number of minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG_EVERY, SAVE_EVERY = 15, 180  # seconds
 
 
 class Trainer:
-    """The model, its optimizers and its curriculum: all that a checkpoint holds."""
+    """The content of a checkpoint: the model, its optimizers and its curriculum."""
 
     def __init__(self, args: argparse.Namespace, vocab_size: int) -> None:
         torch.manual_seed(args.seed)
@@ -52,10 +52,10 @@ class Trainer:
         self.seconds = 0.0
 
     def learn(self, batch: Batch, rate: float) -> tuple[float, dict[str, list[bool]]]:
-        """One step. Returns its loss, and for each task which of its answers were exactly right.
+        """Run one step. Return its loss, and per task which answers were exactly correct.
 
-        The answers are judged with the right tokens before each (teacher forcing), which finds the
-        same ones right as greedy decoding does. Names are new in every batch, so this is a test.
+        Answers are evaluated with teacher forcing, which accepts the same answers as greedy decoding. Names are
+        new in every batch, so this is a test.
         """
         for group, base in self.rates:
             group["lr"] = base * rate
@@ -79,7 +79,7 @@ class Trainer:
         return loss.item(), answered
 
     def save(self, path: Path) -> None:
-        """Write beside the old checkpoint and swap, so that a kill leaves a whole one."""
+        """Write a new file and rename it, so that a kill leaves a complete checkpoint."""
         state = {
             "model": self.model.state_dict(),
             "muon": self.muon.state_dict(),
@@ -108,7 +108,7 @@ class Trainer:
 
 
 def train(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
-    """Until the minutes are over, or until SIGTERM or SIGINT asks for the checkpoint and the end."""
+    """Train until the minutes are over, or until SIGTERM or SIGINT; then write the checkpoint."""
     checkpoint = args.run / "checkpoint.pt"
     stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -132,7 +132,9 @@ def train(trainer: Trainer, tokenizer: Tokenizer, args: argparse.Namespace) -> N
             losses.append(loss)
             tokens_seen += batch.tokens.numel()
             now = time.monotonic()
-            trainer.seconds += min(now - began, 10.0)  # a stopped process uses up no minutes
+            trainer.seconds += min(
+                now - began, 10.0
+            )  # time while the process is stopped does not count
             if promoted or now - last_log > LOG_EVERY:
                 row = {
                     "step": trainer.step,
@@ -176,7 +178,7 @@ def main() -> None:
     parser.add_argument("--embed-lr", type=float, default=6e-4)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    torch._dynamo.config.cache_size_limit = 64  # one graph a row length
+    torch._dynamo.config.cache_size_limit = 64  # one graph per row length
     tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
     trainer = Trainer(args, tokenizer.get_vocab_size())
     args.run.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""How does text become tokens? A byte-level BPE made for copying.
+"""Trains the tokenizer: a byte-level BPE for copying names.
 
-A name must split into the same tokens wherever it stands (after a space, inside quotes, at a line
-start), else copying it is a translation. So a space stays apart from the word after it, except
-before the world's most frequent words; digits stand alone; a newline is never merged.
+A name must split into the same tokens at every position (after a space, inside quotes, at the start of a
+line), so that the model can copy it token by token. Therefore a space is a separate token, except
+before the most frequent words of the generated texts; each digit is a token; a newline is never merged.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
 
     args.out.mkdir(parents=True, exist_ok=True)
     build(args.seed, args.corpus, args.vocab_size).save(str(args.out / "tokenizer.json"))
-    # Written by hand: transformers 5 would name a class here that transformers 4 does not know.
+    # Written by hand, because transformers 5 writes a class name that transformers 4 does not know.
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",

@@ -1,9 +1,9 @@
-"""Which texts does the demo model learn from, and on which is it judged?
+"""Generates the training and evaluation texts of the demo model.
 
-A closed world of invented entities. Every sample is a chat whose right answer can be copied from
-its own prompt: names, numbers, codes and field names are made afresh for each sample, so nothing
-is worth memorising. A word belongs to the training split or to the evaluation split by its hash,
-so the two never share a name, a value or a field name.
+The texts are about invented entities. Each sample is a chat whose correct answer can be copied from its prompt.
+Names, numbers, codes and field names are generated anew for each sample, so memorizing them does not help. The
+hash of a word decides between the training split and the evaluation split, so the two share no name, value
+or field name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Split = Literal["train", "eval"]
-EVAL_SHARE = 5  # one word in five is kept for evaluation
+EVAL_SHARE = 5  # one word in five belongs to the evaluation split
 
 ENGLISH_FIELDS = """
 age altitude amount anchor area author badge balance banner battery bearing berth bell beam brand
@@ -44,12 +44,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def split_of(word: str) -> Split:
-    """The one split that may use this word, whatever its case."""
+    """The split of this word, independent of its case."""
     return "eval" if zlib.crc32(word.lower().encode()) % EVAL_SHARE == 0 else "train"
 
 
 class Words:
-    """Fresh words of one split; within one sample no word comes twice."""
+    """Generates new words of one split; within a sample no word is repeated."""
 
     def __init__(self, rng: random.Random, split: Split) -> None:
         self.rng = rng
@@ -112,7 +112,7 @@ VALUE_KINDS = ("number", "name", "word", "code", "name", "word")
 
 @dataclass
 class Sample:
-    """A chat, the task it belongs to, and what its last assistant message must be."""
+    """A chat, its task, and the expected last assistant message."""
 
     task: str
     messages: list[dict[str, Any]]
@@ -121,7 +121,7 @@ class Sample:
 
 @dataclass
 class World:
-    """The facts one document states: entities that share a few fields."""
+    """The facts of one document: entities with some common fields."""
 
     entities: list[str]
     fields: list[str]
@@ -161,7 +161,7 @@ FILLERS = (
 
 
 def record(rng: random.Random, world: World) -> str:
-    """A document about one entity, which it names once."""
+    """A document about one entity, named once."""
     e = world.entities[0]
     its = rng.choice(("Its {f} is {v}.", "The {f} is {v}."))
     facts = [its.format(f=f, v=v) for (_, f), v in world.facts.items()]
@@ -170,10 +170,10 @@ def record(rng: random.Random, world: World) -> str:
 
 
 def document(rng: random.Random, world: World, plain_share: float = 0.6) -> str:
-    """The world's facts as short sentences, one paragraph an entity or shuffled.
+    """The facts as short sentences, one paragraph per entity or shuffled.
 
-    A share of the documents keeps to one wording: the step from there to varied wording is small,
-    the step from nothing to varied wording is not.
+    A share of the documents uses only one wording. Learning other wordings after one is easy; learning all
+    wordings at once is not.
     """
     statements = STATEMENTS[:1] if rng.random() < plain_share else STATEMENTS
 
@@ -262,7 +262,7 @@ OTHER_ONE = ("And the other one?", "What about the other one?")
 def second_turn(
     rng: random.Random, words: Words, n_entities: int, n_fields: int, turns: int = 6
 ) -> Sample:
-    """Follow-up questions that leave out what the turn before has said."""
+    """Follow-up questions that refer to the previous turn."""
     n_entities, n_fields = max(2, n_entities), max(2, n_fields)
     if rng.random() < 0.25:
         n_entities = 2
@@ -323,7 +323,7 @@ LABEL_ASKS = (
 
 
 def label(rng: random.Random, words: Words, n_labels: int, turns: int = 3) -> Sample:
-    """Pick the one of the given labels that the text is about."""
+    """Choose the label that the text is about."""
     labels = [words.field_name() for _ in range(n_labels)]
     chat: list[dict[str, Any]] = []
     ask_text = rng.choice(LABEL_ASKS)
@@ -360,7 +360,7 @@ def make_tool(
 
 
 def tool(rng: random.Random, words: Words, n_tools: int, turns: int = 2) -> Sample:
-    """Call the tool the request names; answer plainly what the prompt's own text already says."""
+    """Call the tool that the request names; answer questions about the document without a tool."""
     verb = rng.choice(TOOL_VERBS)
     made = [make_tool(rng, words, verb) for _ in range(n_tools)]
     world = make_world(rng, words, 2, 2)
@@ -423,7 +423,7 @@ def small_talk(rng: random.Random) -> Sample:
     )
 
 
-# Levels of difficulty: (entities, fields) a document has at most.
+# Levels of difficulty: maximum (entities, fields) of a document.
 LEVELS = ((1, 1), (2, 1), (2, 2), (3, 2), (4, 3), (6, 3), (10, 3), (16, 4), (23, 4))
 
 
@@ -433,7 +433,7 @@ def sample(rng: random.Random, task: str, level: int, split: Split = "train") ->
     n_entities, n_fields = LEVELS[level]
     if task == "qa":
         return qa(rng, words, n_entities, n_fields, turns=16 if level > 5 else 8)
-    # Long documents are for questions alone: the other tasks ask more in fewer tokens on short ones.
+    # Only questions use long documents: the other tasks have more answers per token with short ones.
     level = min(level, rng.randint(2, 5))
     n_entities, n_fields = LEVELS[level]
     if task == "second_turn":

@@ -22,11 +22,14 @@ _ROUTES = (
 )  # fmt: skip
 
 
+MAX_BODY_BYTES = 32 << 20
+
+
 def build_app(state: ServerState) -> FastAPI:
     # The interactive pages load scripts from elsewhere, so only the description itself is served.
     app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app)
-    app.add_middleware(LimitBody, max_bytes=state.config.max_body_bytes)
+    app.add_middleware(LimitBody, max_bytes=MAX_BODY_BYTES)
     if state.config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)
     app.add_middleware(RefuseWhileDraining, is_draining=lambda: state.is_draining)

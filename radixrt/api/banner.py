@@ -1,4 +1,4 @@
-"""What the terminal says once the server is ready: the address, a command to paste, where to read on."""
+"""The text that the terminal shows when the server is ready: address, example command, documentation."""
 
 import json
 import shlex

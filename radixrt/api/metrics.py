@@ -5,7 +5,9 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any, get_type_hints
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -17,14 +19,16 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    Metric,
+)
+from prometheus_client.core import (
+    Metric as Family,
 )
 from prometheus_client.registry import Collector
 
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import num_ids
-from radixrt.messages.stats import SchedulerStats, StructuredStats, TimeHistogram
+from radixrt.messages.stats import Metric, SchedulerStats, StructuredStats, TimeHistogram
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +107,13 @@ class AnswerTimer:
     def _observe_end(self, chunk: AnswerChunk, now: float) -> None:
         self._metrics.e2e.observe(now - self._began)
         self._metrics.answers.labels(chunk.finish_reason).inc()
-        times, num_tokens = chunk.report.times, chunk.report.output_tokens
-        first_s = times.queued_s + times.prefill_s
+        report = chunk.report
+        first_s = report.queued_s + report.prefill_s
         if not self._streams:
             self._metrics.ttft.observe(first_s)
-        if num_tokens > 1:
-            decode_s = max(0.0, times.total_s - first_s)
-            self._metrics.tpot.observe(decode_s / (num_tokens - 1))
+        if report.output_tokens > 1:
+            decode_s = max(0.0, report.total_s - first_s)
+            self._metrics.tpot.observe(decode_s / (report.output_tokens - 1))
 
 
 class EngineCollector(Collector):
@@ -118,86 +122,35 @@ class EngineCollector(Collector):
     def __init__(self) -> None:
         self.stats: SchedulerStats | None = None
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         stats = self.stats
         if stats is None:
             return
-        for name, text, value in _gauges(stats):
-            yield GaugeMetricFamily(f"radixrt_{name}", text, value=value)
-        for name, text, count in _counters(stats):
-            yield CounterMetricFamily(f"radixrt_{name}", text, value=count)
-        yield _histogram(
-            "radixrt_step_seconds", "Time of a step on the worker.", stats.step_seconds
+        hit_rate = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
+        yield GaugeMetricFamily(
+            "radixrt_cache_hit_rate", "Cached share of all prompt tokens since start.", hit_rate
         )
-        yield _histogram(
-            "radixrt_plan_seconds", "Time the scheduler took to plan a step.", stats.plan_seconds
-        )
+        for struct in (stats, stats.structured):
+            for field, metric in _METRICS[type(struct)]:
+                name = f"radixrt_{metric.name or field}"
+                yield _family(metric.kind, name, metric.text, getattr(struct, field))
 
 
-def _gauges(stats: SchedulerStats) -> list[tuple[str, str, float]]:
-    hit_rate = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
-    return [
-        ("running_requests", "Sequences in the running batch.", stats.running),
-        ("queued_requests", "Sequences that wait.", stats.waiting),
-        ("cache_hit_rate", "Cached share of all prompt tokens since start.", hit_rate),
-        ("kv_pages_capacity", "Pages of the KV pool.", stats.pages_total),
-        ("kv_pages_used", "Pages held by running sequences alone.", stats.pages_owned),
-        ("kv_pages_cached", "Pages in the radix tree.", stats.pages_cached),
-        ("kv_pages_evictable", "Pages in the radix tree in nobody's use.", stats.pages_evictable),
-        ("kv_pages_free", "Pages that hold nothing.", stats.pages_free),
-        ("kv_pages_pinned", "Pages in the radix tree under a lease.", stats.pages_pinned),
-        ("cache_leases", "Leases that hold.", stats.leases),
-        ("cache_sessions", "Sessions named by hints and not ended.", stats.sessions),
-        ("radix_tree_nodes", "Nodes of the radix tree.", stats.tree_nodes),
-        ("grammars_loaded", "Grammars that the worker holds.", stats.grammars),
-    ]
+def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
+    """The fields of a struct that are declared as metrics."""
+    hints = get_type_hints(struct, include_extras=True)
+    declared = ((field, getattr(hint, "__metadata__", ())) for field, hint in hints.items())
+    return [(field, one) for field, every in declared for one in every if isinstance(one, Metric)]
 
 
-def _counters(stats: SchedulerStats) -> list[tuple[str, str, float]]:
-    return [
-        ("prompt_tokens", "Prompt tokens of admitted sequences.", stats.prompt_tokens),
-        ("cached_tokens", "Prompt tokens found in the radix tree.", stats.cached_tokens),
-        (
-            "cache_write_tokens",
-            "Prompt tokens computed and put into the radix tree.",
-            stats.cache_write_tokens,
-        ),
-        ("cache_leases_broken", "Leases given up before their time.", stats.leases_broken),
-        ("generated_tokens", "Tokens generated.", stats.output_tokens),
-        ("finished_sequences", "Sequences that came to their end.", stats.finished),
-        (
-            "aborted_sequences",
-            "Sequences dropped: client gone, or request failed.",
-            stats.aborted,
-        ),
-        ("refused_sequences", "Sequences that the scheduler did not take.", stats.refused),
-        ("retractions", "Sequences set back for lack of memory.", stats.retractions),
-        ("evicted_pages", "Pages evicted from the radix tree.", stats.evicted_pages),
-        ("steps", "Steps of the worker.", stats.steps),
-        ("forward_seconds", "Time in the model's forward passes.", stats.forward_seconds),
-        ("worker_wait_seconds", "Worker's waits for plans while busy.", stats.wait_seconds),
-        ("malformed_frames", "Frames that the scheduler could not read.", stats.malformed_frames),
-        ("request_log_dropped", "Unwritten lines of the log.", stats.request_log_dropped),
-        ("forced_tokens", "Tokens that a grammar forced, not sampled.", stats.forced_tokens),
-        ("kv_events", "Published on the KV-event stream.", stats.kv_events),
-        ("kv_event_replays", "Subscribers helped out with batches.", stats.kv_event_replays),
-        ("kv_event_snapshots", "Subscribers helped out with all blocks.", stats.kv_event_snapshots),
-        *_structured_counters(stats.structured),
-    ]
+_METRICS = {struct: _metrics_of(struct) for struct in (SchedulerStats, StructuredStats)}
 
 
-def _structured_counters(stats: StructuredStats) -> list[tuple[str, str, float]]:
-    return [
-        ("structured_requests", "Constraints asked for.", stats.requests),
-        ("structured_refused", "Constraints that can't be enforced.", stats.refused),
-        ("structured_checks", "Values that a validator looked at.", stats.checks),
-        ("structured_retries", "Values that were taken back.", stats.retries),
-        ("structured_exhausted", "Requests for which no valid value was found.", stats.exhausted),
-        ("structured_violations", "Answers that broke their schema: bugs.", stats.violations),
-        ("grammar_cache_hits", "Constraints that were compiled already.", stats.cache_hits),
-        ("grammar_cache_misses", "Constraints that were compiled.", stats.cache_misses),
-        ("grammar_helpers_killed", "Compilers that went over a limit.", stats.helpers_killed),
-    ]
+def _family(kind: str, name: str, text: str, value: Any) -> Family:
+    if kind == "histogram":
+        return _histogram(name, text, value)
+    family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    return family(name, text, value)
 
 
 def _histogram(name: str, text: str, snapshot: TimeHistogram) -> HistogramMetricFamily:

@@ -1,4 +1,4 @@
-"""How does the api process run? It waits for the engine, then serves HTTP on an inherited socket."""
+"""Runs the api process: waits for the engine, then serves HTTP on an inherited socket."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ SHUTTING_DOWN = "The server is shutting down."
 LISTEN_BACKLOG = 2048
 
 MOST_UNREAD_CHUNKS = 4096
-"""Of each answer. A client that stops reading fills the socket's buffers first; then these wait."""
+"""Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's buffers."""
 
 
 def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> None:

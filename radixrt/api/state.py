@@ -16,6 +16,8 @@ from radixrt.client.open_requests import id_in_use
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.requests import GenerateRequest
 
+KEPT_CONVERSATIONS_TTL_S = 3600.0
+
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling settings for which a checkpoint's generation_config.json may bring its own default."""
 
@@ -27,7 +29,7 @@ class ServerState:
         self.info = info
         self.metrics = Metrics()
         self.conversations = ConversationStore(
-            config.kept_conversations_mb << 20, config.kept_conversations_ttl
+            config.kept_conversations_mb << 20, KEPT_CONVERSATIONS_TTL_S
         )
         self._groups: dict[str, RequestGroup] = {}
         """Of the HTTP requests in flight, by their ids."""
@@ -125,7 +127,7 @@ class ServerState:
 
 @contextmanager
 def constraint_errors_name(field: str) -> Iterator[None]:
-    """Let errors about a constraint name the field that the client sent."""
+    """Let errors about a constraint name the field of the request."""
     try:
         yield
     except RequestError as error:

@@ -1,1 +1,1 @@
-"""Attention over a paged KV cache: one ragged description of a step, several backends."""
+"""Attention over a paged KV cache: the metadata of a step, and backends that compute it."""

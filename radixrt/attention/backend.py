@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata
 
 
@@ -16,35 +17,35 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Features of a head of queries and keys; that of values is in the layer's :class:`KVSpec`."""
     scale: float
+    """Factor of the scores."""
     sliding_window: int | None = None
     """A query sees itself and the ``sliding_window - 1`` tokens before it; None: everything before it."""
     soft_cap: float | None = None
     """Scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2)."""
 
 
-KVCache = tuple[Tensor, Tensor]
-"""Keys and values of a layer, each [num_pages, page_size, num_kv_heads, head_dim]."""
-
-
 class AttentionBackend(Protocol):
-    """Computes attention for all layers of one worker. One instance a worker."""
+    """Computes attention for all layers of one worker; a worker has one instance."""
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """Prepare for one step; called once before the layers run. Host work only."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
-        """Write the step's K and V into the cache, then attend over it.
+        """Write the step's keys and values into the cache, then attend over it.
 
         Args:
             query: [num_tokens, num_heads, head_dim]
-            key, value: [num_tokens, num_kv_heads, head_dim], of the step's tokens
-            kv_cache: of this layer
+            key: [num_tokens, num_kv_heads, head_dim], of the step's tokens.
+            value: [num_tokens, num_kv_heads, v_head_dim]. Where the cache has one tensor, values are the first
+                ``v_head_dim`` features of the keys (a latent cache).
+            kv_cache: of this layer.
 
         Returns:
-            [num_tokens, num_heads, head_dim]
+            [num_tokens, num_heads, v_head_dim]
         """
 
 
@@ -53,20 +54,20 @@ class CapturableBackend(AttentionBackend, Protocol):
     """A backend that can be part of a captured graph."""
 
     def graph_kinds(self, rows: int) -> Sequence[str]:
-        """Ways to compute a decode step of so many rows, each of which needs a graph of its own; the first serves any step."""
+        """The kinds of graphs for decode steps of ``rows`` rows; the first serves any step."""
 
     def graph_kind(self, metadata: AttentionMetadata) -> str:
-        """The one that serves this step best."""
+        """The kind of graph that computes this step fastest."""
 
     def for_graph(self, rows: int, kind: str) -> AttentionBackend:
         """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured: each ``plan`` changes
-        what a replay reads, in place."""
+        in place the tables that a replay reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What a model's layers need beside the hidden states. Passed as an argument, never global."""
+    """The inputs of a model's layers beside the hidden states. Passed as an argument, never global."""
 
     backend: AttentionBackend
-    kv_caches: list[KVCache]
+    kv_caches: list[LayerKV]
     """One a layer."""

@@ -1,9 +1,10 @@
-"""Attention on the CPU by the native kernels: flash-style, shared prefixes read once."""
+"""The attention backend of the native CPU kernels, which read a shared prefix once for all its sequences."""
 
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec, KVCache
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
@@ -13,42 +14,48 @@ from radixrt_kernels.attention import AttentionPlan
 CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def why_not(setup: AttentionSetup) -> str | None:
+    """The reason for which the native kernels cannot serve this model here, and what can; None: they can."""
+    device = setup.device.torch_device
+    if device.type != "cpu":
+        return f"it computes on the CPU, and the model is on {device}; use --device cpu"
+    if setup.kv_dtype not in CPU_CACHE_DTYPES:
+        return f"it reads no KV cache of {setup.kv_dtype}; use --kv-cache-dtype auto"
+    if not available():
+        return f"it needs the native kernels, and {missing_because}; torch_reference works without them"
+    return setup.why_not_plain()
+
+
 class CpuBackend:
     """Hands each step to ``radixrt_kernels``, which cuts it into tasks for all threads."""
 
     def __init__(self, setup: AttentionSetup) -> None:
-        device = setup.device.torch_device
-        if device.type != "cpu":
-            raise ConfigError(
-                f"--attention-backend cpu computes on the CPU, and the model is on {device}; use --device cpu."
-            )
-        if setup.kv_dtype not in CPU_CACHE_DTYPES:
-            raise ConfigError(
-                f"--attention-backend cpu reads no KV cache of {setup.kv_dtype}; use --kv-cache-dtype auto."
-            )
-        if not available():
-            raise ConfigError(
-                f"--attention-backend cpu needs the native kernels, and {missing_because}; torch_reference works "
-                "without them."
-            )
+        """
+        Raises:
+            ConfigError: the native kernels cannot serve this model here.
+        """
+        if (reason := why_not(setup)) is not None:
+            raise ConfigError(f"--attention-backend cpu can't be used: {reason}.")
         self._cascade = setup.cascade
         self._plan: AttentionPlan | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See ``AttentionBackend.plan``."""
-        shared = metadata.shared_prefixes if self._cascade else None
+        groups = None
+        if self._cascade and (shared := metadata.shared_prefixes) is not None:
+            groups = (torch.from_numpy(shared.indptr), torch.from_numpy(shared.num_pages))
         self._plan = AttentionPlan(
             metadata.qo_indptr_cpu,
             metadata.kv_indptr_cpu,
             metadata.last_page_len_cpu,
             metadata.kv_indices,
-            metadata.kv_slots,
+            metadata.kv_locations,
             metadata.page_size,
-            (shared.group_indptr_cpu, shared.num_pages_cpu) if shared else None,
+            groups,
         )
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         output = torch.empty(query.shape, dtype=query.dtype)
@@ -66,6 +73,6 @@ class CpuBackend:
         return output
 
     def _attend_by_plan(self, *arguments: Tensor | float) -> None:
-        """By the plan of the step that is computed, which is another one when a tape is replayed."""
+        """Use the plan of the current step: a tape repeats this call, and the plan has changed by then."""
         assert self._plan is not None, "plan() comes before attend()"
         self._plan.attend_into(*arguments)

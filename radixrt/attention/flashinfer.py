@@ -6,6 +6,7 @@ that pays.
 """
 
 import importlib.util
+import logging
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionBackend, AttentionSpec, KVCache
+from radixrt.attention.backend import AttentionBackend, AttentionSpec
 from radixrt.attention.flashinfer_append import Append
 from radixrt.attention.flashinfer_rules import (
     CASCADE_GRAPH_FROM_ROWS,
@@ -24,15 +25,18 @@ from radixrt.attention.flashinfer_rules import (
     prefill_kernel,
 )
 from radixrt.attention.flashinfer_wrappers import Cascade, Decode, Prefill, SharedBuffers
-from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.page_tables import CascadeTables, PageTable, PrefixGroups, StepTables
+from radixrt.attention.kv_spec import LayerKV
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
+from radixrt.attention.page_tables import CascadeTables, PageTable, StepTables
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 from radixrt.device.flashinfer_library import load_flashinfer
 
+log = logging.getLogger(__name__)
+
 
 def why_not(setup: AttentionSetup) -> str | None:
-    """Why FlashInfer can't serve this model here; None: it can."""
+    """The reason for which FlashInfer cannot serve this model here; None: it can."""
     if setup.device.torch_device.type != "cuda":
         return "it needs an NVIDIA GPU"
     if importlib.util.find_spec("flashinfer") is None:
@@ -41,11 +45,11 @@ def why_not(setup: AttentionSetup) -> str | None:
         return f"it computes in float16 and bfloat16, not in {_name(setup.dtype)}: set --dtype"
     for dim in sorted({spec.head_dim for spec in setup.specs} - set(HEAD_DIMS)):
         return f"it has no kernels for heads of {dim}, only of {', '.join(map(str, HEAD_DIMS))}"
-    return None
+    return setup.why_not_plain()
 
 
 def lacks_kernels(error: BaseException) -> ConfigError | None:
-    """What to say of an error that comes from FlashInfer's compiling or looking for a kernel; None: it doesn't."""
+    """The error to raise where ``error`` comes from FlashInfer's search for a kernel or its compiling; None: it doesn't."""
     frames = traceback.walk_tb(error.__traceback__)
     if not any(f.f_globals.get("__name__", "").startswith("flashinfer.jit") for f, _ in frames):
         return None
@@ -66,15 +70,17 @@ class FlashInferBackend:
     def __init__(self, setup: AttentionSetup, library: Any) -> None:
         """
         Args:
-            setup: what it is made for.
+            setup: facts about the worker.
             library: the package ``flashinfer``.
         """
         self._setup = setup
         self._library = library
         self._shared = SharedBuffers(setup)
         self._append = Append(library, self._shared)
+        prefill_kernels = PrefillKernels(library, setup)
         self._layers = {
-            spec: _Layers(library, spec, setup, self._shared) for spec in set(setup.specs)
+            spec: _Layers(library, spec, setup, self._shared, prefill_kernels)
+            for spec in set(setup.specs)
         }
 
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -84,7 +90,7 @@ class FlashInferBackend:
             layers.plan(step)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)
@@ -102,7 +108,7 @@ class FlashInferBackend:
         rows = len(metadata.last_page_len_cpu)
         if metadata.shared_prefixes is None or "cascade" not in self.graph_kinds(rows):
             return "plain"
-        groups = PrefixGroups.of(metadata.shared_prefixes, rows).at_most(graph_groups(rows))
+        groups = metadata.shared_prefixes.first(rows).at_most(graph_groups(rows))
         pays = any(_pays(groups, spec, self._setup) for spec in self._layers)
         return "cascade" if pays else "plain"
 
@@ -138,7 +144,7 @@ class _Step:
         tables = StepTables.of(metadata, setup.device)
         groups = PrefixGroups.none(tables.num_decodes)
         if setup.cascade and metadata.shared_prefixes is not None:
-            groups = PrefixGroups.of(metadata.shared_prefixes, tables.num_decodes)
+            groups = metadata.shared_prefixes.first(tables.num_decodes)
         return _Step(tables, groups, setup)
 
     def cascade(self) -> CascadeTables:
@@ -150,25 +156,69 @@ class _Step:
         return self._cascade
 
 
+class PrefillKernels:
+    """Which kernel computes the prefills of a step: as the user has set it, else by a rule and by what works here."""
+
+    def __init__(self, library: Any, setup: AttentionSetup) -> None:
+        """
+        Raises:
+            ConfigError: FA3 is asked for and can't run here.
+        """
+        # FA3 is for Hopper, and wants queries of the cache's type.
+        self._has_fa3 = setup.dtype == setup.kv_dtype and library.utils.is_sm90a_supported(
+            setup.device.torch_device
+        )
+        self._asked = setup.prefill_kernel
+        if self._asked == "fa3" and not self._has_fa3:
+            raise ConfigError(
+                "--prefill-kernel fa3 needs a Hopper GPU (H100, H200) and a KV cache of the activations' type: leave it out."
+            )
+
+    def choose(self, table: PageTable, spec: AttentionSpec) -> PrefillKernel:
+        """The kernel for the prefills of a step."""
+        if self._asked != "auto":
+            return self._asked
+        return prefill_kernel(table.query_lengths(), spec.num_heads) if self._has_fa3 else "fa2"
+
+    def give_up(self, kernel: PrefillKernel, error: Exception) -> None:
+        """``kernel`` has failed: use the other one from now on, and say so once.
+
+        Raises:
+            Exception: ``error`` itself, where there is no other one, or the user wants this one.
+        """
+        if kernel == "fa2" or self._asked == "fa3" or isinstance(error, torch.OutOfMemoryError):
+            raise error
+        if self._has_fa3:
+            self._has_fa3 = False
+            log.warning(
+                "FlashInfer's FA3 kernel is not used, FA2 computes all prompts: %s (--prefill-kernel fa2 asks for that; a "
+                "missing kernel can be compiled ahead, docs/gpu.md.)",
+                " ".join(str(error).split())[:500],
+            )
+
+
 class _Layers:
     """The wrappers of all layers of one kind, made when they are needed first."""
 
     def __init__(
-        self, library: Any, spec: AttentionSpec, setup: AttentionSetup, shared: SharedBuffers
+        self,
+        library: Any,
+        spec: AttentionSpec,
+        setup: AttentionSetup,
+        shared: SharedBuffers,
+        prefill_kernels: PrefillKernels,
     ) -> None:
         self._library = library
         self._spec = spec
         self._setup = setup
         self._shared = shared
-        # FA3 is for Hopper, and wants queries of the cache's type.
-        self._has_fa3 = setup.dtype == setup.kv_dtype and library.utils.is_sm90a_supported(
-            setup.device.torch_device
-        )
+        self._prefill_kernels = prefill_kernels
         self._decode = Decode(library, spec, setup, shared)
         self._cascade: Cascade | None = None
         self._prefills: dict[PrefillKernel, Prefill] = {}
         self._decodes_by: Decode | Cascade = self._decode
         self._prefills_by: Prefill | None = None
+        self._prefill_table: PageTable | None = None
         self._num_decodes = 0
 
     def plan(self, step: _Step) -> None:
@@ -176,10 +226,9 @@ class _Layers:
         if step.decodes is not None:
             self._num_decodes = step.decodes.num_rows
             self._plan_decodes(step, step.decodes)
-        self._prefills_by = None
+        self._prefills_by, self._prefill_table = None, step.prefills
         if step.prefills is not None:
-            self._prefills_by = self._prefill(self._prefill_kernel(step.prefills))
-            self._prefills_by.plan(step.prefills)
+            self._plan_prefills(step.prefills)
 
     def _plan_decodes(self, step: _Step, decodes: PageTable) -> None:
         if _pays(step.groups, self._spec, self._setup):
@@ -191,6 +240,16 @@ class _Layers:
             self._decode.plan(decodes)
             self._decodes_by = self._decode
 
+    def _plan_prefills(self, table: PageTable) -> None:
+        """By the kernel of choice, or by the other one if that is missing or fails."""
+        kernel = self._prefill_kernels.choose(table, self._spec)
+        try:
+            self._prefills_by = self._prefill(kernel)
+            self._prefills_by.plan(table)
+        except Exception as error:
+            self._prefill_kernels.give_up(kernel, error)
+            self._plan_prefills(table)
+
     def _prefill(self, kernel: PrefillKernel) -> Prefill:
         if kernel not in self._prefills:
             self._prefills[kernel] = Prefill(
@@ -198,20 +257,25 @@ class _Layers:
             )
         return self._prefills[kernel]
 
-    def _prefill_kernel(self, table: PageTable) -> PrefillKernel:
-        if not self._has_fa3:
-            return "fa2"
-        return prefill_kernel(table.query_lengths(), self._spec.num_heads)
-
-    def run(self, query: Tensor, kv_cache: KVCache) -> Tensor:
+    def run(self, query: Tensor, kv_cache: LayerKV) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> as query"""
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         decodes = self._num_decodes
         if decodes:
             self._decodes_by.run(query[:decodes], kv_cache, out[:decodes])
         if self._prefills_by is not None:
-            self._prefills_by.run(query[decodes:], kv_cache, out[decodes:])
+            self._run_prefills(query[decodes:], kv_cache, out[decodes:])
         return out
+
+    def _run_prefills(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
+        prefills = self._prefills_by
+        assert prefills is not None and self._prefill_table is not None
+        try:
+            prefills.run(query, kv_cache, out)
+        except Exception as error:
+            self._prefill_kernels.give_up(prefills.kernel, error)
+            self._plan_prefills(self._prefill_table)
+            self._run_prefills(query, kv_cache, out)
 
 
 class _GraphBackend:
@@ -222,7 +286,7 @@ class _GraphBackend:
     ) -> None:
         self._setup = setup
         self._rows = rows
-        self._append = Append(library, shared, shared.slots(rows))
+        self._append = Append(library, shared, shared.locations(rows))
         self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
         for spec in set(setup.specs):
             cascades = kind == "cascade" and _may_cascade(spec)
@@ -241,7 +305,7 @@ class _GraphBackend:
                 decode.plan(step.decodes)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)

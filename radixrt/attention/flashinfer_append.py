@@ -1,53 +1,55 @@
-"""How do a step's keys and values get into the paged cache? FlashInfer's append kernel, with a table that never changes."""
+"""Writes a step's keys and values into the paged KV cache by FlashInfer's append kernel."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import KVCache
 from radixrt.attention.flashinfer_wrappers import SharedBuffers
-from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.kv_spec import LayerKV, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
+from radixrt.device.flashinfer_library import UntracedFunctions
 
 
 class Append:
     """Writes a step's K and V into the cache.
 
-    The kernel finds a token's page by the page table of its sequence. A step's metadata says already which slot of the
-    cache each token gets, so the kernel is given one sequence that owns every page in order, in which
-    a token's position is its slot. That table never changes, and padding needs no care: its slots are on the spare page.
+    The kernel finds a token's page in the page table of its sequence. A step's metadata holds the location of each
+    token already, so the kernel gets the page table of one sequence that owns every page in order: a token's position in it
+    is its location. That table never changes. Locations of padding are on the spare page.
     """
 
-    def __init__(self, library: Any, shared: SharedBuffers, slots: Tensor | None = None) -> None:
+    def __init__(
+        self, library: Any, shared: SharedBuffers, locations: Tensor | None = None
+    ) -> None:
         """
         Args:
-            slots: [rows] int32 on the device: where a graph looks for the slots of a step; None: anew for each.
+            locations: [rows] int32 on the device: where a graph looks for the locations of a step; None: anew for each.
         """
-        self._library = library
+        self._functions = UntracedFunctions(library)
         self._shared = shared
-        self._fixed_slots = slots
-        self._slots = slots
+        self._fixed_locations = locations
+        self._locations = locations
         self._sequence: Tensor | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        if self._fixed_slots is None:
-            self._slots = metadata.kv_slots.to(torch.int32)
+        if self._fixed_locations is None:
+            self._locations = metadata.kv_locations.to(torch.int32)
         else:
-            self._fixed_slots.copy_(metadata.kv_slots)
-        assert self._slots is not None
-        if self._sequence is None or len(self._sequence) != len(self._slots):
-            self._sequence = torch.zeros_like(self._slots)  # all tokens are of the only one
+            self._fixed_locations.copy_(metadata.kv_locations)
+        assert self._locations is not None
+        if self._sequence is None or len(self._sequence) != len(self._locations):
+            self._sequence = torch.zeros_like(self._locations)  # all tokens are of the only one
 
-    def run(self, key: Tensor, value: Tensor, kv_cache: KVCache) -> None:
+    def run(self, key: Tensor, value: Tensor, kv_cache: LayerKV) -> None:
         """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]."""
-        assert self._slots is not None, "plan() comes before attend()"
-        table = self._shared.whole_cache(len(kv_cache[0]))
-        self._library.append_paged_kv_cache(
+        assert self._locations is not None, "plan() comes before attend()"
+        table = self._shared.whole_cache(kv_cache[0].shape[0])
+        self._functions.append_paged_kv_cache(
             to_kv_dtype(key, kv_cache[0].dtype),
             to_kv_dtype(value, kv_cache[1].dtype),
             self._sequence,
-            self._slots,
+            self._locations,
             kv_cache,
             table.kv_indices,
             table.kv_indptr,

@@ -1,7 +1,7 @@
-"""Which of FlashInfer's kernels computes what? The rules that measurements decide, in one place.
+"""Rules that choose among FlashInfer's kernels; measurements decide them.
 
-No number below has been measured on a GPU yet: they follow from how the kernels are built, and ``make gpu-check`` measures
-what they should be.
+No number below has been measured on a GPU yet: they follow from the design of the kernels, and ``make gpu-check`` measures
+them.
 """
 
 from typing import Literal
@@ -27,7 +27,7 @@ leaves most of them idle; FA2 does."""
 MEMORY_BYTES_PER_S = 4.0e12
 ATTENTION_FLOPS_PER_S = 4.0e14
 CASCADE_OVERHEAD_S = 20e-6
-"""What a layer pays for a cascade whatever it saves: two more kernels, and what they write for one another."""
+"""Fixed cost of a cascade a layer: two more kernels, and the partial results that they write."""
 
 CASCADE_GRAPH_FROM_ROWS = 4
 """Smaller decode steps have no graph with a cascade."""
@@ -47,10 +47,10 @@ def prefill_kernel(query_lengths: NDArray[np.integer], num_heads: int) -> Prefil
 
 
 def graph_groups(rows: int) -> int:
-    """How many groups of a shared prefix a captured cascade of so many rows has room for.
+    """Number of groups in a captured cascade of ``rows`` rows.
 
-    A graph's kernels have tiles for the largest group that there may be, ``rows - groups + 1``: with room for as many
-    groups as rows they would have the smallest tiles, and read shared pages once for each four or so queries.
+    A graph's kernels have tiles for the largest possible group, ``rows - groups + 1``: with as many groups as rows they
+    would have the smallest tiles, and read shared pages once for each four or so queries.
     """
     return min(rows, max(3, rows // 8))
 

@@ -1,21 +1,86 @@
-"""What one step's flat batch looks like to attention: the ragged layout that FlashInfer speaks."""
+"""Describes the flat batch of a step to attention, in the ragged layout that FlashInfer reads."""
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrefixes:
-    """Sequences of a step that begin with the same pages stand together, so that a backend may read these once for all.
+class PrefixGroups:
+    """Neighbouring sequences that begin with the same pages, so that a kernel may read these once for a group.
 
-    Every sequence is in exactly one group, and groups follow one another: group ``g`` is sequences
-    ``group_indptr_cpu[g]:group_indptr_cpu[g+1]``, whose first ``num_pages_cpu[g]`` pages are the same and lie wholly before
-    each of their queries. In a group of one it is 0. A backend may ignore all this.
+    Group ``g`` is sequences ``indptr[g]:indptr[g + 1]``, whose first ``num_pages[g]`` pages are the same and lie wholly
+    before each of their queries. Every sequence is in exactly one group. Of four sequences the first two share 5 pages:
+
+    >>> groups = PrefixGroups(np.array([0, 2, 3, 4], np.int32), np.array([5, 0, 0], np.int32))
+    >>> groups.share, groups.sizes().tolist(), groups.merged().sizes().tolist()
+    (True, [2, 1, 1], [2, 2])
     """
 
-    group_indptr_cpu: Tensor  # [groups + 1] int32
-    num_pages_cpu: Tensor  # [groups] int32
+    indptr: NDArray[np.int32]  # [groups + 1] into the sequences
+    num_pages: NDArray[np.int32]  # [groups]; 0: its sequences share nothing
+
+    @staticmethod
+    def none(num_rows: int) -> "PrefixGroups":
+        """One group of ``num_rows`` sequences that share nothing."""
+        return PrefixGroups(np.array([0, num_rows], np.int32), np.zeros(1, np.int32))
+
+    @property
+    def share(self) -> bool:
+        """Some group shares pages."""
+        return bool(self.num_pages.any())
+
+    def where(self, kept: NDArray[np.bool_]) -> "PrefixGroups":
+        """The groups of the sequences for which ``kept`` [sequences] holds."""
+        indptr = np.concatenate(([0], np.cumsum(kept))).astype(np.int32)[self.indptr]
+        left = np.diff(indptr) > 0
+        return PrefixGroups(np.append(indptr[:-1][left], indptr[-1]), self.num_pages[left])
+
+    def then_alone(self, count: int) -> "PrefixGroups":
+        """These groups, and behind them ``count`` sequences that share nothing."""
+        others = self.indptr[-1] + np.arange(1, count + 1, dtype=np.int32)
+        return PrefixGroups(
+            np.concatenate((self.indptr, others)),
+            np.concatenate((self.num_pages, np.zeros(count, np.int32))),
+        )
+
+    def first(self, num_rows: int) -> "PrefixGroups":
+        """The groups that lie within the first ``num_rows`` sequences, merged; the rest of these share nothing."""
+        within = int(np.searchsorted(self.indptr, num_rows, side="right")) - 1
+        return PrefixGroups(
+            np.append(self.indptr[: within + 1], np.int32(num_rows)),
+            np.append(self.num_pages[:within], np.int32(0)),
+        ).merged()
+
+    def sizes(self) -> NDArray[np.int32]:
+        """Sequences of each group: [groups]"""
+        return np.diff(self.indptr)
+
+    def merged(self) -> "PrefixGroups":
+        """The same without empty groups, and with neighbouring groups that share nothing as one: kernels choose the size of
+        their tiles by the mean size of the groups."""
+        kept = self.sizes() > 0
+        starts, num_pages = self.indptr[:-1][kept], self.num_pages[kept]
+        alone = num_pages == 0
+        first = ~(alone & np.concatenate(([False], alone[:-1])))
+        return PrefixGroups(np.append(starts[first], self.indptr[-1]), num_pages[first])
+
+    def at_most(self, count: int) -> "PrefixGroups":
+        """Exactly ``count`` groups: those that save the most reads, filled up with empty ones."""
+        groups = self
+        if len(groups.num_pages) > count:
+            saved = (groups.sizes() - 1) * groups.num_pages
+            best = np.argsort(-saved, kind="stable")[: (count - 1) // 2]  # others may lie between
+            kept = np.zeros_like(groups.num_pages)
+            kept[best] = groups.num_pages[best]
+            groups = PrefixGroups(groups.indptr, kept).merged()
+        more = count - len(groups.num_pages)
+        return PrefixGroups(
+            np.concatenate((groups.indptr, np.full(more, groups.indptr[-1]))),
+            np.concatenate((groups.num_pages, np.zeros(more, np.int32))),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +90,7 @@ class AttentionMetadata:
     Sequence ``i`` contributes query tokens ``qo_indptr[i]:qo_indptr[i+1]`` of the flat batch. Its KV,
     the new tokens included, lies in pages ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``, the last of which
     holds ``last_page_len[i]`` tokens. Queries are the last ``q_len`` positions of the sequence, so causal
-    masks are aligned at the bottom right.
+    masks are aligned at the bottom right. A backend may ignore ``shared_prefixes``.
 
     The ``*_cpu`` tensors are on the host (pinned where that matters): FlashInfer plans on the host.
     """
@@ -34,16 +99,16 @@ class AttentionMetadata:
     kv_indptr_cpu: Tensor  # [batch + 1] int32, counts pages
     last_page_len_cpu: Tensor  # [batch] int32, in 1..page_size
     kv_indices: Tensor  # [total_pages] int32, on the device
-    kv_slots: (
+    kv_locations: (
         Tensor  # [num_tokens] int64, on the device: page * page_size + offset of each new token
     )
     page_size: int
-    shared_prefixes: SharedPrefixes | None = None
+    shared_prefixes: PrefixGroups | None = None
     """None: nothing is known to be shared."""
 
     @property
     def num_tokens(self) -> int:
-        return self.kv_slots.numel()
+        return self.kv_locations.numel()
 
     def kv_lengths(self) -> Tensor:
         """Tokens of KV of each sequence, the new ones included: [batch] int32 on the host."""

@@ -1,4 +1,4 @@
-"""How does one step come apart into what single kernels compute? Decodes and prefills, shared pages and own ones."""
+"""Cuts the page table of a step into those that single kernels plan for: decodes and prefills, shared pages and own ones."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.device.device import Device
 
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Rows of queries and the pages that each row sees: what FlashInfer plans for."""
+    """Rows of queries and the pages that each row reads: the input of FlashInfer's plans."""
 
     qo_indptr: Tensor  # [rows + 1] int32, on the host, pinned; begins at 0
     kv_indptr: Tensor  # [rows + 1] int32, on the host, pinned; begins at 0
@@ -30,7 +30,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class StepTables:
-    """A step's decodes, then its prefills; None: it has none of them.
+    """The page tables of a step's decodes and of its prefills; None: it has none.
 
     A kernel cuts the queries of a batch into tiles whose size follows from their mean number. One long prefill
     among many decodes would make each of those pay for a large tile, so each kind gets a plan of its own.
@@ -45,7 +45,7 @@ class StepTables:
 
     @staticmethod
     def of(metadata: AttentionMetadata, device: Device) -> "StepTables":
-        """Rows of one query before the first longer one decode."""
+        """Cut ``metadata`` before the first row of several queries: the rows before it decode."""
         qo_indptr = metadata.qo_indptr_cpu.numpy()
         kv_indptr = metadata.kv_indptr_cpu.numpy()
         longer = np.flatnonzero(np.diff(qo_indptr) != 1)
@@ -67,64 +67,8 @@ class StepTables:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixGroups:
-    """Neighbouring rows that begin with the same pages, or that share nothing."""
-
-    indptr: NDArray[np.int32]  # [groups + 1] into the rows
-    num_pages: NDArray[np.int32]  # [groups]; 0: its rows share nothing
-
-    @staticmethod
-    def of(prefixes: SharedPrefixes, num_rows: int) -> "PrefixGroups":
-        """The groups that lie within the first ``num_rows`` rows; what is left of these shares nothing."""
-        indptr, num_pages = prefixes.group_indptr_cpu.numpy(), prefixes.num_pages_cpu.numpy()
-        within = int(np.searchsorted(indptr, num_rows, side="right")) - 1
-        return PrefixGroups(
-            np.append(indptr[: within + 1], np.int32(num_rows)),
-            np.append(num_pages[:within], np.int32(0)),
-        ).merged()
-
-    @staticmethod
-    def none(num_rows: int) -> "PrefixGroups":
-        """Nobody shares anything."""
-        return PrefixGroups(np.array([0, num_rows], np.int32), np.zeros(1, np.int32))
-
-    @property
-    def share(self) -> bool:
-        """Some rows do."""
-        return bool(self.num_pages.any())
-
-    def sizes(self) -> NDArray[np.int32]:
-        """Rows of each group."""
-        return np.diff(self.indptr)
-
-    def merged(self) -> "PrefixGroups":
-        """With neighbouring groups that share nothing as one, and without empty ones: kernels choose the size of their
-        tiles by the mean size of the groups."""
-        kept = self.sizes() > 0
-        starts, num_pages = self.indptr[:-1][kept], self.num_pages[kept]
-        alone = num_pages == 0
-        first = ~(alone & np.concatenate(([False], alone[:-1])))
-        return PrefixGroups(np.append(starts[first], self.indptr[-1]), num_pages[first])
-
-    def at_most(self, count: int) -> "PrefixGroups":
-        """Exactly ``count`` groups: those that save the most reads, and empty ones in place of what lacks."""
-        groups = self
-        if len(groups.num_pages) > count:
-            saved = (groups.sizes() - 1) * groups.num_pages
-            best = np.argsort(-saved, kind="stable")[: (count - 1) // 2]  # others may lie between
-            kept = np.zeros_like(groups.num_pages)
-            kept[best] = groups.num_pages[best]
-            groups = PrefixGroups(groups.indptr, kept).merged()
-        more = count - len(groups.num_pages)
-        return PrefixGroups(
-            np.concatenate((groups.indptr, np.full(more, groups.indptr[-1]))),
-            np.concatenate((groups.num_pages, np.zeros(more, np.int32))),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class CascadeTables:
-    """Decoding rows taken apart: what groups of them share, and what each has to itself."""
+    """The page tables of decoding rows for a cascade: the pages that groups share, and each row's own."""
 
     shared: PageTable  # rows are groups
     own: PageTable

@@ -1,32 +1,26 @@
-"""Attention backends by name: the values of ``--attention-backend`` and what each stands for."""
+"""Attention backends by name: the values of ``--attention-backend``."""
 
 import logging
 from collections.abc import Callable
 
+from radixrt.attention import cpu, flashinfer
 from radixrt.attention.backend import AttentionBackend
-from radixrt.attention.cpu import CPU_CACHE_DTYPES, CpuBackend
-from radixrt.attention.flashinfer import make_flashinfer, why_not
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.base.errors import ConfigError
-from radixrt_kernels import available
 
 log = logging.getLogger(__name__)
 
 
-def _torch_reference(setup: AttentionSetup) -> AttentionBackend:
-    return TorchReferenceBackend()
-
-
 _BACKENDS: dict[str, Callable[[AttentionSetup], AttentionBackend]] = {
-    "cpu": CpuBackend,
-    "flashinfer": make_flashinfer,
-    "torch_reference": _torch_reference,
+    "cpu": cpu.CpuBackend,
+    "flashinfer": flashinfer.make_flashinfer,
+    "torch_reference": TorchReferenceBackend,
 }
 
 
 def resolve_backend(name: str, setup: AttentionSetup) -> str:
-    """What a value of ``--attention-backend`` means for a worker: ``auto`` is the fastest that runs there.
+    """The name of a backend for a value of ``--attention-backend``: ``auto`` is the fastest that can serve the model.
 
     Raises:
         ConfigError: no backend has this name.
@@ -42,12 +36,12 @@ def resolve_backend(name: str, setup: AttentionSetup) -> str:
 
 def _fastest(setup: AttentionSetup) -> str:
     if setup.device.torch_device.type == "cuda":
-        reason = why_not(setup)
-        if reason is None:
-            return "flashinfer"
-        log.warning("Attention is computed by plain torch, and slow: FlashInfer can't, %s.", reason)
-    elif available() and setup.kv_dtype in CPU_CACHE_DTYPES:
-        return "cpu"
+        name, reason = "flashinfer", flashinfer.why_not(setup)
+    else:
+        name, reason = "cpu", cpu.why_not(setup)
+    if reason is None:
+        return name
+    log.warning("PyTorch computes attention, which is slow; backend %s can't: %s.", name, reason)
     return "torch_reference"
 
 

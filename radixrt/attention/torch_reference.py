@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch: runs on any device, short enough to read, and what other backends are tested against."""
+"""The reference attention backend in plain PyTorch, which the others are tested against; it runs on any device."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec, KVCache
-from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.kv_spec import KVSpec, LayerKV, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.setup import AttentionSetup
+from radixrt.base.errors import ConfigError
 
 QUERY_BLOCK = 128
 """Prefill queries attended at once: bounds the score matrix, and skips keys that no query of a block sees.
@@ -22,7 +24,7 @@ class _Block:
     """Equally many queries of each of several sequences, attended in one batched computation."""
 
     tokens: Tensor  # [batch, queries] rows of the step's flat batch
-    slots: Tensor  # [batch, keys] cache slots; short rows repeat a slot of their own
+    locations: Tensor  # [batch, keys] cache locations; short rows repeat one of their own
     visible: Tensor | None  # [batch, 1, queries, keys] bool; None: every key
 
 
@@ -43,11 +45,45 @@ class TorchReferenceBackend:
     """Gathers each sequence's keys and values from its pages, then computes dense masked attention.
 
     Decoding sequences are padded to one another and computed together, those of similar length in one
-    block; a prefill is computed alone, in blocks of queries. Which slots and masks that takes is the
-    same for all layers with one sliding window, and is worked out once a step.
+    block; a prefill is computed alone, in blocks of queries. Locations and masks are the same for all layers with one
+    sliding window, and are worked out once a step. A layer keeps keys and values, of different widths perhaps, or one
+    tensor whose first features are the values.
+
+    A prompt of three tokens on page 1 of a cache with pages of four tokens; its first token sees itself alone:
+
+    >>> spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=8, scale=8**-0.5)
+    >>> metadata = AttentionMetadata(
+    ...     qo_indptr_cpu=torch.tensor([0, 3], dtype=torch.int32),
+    ...     kv_indptr_cpu=torch.tensor([0, 1], dtype=torch.int32),
+    ...     last_page_len_cpu=torch.tensor([3], dtype=torch.int32),
+    ...     kv_indices=torch.tensor([1], dtype=torch.int32),
+    ...     kv_locations=torch.tensor([4, 5, 6]),
+    ...     page_size=4,
+    ... )
+    >>> kv_cache = torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8)
+    >>> query, key, value = torch.randn(3, 2, 8), torch.randn(3, 1, 8), torch.randn(3, 1, 8)
+    >>> backend = TorchReferenceBackend()
+    >>> backend.plan(metadata)
+    >>> output = backend.attend(query, key, value, kv_cache, spec)
+    >>> output.shape, torch.allclose(output[0], value[0].expand(2, 8))
+    (torch.Size([3, 2, 8]), True)
+    >>> torch.equal(kv_cache[0][1, :3], key)
+    True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, setup: AttentionSetup | None = None) -> None:
+        """
+        Args:
+            setup: of the worker; None: plain keys and values.
+
+        Raises:
+            ConfigError: a layer keeps tensors other than keys and values, or one for both.
+        """
+        for spec, kept in zip(setup.specs, setup.kv_specs, strict=True) if setup else ():
+            if not _reads(spec, kept):
+                raise ConfigError(
+                    f"No attention backend reads a KV cache of {kept}; use --kv-cache-dtype auto."
+                )
         self._metadata: AttentionMetadata | None = None
         self._blocks: dict[int | None, list[_Block]] = {}
 
@@ -56,45 +92,62 @@ class TorchReferenceBackend:
         self._blocks = {}
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, spec: AttentionSpec
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
-        # each [slots, num_kv_heads, head_dim]
-        keys, values = (cache.view(-1, *cache.shape[2:]) for cache in kv_cache)
-        _write(keys, self._metadata.kv_slots, key)
-        _write(values, self._metadata.kv_slots, value)
+        width = value.shape[-1]
+        # each [locations, heads, features]
+        caches = [cache.view(-1, *cache.shape[2:]) for cache in kv_cache]
+        for cache, states in zip(caches, (key, value), strict=False):
+            _write(cache, self._metadata.kv_locations, states)
         if spec.sliding_window not in self._blocks:
             groups = _group(_spans(self._metadata, spec.sliding_window))
             self._blocks[spec.sliding_window] = [
                 _block(spans, self._metadata, spec.sliding_window) for spans in groups
             ]
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        output = query.new_empty((*query.shape[:-1], width))
         for block in self._blocks[spec.sliding_window]:
-            shape = block.slots.shape
+            keys, *values = (
+                _read(cache, block.locations.flatten(), query.dtype).unflatten(
+                    0, block.locations.shape
+                )
+                for cache in caches
+            )
             output[block.tokens] = _dense_attention(
                 query[block.tokens],
-                _read(keys, block.slots.flatten(), query.dtype).unflatten(0, shape),
-                _read(values, block.slots.flatten(), query.dtype).unflatten(0, shape),
+                keys,
+                values[0] if values else keys[..., :width],
                 block.visible,
                 spec,
             )
         return output
 
 
-def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
-    """``states`` [num_tokens, num_kv_heads, head_dim] go to ``slots`` [num_tokens] of [slots, num_kv_heads, head_dim]."""
+def _reads(spec: AttentionSpec, kept: KVSpec) -> bool:
+    """Whether a KV cache is floating-point keys, and values with as many heads or none."""
+    keys, *values = kept.tensors
+    return (
+        keys.shape == (spec.num_kv_heads, spec.head_dim)
+        and len(values) <= 1
+        and all(len(t.shape) == 2 and t.shape[0] == spec.num_kv_heads for t in values)
+        and all(t.dtype.is_floating_point for t in kept.tensors)
+    )
+
+
+def _write(cache: Tensor, locations: Tensor, states: Tensor) -> None:
+    """Write ``states`` [num_tokens, heads, features] to ``locations`` [num_tokens] of ``cache`` [locations, heads, features]."""
     states = to_kv_dtype(states, cache.dtype)
     if cache.dtype.itemsize == 1:  # torch moves bytes about, and knows no fp8 there
         cache, states = cache.view(torch.uint8), states.view(torch.uint8)
-    cache.index_copy_(0, slots, states)
+    cache.index_copy_(0, locations, states)
 
 
-def _read(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """What lies in ``slots`` [n], as ``dtype``: [n, num_kv_heads, head_dim]."""
+def _read(cache: Tensor, locations: Tensor, dtype: torch.dtype) -> Tensor:
+    """The content of ``locations`` [n] in ``dtype``: [n, heads, features]."""
     if cache.dtype.itemsize == 1:
-        return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype).to(dtype)
-    return cache.index_select(0, slots)
+        return cache.view(torch.uint8).index_select(0, locations).view(cache.dtype).to(dtype)
+    return cache.index_select(0, locations)
 
 
 def _spans(metadata: AttentionMetadata, window: int | None) -> list[_Span]:
@@ -126,7 +179,7 @@ def _group(spans: list[_Span]) -> list[list[_Span]]:
 
 
 def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) -> _Block:
-    """Where the spans' keys lie in the cache, and who sees which."""
+    """The cache slots of the spans' keys, and the keys that each query sees."""
     page_size, device = metadata.page_size, metadata.kv_indices.device
     first_pages = metadata.kv_indptr_cpu.tolist()
     rows = torch.tensor(
@@ -146,7 +199,7 @@ def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) 
     pages = metadata.kv_indices[(first_page + key_positions // page_size).to(device)].long()
     return _Block(
         tokens=(token + queries).to(device),
-        slots=pages * page_size + (key_positions % page_size).to(device),
+        locations=pages * page_size + (key_positions % page_size).to(device),
         visible=None if visible.all() else visible[:, None].to(device),
     )
 
@@ -157,11 +210,12 @@ def _dense_attention(
     """
     Args:
         query: [batch, queries, num_heads, head_dim]
-        key, value: [batch, keys, num_kv_heads, head_dim]
+        key: [batch, keys, num_kv_heads, head_dim]
+        value: [batch, keys, num_kv_heads, v_head_dim]
         visible: [batch, 1, queries, keys] bool
 
     Returns:
-        [batch, queries, num_heads, head_dim]
+        [batch, queries, num_heads, v_head_dim]
     """
     num_queries, group = query.shape[1], spec.num_heads // spec.num_kv_heads
     # The heads that share a KV head become further queries of it: no key is copied.

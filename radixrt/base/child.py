@@ -1,4 +1,4 @@
-"""How a process of the engine begins and ends: its config, its log, its death with its parent."""
+"""Starts and ends a child process of the engine: reads its config, sets up its log, ends it with its parent."""
 
 import argparse
 import logging
@@ -18,21 +18,21 @@ from radixrt.base.ipc import Channels
 
 CONFIG_FILE = "config.json"
 CONFIG_ERROR_FILE = "config_error"
-"""Where a process leaves the sentence that says why it can't start."""
+"""File for the reason why a process cannot start."""
 
 EXIT_CONFIG_ERROR = 78
-"""Exit status of a process that a setting kept from starting (EX_CONFIG of sysexits.h)."""
+"""Exit status of a process that cannot start because of a setting (EX_CONFIG of sysexits.h)."""
 
 
 def write_config(run_dir: Path, config: ServerConfig) -> None:
-    """Leave the settings where child processes read them; the directory is private to this user."""
+    """Write the settings for the child processes; the directory is private to this user."""
     (run_dir / CONFIG_FILE).write_bytes(msgspec.json.encode(config))
 
 
 def run_child(
     name: str, main: Callable[[ServerConfig, Channels, argparse.Namespace], None]
 ) -> None:
-    """Body of ``python -m radixrt.<name>``: parse, set up, run, and hand a ConfigError to the supervisor."""
+    """Body of ``python -m radixrt.<name>``: runs ``main`` and reports a ConfigError to the supervisor."""
     parser = argparse.ArgumentParser(prog=f"radixrt.{name}")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--engine", type=int, required=True, help="number of the engine")
@@ -57,7 +57,7 @@ def run_child(
 
 
 def set_up_logging(name: str, level: str) -> None:
-    """One line a record on stderr, with the process's name."""
+    """Log to stderr, one line a record, with the process's name."""
     logging.basicConfig(
         level=level.upper(),
         format=f"%(asctime)s {name:<9} %(levelname)-7s %(message)s",
@@ -69,11 +69,11 @@ def set_up_logging(name: str, level: str) -> None:
 
 def _exit_quietly(signum: int, frame: object) -> None:
     logging.shutdown()
-    os._exit(0)  # nothing is worth saving, and taking torch apart politely takes a second
+    os._exit(0)  # there is nothing to save, and a regular exit with torch takes a second
 
 
 def _end_with_parent(parent_fd: int, run_dir: Path) -> None:
-    """Wait for the end of the supervisor, however it comes: the pipe that it holds open closes."""
+    """End this process when the supervisor ends and so closes its pipe."""
     os.read(parent_fd, 1)
     shutil.rmtree(run_dir, ignore_errors=True)
     os._exit(1)

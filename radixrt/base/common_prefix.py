@@ -1,8 +1,12 @@
-"""How long is the beginning that two texts have in common?"""
+"""The length of the common prefix of two texts."""
 
 
 def common_prefix_length(one: str, other: str) -> int:
-    """In characters; by bisection, since slices compare fast and texts may have megabytes."""
+    """Length in characters, by bisection: comparing slices is fast, and texts may have megabytes.
+
+    >>> common_prefix_length("prefill", "prefix")
+    5
+    """
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

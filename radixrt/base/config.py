@@ -1,6 +1,7 @@
-"""Every setting of a server, declared once: the checks, the command line and the page of the docs come from here."""
+"""Declares every setting of a server once: checks, command line, ``LLM`` and docs/server.md read the declaration."""
 
 import dataclasses
+import logging
 import types
 import typing
 from collections.abc import Callable
@@ -10,13 +11,30 @@ from typing import Any, Literal, NamedTuple
 
 from radixrt.base.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 DEMO_MODEL = "demo"
 """The value of ``--model-path`` that stands for the model inside the package."""
 
+# The sets of names that flags take. tests/test_config.py compares each with its registry.
+AttentionBackendName = Literal["auto", "cpu", "flashinfer", "torch_reference"]
+EvictionPolicyName = Literal["lru", "fifo", "priority"]
+SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
+GrammarBackendName = Literal["auto", "llguidance", "xgrammar", "fsm"]
+WhitespaceName = Literal["flexible", "compact"]
+ToolCallParserName = Literal["hermes", "llama3_json"]
+ReasoningParserName = Literal["none", "deepseek-r1", "qwen3"]
+
+SECTIONS = (
+    "Model", "HTTP server", "Device", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
+)  # fmt: skip
+"""In the order of the docs."""
+
 
 def _section(name: str) -> Callable[..., Any]:
-    """Makes the dataclass fields of one section of the docs: a default, its help text, and perhaps the range that it
-    has to lie in (``at_least``, ``at_most``) and how help calls its value (``metavar``)."""
+    """Makes the dataclass fields of one section of the docs: a default, its help text, and perhaps its range
+    (``at_least``, ``at_most``) and the placeholder of its value in the help (``metavar``)."""
+    assert name in SECTIONS
 
     def setting(default: Any, help: str, **details: Any) -> Any:
         return field(default=default, metadata={"section": name, "help": help, **details})
@@ -28,44 +46,79 @@ _model = _section("Model")
 _http = _section("HTTP server")
 _device = _section("Device")
 _memory = _section("Memory")
+_cache = _section("KV cache")
 _scheduling = _section("Scheduling")
 _kv_events = _section("KV events")
 _structured = _section("Structured output")
+_debug = _section("Debugging")
 
 
-@dataclass(frozen=True)
-class ServerConfig:
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """The settings that the scheduler plans by."""
+
+    eviction_policy: EvictionPolicyName = _cache(
+        "lru",
+        "Order of eviction: lru the least recently used, but prefixes of waiting requests last; fifo the first computed; "
+        "priority those of the least urgent requests. Clients' cache hints come first in each.",
+    )
+    max_pinned_fraction: float = _cache(
+        0.5,
+        "Share of the KV pool that clients may pin at a time (POST /v1/cache/pin).",
+        at_least=0,
+        at_most=1,
+    )
+    disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
+
+    max_running_requests: int = _scheduling(
+        256, "Most sequences in the running batch.", at_least=1, at_most=65536
+    )
+    max_queued_requests: int = _scheduling(
+        4096,
+        "Most sequences that may wait; further requests get status 503 with Retry-After.",
+        at_least=1,
+    )
+    chunked_prefill_size: int = _scheduling(
+        2048, "Most prompt tokens of one sequence computed in one step.", at_least=1
+    )
+    schedule_policy: SchedulePolicyName = _scheduling(
+        "lpm",
+        "Order of the waiting queue: lpm longest prefix match (every 4th pick the oldest), suf shortest uncached "
+        "prefill (every 8th pick the oldest), fcfs first come first served, priority the smallest priority and then lpm.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(SchedulerSettings):
     """Settings of one engine and its server. Field ``max_total_tokens`` is flag ``--max-total-tokens``."""
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, or a hub id to download. The default is the small demonstration "
-        "model that comes with radixrt.",
+        "Folder of a Hugging Face checkpoint, or a hub id to download; the default is a small model that comes with "
+        "radixrt.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
-        None, "Folder or hub id of the tokenizer, where it is not beside the weights."
+        None, "Folder or hub id of the tokenizer, if it is not in the checkpoint's folder."
     )
     served_model_name: str | None = _model(
-        None, "Name of the model in the API; the last part of the model path if not given."
+        None, "Name of the model in the API; if not given, the last part of the model path."
     )
     load_format: Literal["auto", "safetensors", "dummy"] = _model(
         "auto",
-        "auto and safetensors read the checkpoint's safetensors files; dummy fills the weights with seeded random "
-        "numbers (only config.json and a tokenizer are needed).",
+        "auto and safetensors read the checkpoint's safetensors files; dummy fills the weights with random numbers.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _model(
-        "auto", "Type of weights and activations; auto: the checkpoint's own."
+        "auto", "Type of weights and activations; auto is the checkpoint's own."
     )
     quantization: Literal["auto", "int8", "int4", "fp8"] = _model(
         "auto",
-        "Form of the linear layers' weights. auto: as the checkpoint has them (plain, AWQ, GPTQ or fp8); int8, int4 and "
-        "fp8 round a plain checkpoint while it is loaded. fp8 rounds activations too, and is fast on GPUs that multiply "
-        "8-bit floats (Ada, Hopper and later).",
+        "Weight format of the linear layers: auto keeps the checkpoint's (plain, AWQ, GPTQ or fp8); int8, int4 and fp8 "
+        "quantize a plain checkpoint while it is loaded.",
     )
     context_length: int | None = _model(
         None,
-        "Longest prompt plus answer, in tokens; at most (and by default) what the checkpoint says.",
+        "Longest prompt plus answer, in tokens; at most (and by default) the checkpoint's.",
         at_least=1,
     )
     chat_template: str | None = _model(
@@ -73,16 +126,11 @@ class ServerConfig:
     )
     trust_remote_code: bool = _model(
         False,
-        "Let transformers run Python code that comes with the tokenizer or config. Off, because such code can do "
-        "anything that you can do; the models themselves never need it.",
-    )
-    reencode_answers: bool = _model(
-        False,
-        "Encode a chat's earlier answers anew from their text. If not given, those that this server gave are the tokens that "
-        "the model generated, whose KV is in the cache, also where the tokenizer would write the text in other tokens.",
+        "Let transformers run Python code that comes with the tokenizer or config; such code can do anything that you "
+        "can do.",
     )
     random_seed: int = _model(
-        0, "Seed of dummy weights and of requests that bring none.", at_least=0
+        0, "Seed of dummy weights and of requests without a seed.", at_least=0
     )
 
     host: str = _http("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
@@ -90,206 +138,152 @@ class ServerConfig:
         30000, "TCP port to listen on; 0 picks a free one.", at_least=0, at_most=65535
     )
     api_key: str | None = _http(
-        None, "Clients must send this as a bearer token. /health, /ping and /metrics stay open."
+        None, "Key that clients must send as a bearer token; /health, /ping and /metrics need none."
     )
-    hide_cache_texts: bool = _http(
-        False,
-        "Let /v1/cache/tree show sizes alone, and no text of prompts. (It never shows text of requests with a "
-        "cache_salt.)",
-    )
-    max_body_bytes: int = _http(
-        32 << 20, "A larger request body is refused with status 413.", at_least=1024
-    )
+    hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
     kept_conversations_mb: int = _http(
         256,
-        "Memory for conversations that clients asked to keep (field keep), in MiB; beyond it the least recently used "
-        "are forgotten. 0: none is kept.",
+        "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",
         at_least=0,
-    )
-    kept_conversations_ttl: float = _http(
-        3600.0, "Seconds after its last use at which a kept conversation is forgotten.", at_least=0
     )
     step_timeout: float = _http(
         30.0,
-        "Seconds without a sign of life after which a worker, scheduler or tokenizer process is killed and replaced; a worker "
-        "may take 20 times its longest step, if that is longer. 0: never.",
+        "Seconds after which a process that gives no sign of life is killed and replaced (for a worker at least 20 times its "
+        "longest step); 0 is never.",
         at_least=0,
     )
     shutdown_grace: float = _http(
         30.0, "Seconds in which running answers may finish after SIGTERM.", at_least=0
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _http("info", "How much to log.")
+    log_level: Literal["debug", "info", "warning", "error"] = _http("info", "Least level to log.")
 
     device: Literal["auto", "cpu", "cuda"] = _device(
-        "auto", "Where the model runs; auto: a GPU if there is one."
+        "auto", "Where the model runs; auto is a GPU if there is one."
     )
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", at_least=1)
-    attention_backend: Literal["auto", "cpu", "flashinfer", "torch_reference"] = _device(
-        "auto", "Which kernels compute attention; auto: the fastest that runs on the device."
+    attention_backend: AttentionBackendName = _device(
+        "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
+    )
+    prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
+        "auto",
+        "Which of FlashInfer's kernels computes prompts. auto: on Hopper fa3 for many new tokens, where its kernels are there "
+        "and work, else fa2.",
     )
     kernel_threads: int | None = _device(
         None,
-        "Threads that compute on a CPU, in each rank; one a core that the server may use if not given, and a single one for "
-        "small models.",
+        "Threads that compute on a CPU, in each rank; if not given, one a core, and one in all for small models.",
         at_least=1,
-    )
-    disable_cascade: bool = _device(
-        False,
-        "Let each sequence read the prefix that it shares with others by itself (for measurements).",
     )
     cuda_graph_max_batch_size: int = _device(
         256,
-        "Decode steps of up to so many sequences are captured as CUDA graphs at the start, at most "
-        "--max-running-requests. Larger ones launch their kernels one by one.",
+        "Largest decode step that is captured as a CUDA graph, in sequences (at most --max-running-requests).",
         at_least=1,
         at_most=4096,
     )
-    disable_cuda_graph: bool = _device(
-        False, "Capture no decode steps as CUDA graphs: a faster start and slower steps."
-    )
     mem_fraction_static: float = _memory(
         0.85,
-        "Share of the device's memory that weights, the largest step and the KV pool may fill (on a CPU: the pool, of "
-        "half of the available memory, up to 8 GiB).",
+        "Share of the device's memory for weights, the largest step and the KV pool; on a CPU, share of half of the "
+        "available memory (up to 8 GiB) for the KV pool.",
         at_least=0.05,
         at_most=0.98,
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = _memory(
         "auto",
-        "Type of the KV cache; auto: that of the activations. fp8_e4m3 holds twice the tokens of bfloat16 and rounds "
-        "each number to 3 bits of mantissa.",
+        "Type of the KV cache: auto is the activations' own; fp8_e4m3 holds twice the tokens of bfloat16, at less "
+        "precision.",
     )
     max_total_tokens: int | None = _memory(
-        None, "Size of the KV pool in tokens; computed from the memory if not given.", at_least=1
+        None, "Size of the KV pool in tokens; if not given, computed from the memory.", at_least=1
     )
     page_size: int = _memory(
         16,
-        "Tokens in a page of KV cache: prefixes are shared in whole pages.",
+        "Tokens in a page of KV cache; prefixes are shared in whole pages.",
         at_least=1,
         at_most=1024,
     )
-    eviction_policy: Literal["lru", "fifo", "priority", "duel"] = _memory(
-        "duel",
-        "What leaves the KV cache first: lru the least recently used, fifo the oldest, priority what the least urgent "
-        "requests used, duel the better of lru and of who is least likely to come back, and last what waiting "
-        "requests will use. What clients hint goes before that in each.",
-    )
-    max_pinned_fraction: float = _memory(
-        0.5,
-        "Share of the KV pool that clients may pin in the cache at a time (POST /v1/cache/pin); 0: none.",
-        at_least=0,
-        at_most=1,
-    )
-    max_pin_seconds: float = _memory(3600.0, "Longest time that a pin may ask for.", at_least=0)
-    disable_radix_cache: bool = _memory(
-        False, "Share no prefixes between requests (for measurements)."
-    )
 
-    max_running_requests: int = _scheduling(
-        256, "Most sequences in the running batch.", at_least=1, at_most=65536
-    )
-    max_queued_requests: int = _scheduling(
-        4096,
-        "Most sequences that may wait; beyond it requests get status 503 with Retry-After.",
-        at_least=1,
-    )
     max_prefill_tokens: int | None = _scheduling(
         None,
-        "Most prompt tokens computed in one step, over all sequences; 8192 on a GPU and 512 on a CPU if not given, where "
-        "larger steps are no faster and running answers wait for them.",
+        "Most prompt tokens computed in one step, over all sequences; if not given, 8192 on a GPU and 512 on a CPU.",
         at_least=1,
     )
-    chunked_prefill_size: int = _scheduling(
-        2048, "Most prompt tokens of one sequence computed in one step.", at_least=1
-    )
-    schedule_policy: Literal["lpm", "suf", "fcfs", "priority"] = _scheduling(
-        "lpm",
-        "Order of the waiting queue: longest prefix match with every 4th pick the oldest, shortest uncached prefill "
-        "with every 8th the oldest, first come first served, or by the requests' priority (the smallest first; "
-        "within one as lpm).",
-    )
-    disable_overlap_schedule: bool = _scheduling(
-        False, "Plan a step only when the one before it is back (for debugging)."
-    )
-
     request_log: str | None = _scheduling(
         None,
-        "Write a line for each request that ends: times, lengths, and which prompts begin alike, but no text; to "
-        "replay with radixrt bench cache.",
+        "File for one line per request (times, lengths, hashes of prefixes, no text), to replay with radixrt bench "
+        "cache.",
         metavar="FILE",
     )
 
     kv_events: str | None = _kv_events(
         None,
-        "Publish which blocks enter and leave the KV cache on this ZeroMQ address (tcp://127.0.0.1:5557 or "
-        "ipc:///run/radixrt/kv-events), for routers; see kv_events.md. Whoever can connect can read it.",
+        "ZeroMQ address on which to publish the blocks that enter and leave the KV cache, such as "
+        "tcp://127.0.0.1:5557; everybody who can connect can read them.",
         metavar="ADDRESS",
     )
     kv_events_replay: str | None = _kv_events(
         None,
-        "Answer subscribers that have missed some of it on this ZeroMQ address.",
+        "ZeroMQ address on which to answer subscribers that have missed events.",
         metavar="ADDRESS",
-    )
-    kv_events_buffer: int = _kv_events(
-        10_000,
-        "Most batches kept for replays (at most 32 MiB of them); who lacks more gets a snapshot.",
-        at_least=0,
-        at_most=1_000_000,
     )
     kv_events_tokens: bool = _kv_events(
         False,
-        "Publish also the token ids of the blocks. They are the prompts and answers of all users.",
+        "Publish the token ids of the blocks too; they are the prompts and answers of all users.",
     )
 
-    grammar_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = _structured(
+    grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Which library enforces structured output; auto: for each constraint the one that is measured to enforce it. "
-        "A named one gets all that it can enforce, and is under the same audit.",
+        "Library that enforces structured output; auto chooses for each constraint one that is measured to enforce it.",
     )
-    grammar_whitespace: Literal["flexible", "compact"] = _structured(
+    grammar_whitespace: WhitespaceName = _structured(
         "flexible",
         "White space in constrained JSON: flexible lets the model indent, compact allows none.",
     )
     grammar_compile_timeout: float = _structured(
         10.0,
-        "Seconds that a grammar may take to compile; then its request is refused.",
+        "Seconds after which the compilation of a grammar is given up and its request refused.",
         at_least=0.1,
         at_most=3600,
     )
-    grammar_compile_memory: int = _structured(
-        1 << 30,
-        "Bytes of memory that a grammar may take to compile; then its request is refused.",
-        at_least=64 << 20,
-    )
-    structured_retries: int = _structured(
-        16,
-        "How often a part of an answer that breaks its schema is taken back and tried again before the request fails.",
-        at_least=0,
-        at_most=1024,
-    )
-    validate_structured_output: bool = _structured(
-        False,
-        "Check every finished answer once more against its schema; a mismatch is a bug: it is logged and counted.",
-    )
-    disable_jump_forward: bool = _structured(
-        False, "Sample also where the grammar leaves one token only (for measurements)."
-    )
-    tool_call_parser: Literal["hermes", "llama3_json"] = _structured(
+    tool_call_parser: ToolCallParserName = _structured(
         "hermes",
-        "How the model writes tool calls: hermes (Qwen and Hermes: in tool_call tags) or llama3_json (Llama 3: the "
-        "call alone, as JSON).",
+        "Format of the model's tool calls: hermes (Qwen and Hermes: in tool_call tags) or llama3_json (Llama 3: JSON "
+        "alone).",
     )
-    reasoning_parser: Literal["none", "deepseek-r1", "qwen3"] = _structured(
+    reasoning_parser: ReasoningParserName = _structured(
         "none",
-        "How the model marks the thought before its answer, which is given out apart from it: deepseek-r1 (the "
-        "answer begins inside a thought) and qwen3 (it may think), both in think tags.",
+        "Format of the model's reasoning, which is returned apart from the answer: deepseek-r1 (the answer begins with "
+        "it) or qwen3 (it is optional), both in think tags.",
     )
+
+    debug_disable_cascade: bool = _debug(
+        False, "Read a prefix that sequences share once for each of them."
+    )
+    debug_disable_cuda_graph: bool = _debug(False, "Capture no decode steps as CUDA graphs.")
+    debug_disable_overlap_schedule: bool = _debug(
+        False, "Plan a step only when the result of the step before is back."
+    )
+    debug_disable_jump_forward: bool = _debug(
+        False, "Sample also where the grammar allows only one token."
+    )
+    debug_reencode_answers: bool = _debug(
+        False,
+        "Encode a chat's earlier answers from their text, not as the tokens that the model generated.",
+    )
+    debug_validate_structured_output: bool = _debug(
+        False, "Check every finished answer once more against its schema; log and count mismatches."
+    )
+
+    def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
+            if isinstance(value, str) and value in setting.metadata.get("aliases", ()):
+                object.__setattr__(self, setting.name, setting.metadata["aliases"][value])
 
     def prefill_budget(self, device: str) -> int:
         """Most prompt tokens of one step on ``device`` ("cpu", "cuda:0")."""
         if self.max_prefill_tokens is not None:
             return self.max_prefill_tokens
-        return 512 if device == "cpu" else 8192
+        return 512 if device == "cpu" else 8192  # larger steps on a CPU are no faster
 
     def validate(self) -> "ServerConfig":
         """Return self.
@@ -324,13 +318,63 @@ class ServerConfig:
             raise ConfigError("--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS.")
         if self.kv_events is not None and self.disable_radix_cache:
             raise ConfigError(
-                "--kv-events has nothing to tell with --disable-radix-cache: leave one out."
+                "--kv-events publishes nothing with --disable-radix-cache: leave one out."
             )
 
     @property
     def model_name(self) -> str:
         """Name of the model in the API."""
         return self.served_model_name or self.model_path.rstrip("/").split("/")[-1]
+
+
+# ------------------------------------------------------------ settings of the last release
+
+RENAMED = {
+    "disable_cascade": "debug_disable_cascade",
+    "disable_cuda_graph": "debug_disable_cuda_graph",
+    "disable_jump_forward": "debug_disable_jump_forward",
+    "disable_overlap_schedule": "debug_disable_overlap_schedule",
+    "reencode_answers": "debug_reencode_answers",
+    "validate_structured_output": "debug_validate_structured_output",
+}
+"""Switches and their successors."""
+
+REMOVED = {
+    "grammar_compile_memory": "the limit is 1 GiB",
+    "kept_conversations_ttl": "a conversation is kept for an hour after its last use; --kept-conversations-mb is the limit",
+    "kv_events_buffer": "10,000 batches are kept, of at most 32 MiB",
+    "max_body_bytes": "the limit is 32 MiB",
+    "max_pin_seconds": "a pin lasts at most an hour; --max-pinned-fraction is the limit",
+    "structured_retries": "a value is tried again 16 times",
+}
+"""Settings whose value is ignored, and what holds instead."""
+
+RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}, "grammar_backend": {"outlines": "fsm"}}
+
+
+def upgraded(settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` with the names of this release in place of those of the last; warns of each.
+
+    >>> upgraded({"disable_cascade": True, "page_size": 1})
+    {'debug_disable_cascade': True, 'page_size': 1}
+    """
+    result = {}
+    for name, value in settings.items():
+        if name in REMOVED:
+            _warn(f"{flag_of(name)} is ignored: {REMOVED[name]}")
+            continue
+        if name in RENAMED:
+            _warn(f"{flag_of(name)} is {flag_of(RENAMED[name])} now")
+            name = RENAMED[name]
+        new_value = RENAMED_VALUES.get(name, {}).get(str(value))
+        if new_value is not None:
+            _warn(f"{flag_of(name)} {value} is {flag_of(name)} {new_value} now")
+        result[name] = value if new_value is None else new_value
+    return result
+
+
+def _warn(change: str) -> None:
+    log.warning("%s. The next release will refuse it.", change)
 
 
 def _check_value(setting: Field, value: Any) -> None:

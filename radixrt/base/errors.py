@@ -1,4 +1,4 @@
-"""The exceptions radixrt raises on purpose, each worded for the person who must act on it."""
+"""The exceptions that radixrt raises on purpose. Each message says what to change."""
 
 
 class RadixrtError(Exception):
@@ -6,7 +6,7 @@ class RadixrtError(Exception):
 
 
 class ConfigError(RadixrtError):
-    """A setting, a checkpoint or the machine makes it impossible to start; says what to change."""
+    """The engine cannot start because of a setting, a checkpoint or the machine; says what to change."""
 
 
 class RequestError(RadixrtError):
@@ -38,9 +38,9 @@ class RequestError(RadixrtError):
 
 
 def unexpected_error() -> RequestError:
-    """What a client is told of an error that nobody raised on purpose; whoever says so has logged it."""
+    """The error for clients after an unexpected exception, which the caller has logged."""
     return RequestError("The server failed at this request; its log says more.", status=500)
 
 
 class EngineDiedError(RadixrtError):
-    """A process of the engine ended; requests under way are lost."""
+    """A process of the engine has ended; its open requests are lost."""

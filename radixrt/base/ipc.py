@@ -1,7 +1,7 @@
 """Typed one-way channels between processes: ZeroMQ sockets that carry msgspec messages.
 
-A link between two processes is two channels, one a direction. The receiving side binds. Addresses are
-``ipc://`` files in a directory that only this user can enter; nothing is ever unpickled.
+A link between two processes is two channels, one in each direction. The receiver binds. Addresses are ``ipc://`` files in
+a directory that only this user can enter. Nothing is ever unpickled.
 """
 
 import logging
@@ -30,7 +30,7 @@ LONGEST_RUN_DIR = 80
 """Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
 
 MAX_FRAME_BYTES = 512 << 20
-"""A frame larger than this is a fault of the sender; ZeroMQ drops the connection."""
+"""A larger frame is an error of the sender; ZeroMQ drops the connection."""
 
 
 class FrameTooLargeError(RadixrtError):
@@ -77,7 +77,7 @@ class Channels:
 
     @property
     def tokenizer_file(self) -> Path:
-        """The model's tokenizer.json, which the tokenizer process leaves for those that load grammars."""
+        """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
         return self.folder / "tokenizer.json"
 
     @property
@@ -105,7 +105,7 @@ class Channels:
 
 
 class Decoder(Generic[Received]):
-    """Turns frames into messages; drops, counts and logs what it does not understand."""
+    """Decodes frames into messages; drops, counts and logs malformed ones."""
 
     def __init__(self, message_types: type[Received] | object) -> None:
         self._decoder = msgspec.msgpack.Decoder(message_types)  # type: ignore[call-overload]
@@ -162,7 +162,7 @@ class Inbox(Decoder[Received]):
                 return message
 
     def receive_now(self) -> Received | None:
-        """The next well-formed message, if one is here already."""
+        """The next well-formed message if one has arrived; otherwise None."""
         try:
             while (message := self.decode(self.socket.recv(zmq.NOBLOCK))) is None:
                 pass
@@ -171,7 +171,7 @@ class Inbox(Decoder[Received]):
         return message
 
     def receive_waiting(self) -> list[Received]:
-        """All messages that are here already, without waiting."""
+        """All messages that have arrived, without waiting."""
         return list(iter(self.receive_now, None))
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class Outbox:
 
     def send(self, message: msgspec.Struct) -> None:
         """Raises:
-        FrameTooLargeError: the receiver would not take it.
+        FrameTooLargeError: the message exceeds the receiver's limit.
         """
         frame = self._encoder.encode(message)
         if len(frame) > MAX_FRAME_BYTES:
@@ -209,11 +209,11 @@ class Poller:
             self._poller.register(inbox.socket, zmq.POLLIN)
 
     def add(self, socket: zmq.Socket) -> None:
-        """Wait for something to read from another kind of socket, too."""
+        """Also wait for messages on a raw socket."""
         self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until a message is here, or the time (or LONGEST_WAIT_S) is over; True if one is here."""
+        """Sleep until a message arrives or the time is over (LONGEST_WAIT_S at most); True if one has arrived."""
         timeout_s = LONGEST_WAIT_S if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
         return bool(self._poller.poll(math.ceil(timeout_s * 1000)))
 

@@ -1,11 +1,11 @@
-"""How deeply may lists and objects be nested that go to a chat template, or are a schema?"""
+"""Limits the nesting of JSON values for chat templates and schemas."""
 
 from typing import Any
 
 from radixrt.base.errors import RequestError
 
 MAX_DEPTH = 64
-"""A template would fail at deeper ones."""
+"""Templates fail at deeper values."""
 
 
 def check_depth(value: Any, field: str, limit: int = MAX_DEPTH) -> None:

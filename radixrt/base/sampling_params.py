@@ -1,13 +1,14 @@
-"""How one request wants its tokens chosen: the public class, its validation, its wire form."""
+"""Sampling parameters of a request: the public class and its validation."""
 
 from typing import Any
 
 import msgspec
 
+from radixrt.base.convert import converted
 from radixrt.base.errors import RequestError
 
 MAX_LOGPROBS = 20
-"""Most alternatives per token that a request may ask for (OpenAI's limit)."""
+"""Most alternatives per token (OpenAI's limit)."""
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 1024
@@ -15,9 +16,16 @@ MAX_N = 128
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling settings of one request. Defaults are those of the field: sample at temperature 1.
+    """Sampling parameters of one request. By default tokens are sampled at temperature 1.
 
-    Call :meth:`validate` on anything that came from outside.
+    >>> params = SamplingParams(max_tokens=16, temperature=0.0, stop=["\\n"]).validate()
+    >>> params.is_greedy, params.stop
+    (True, ('\\n',))
+    >>> SamplingParams(top_p=1.5).validate()
+    Traceback (most recent call last):
+    radixrt.base.errors.RequestError: top_p must be a number from 0.0 to 1.0, not 1.5.
+
+    Call :meth:`validate` on values from outside.
     """
 
     n: int = 1
@@ -25,7 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: int | None = None
     """Most tokens to generate; None: as many as the context length leaves."""
     min_tokens: int = 0
-    """End-of-sequence and stop tokens are masked until so many tokens are out."""
+    """End-of-sequence and stop tokens are masked before this number of tokens."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -54,14 +62,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     logprobs: int | None = None
-    """Log-probability of each token, and of so many of the likeliest alternatives; None: neither.
+    """Log-probability of each token and of this number of likeliest alternatives; None: neither.
 
-    They are those of the model itself, before temperature, penalties and filters.
+    They are the model's own, before temperature, penalties and filters.
     """
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt; computes those, cached or not."""
+    """The same for the tokens of the prompt, which are computed even if cached."""
     prompt_logprobs_start: int = 0
-    """From which token of the prompt on. What comes before it may be cached."""
+    """First token of the prompt for ``prompt_logprobs``. Tokens before it may be cached."""
 
     @property
     def is_greedy(self) -> bool:
@@ -118,7 +126,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 PREFILL_ONLY = SamplingParams(max_tokens=0, temperature=0.0)
-"""Of a request that computes a prompt's KV and generates nothing. No client can ask for it in these settings."""
+"""For a request that computes a prompt's KV and generates nothing. ``validate`` refuses it from clients."""
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_N),
@@ -145,12 +153,7 @@ def _of_declared_types(params: SamplingParams) -> SamplingParams:
     for name in ("stop", "stop_token_ids"):
         if fields[name] is None:
             fields[name] = ()
-    try:
-        return msgspec.convert(fields, SamplingParams)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at ")
-        name = path.strip("`$.").partition("[")[0]
-        raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None
+    return converted(fields, SamplingParams)
 
 
 def _require_in_range(name: str, value: Any, low: float, high: float) -> None:

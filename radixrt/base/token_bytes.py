@@ -1,16 +1,16 @@
-"""Which bytes does a token stand for? The one place that knows the kinds of tokenizers."""
+"""The bytes of each token of a tokenizer, of any kind."""
 
-import json
+import re
 from typing import Any
 
 from tokenizers import Tokenizer
 
 
 class TokenBytes:
-    """The bytes behind each token of a ``tokenizers`` tokenizer.
+    """The bytes of each token of a ``tokenizers`` tokenizer.
 
     Attributes:
-        special_ids: control tokens, which no text is made of.
+        special_ids: control tokens, which are not part of texts.
         added: the text of each added token, control tokens included, by id.
     """
 
@@ -24,7 +24,7 @@ class TokenBytes:
         self._has_byte_tokens = "ByteFallback" in steps
 
     def of(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text; b"" for an id that has no token."""
+        """The bytes that a token adds to the text; b"" for an id without a token."""
         if token_id in self.added:
             return self.added[token_id].encode()
         token = self._tokenizer.id_to_token(token_id)
@@ -32,42 +32,21 @@ class TokenBytes:
             return b""
         if self._is_byte_level:
             return b"".join(_BYTE_LEVEL.get(c) or c.encode() for c in token)
-        if self._has_byte_tokens and _is_byte_token(token):
+        if self._has_byte_tokens and _BYTE_TOKEN.fullmatch(token):
             return bytes.fromhex(token[3:5])
         return token.replace("\u2581", " ").encode()
-
-
-def _is_byte_token(token: str) -> bool:
-    """``<0x0A>``, as sentencepiece writes a single byte."""
-    return (
-        len(token) == 6
-        and token.startswith("<0x")
-        and token.endswith(">")
-        and all(digit in "0123456789ABCDEFabcdef" for digit in token[3:5])
-    )
 
 
 def _component_types(component: Any) -> set[str]:
     """Names of a decoder and of all decoders inside it."""
     if component is None:
         return set()
-    found: set[str] = set()
-
-    def collect(node: Any) -> None:
-        if isinstance(node, dict):
-            found.add(str(node.get("type")))
-            node = list(node.values())
-        if isinstance(node, list):
-            for child in node:
-                collect(child)
-
-    collect(json.loads(component.__getstate__()))
-    return found
+    return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """The character that stands for each byte in byte-level BPE (GPT-2): printable Latin-1 characters
-    stand for themselves, the other bytes for 256, 257, ... in order."""
+    """The byte of each character in byte-level BPE (GPT-2): printable Latin-1 characters stand for themselves, and
+    the characters 256, 257, ... for the other bytes in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): bytes([byte]) for byte in printable}
@@ -76,3 +55,6 @@ def _byte_level_alphabet() -> dict[str, bytes]:
 
 
 _BYTE_LEVEL = _byte_level_alphabet()
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A single byte, as sentencepiece writes it."""

@@ -1,18 +1,16 @@
-"""The flags of ``radixrt bench serve``; apart from its code, so that the command line needs none of it."""
+"""Declares the flags of ``radixrt bench``, apart from the benchmarks, so that ``--help`` imports none of them."""
 
 import argparse
-import dataclasses
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from radixrt.base.config import ServerConfig
+from radixrt.base.config import EvictionPolicyName, SchedulePolicyName
 
 EndpointName = Literal["completions", "chat"]
 WorkloadName = Literal["shared-prefix", "random", "multi-turn"]
 HintLevel = Literal["none", "session", "program", "exact"]
 
-_FIELD_TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
-EVICTION_POLICIES: tuple[str, ...] = get_args(_FIELD_TYPES["eviction_policy"])
-SCHEDULE_POLICIES: tuple[str, ...] = get_args(_FIELD_TYPES["schedule_policy"])
+EVICTION_POLICIES: tuple[str, ...] = get_args(EvictionPolicyName)
+SCHEDULE_POLICIES: tuple[str, ...] = get_args(SchedulePolicyName)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,63 +21,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--api-key", help="sent as a bearer token")
     server.add_argument("--endpoint", choices=get_args(EndpointName), default="completions", help="which API to use (default: %(default)s)")  # fmt: skip
     server.add_argument("--prompts", choices=("auto", "tokens", "text"), default="auto", help="prompts as token ids or as pseudo-words; auto: token ids where the vocabulary's size is known (default: %(default)s)")  # fmt: skip
-    server.add_argument("--vocab-size", type=_positive, metavar="N", help="prompts use token ids below this (default: what the server says)")  # fmt: skip
+    server.add_argument("--vocab-size", type=positive, metavar="N", help="prompts use token ids below this (default: what the server says)")  # fmt: skip
     server.add_argument("--respect-eos", action="store_true", help="do not send ignore_eos, which some servers refuse; answers may end early")  # fmt: skip
     server.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds without a byte after which a request has failed (default: %(default)s)")  # fmt: skip
 
     load = parser.add_argument_group("Load")
     load.add_argument("--workload", choices=get_args(WorkloadName), default="shared-prefix", help="questions over shared documents, unrelated prompts, or chats (default: %(default)s)")  # fmt: skip
-    load.add_argument("--num-prompts", type=_positive, default=64, metavar="N", help="requests in all (default: %(default)s)")  # fmt: skip
+    load.add_argument("--num-prompts", type=positive, default=64, metavar="N", help="requests in all (default: %(default)s)")  # fmt: skip
     arrivals = load.add_mutually_exclusive_group()
-    arrivals.add_argument("--concurrency", type=_positive, default=16, metavar="N", help="closed loop: so many requests at any time (default: %(default)s)")  # fmt: skip
+    arrivals.add_argument("--concurrency", type=positive, default=16, metavar="N", help="closed loop: so many requests at any time (default: %(default)s)")  # fmt: skip
     arrivals.add_argument("--rate", type=float, metavar="R", help="open loop: R requests (or chats) start per second, as a Poisson process")  # fmt: skip
-    load.add_argument("--input-len", type=_positive, default=64, metavar="N", help="tokens of a prompt or question (default: %(default)s)")  # fmt: skip
-    load.add_argument("--output-len", type=_positive, default=64, metavar="N", help="tokens of an answer (default: %(default)s)")  # fmt: skip
+    load.add_argument("--input-len", type=positive, default=64, metavar="N", help="tokens of a prompt or question (default: %(default)s)")  # fmt: skip
+    load.add_argument("--output-len", type=positive, default=64, metavar="N", help="tokens of an answer (default: %(default)s)")  # fmt: skip
     load.add_argument("--length-spread", type=float, default=0.0, metavar="SIGMA", help="make both lengths log-normal with this sigma around their means; 0: all equal (default: %(default)s)")  # fmt: skip
-    load.add_argument("--prefix-len", type=_not_negative, default=512, metavar="N", help="tokens of a shared document, or of the chats' system prompt (default: %(default)s)")  # fmt: skip
-    load.add_argument("--groups", type=_positive, default=4, metavar="N", help="shared documents (default: %(default)s)")  # fmt: skip
-    load.add_argument("--turns", type=_positive, default=4, metavar="N", help="questions of a chat (default: %(default)s)")  # fmt: skip
-    load.add_argument("--warmup", type=_not_negative, default=2, metavar="N", help="unrelated requests to send first, unmeasured (default: %(default)s)")  # fmt: skip
+    load.add_argument("--prefix-len", type=not_negative, default=512, metavar="N", help="tokens of a shared document, or of the chats' system prompt (default: %(default)s)")  # fmt: skip
+    load.add_argument("--groups", type=positive, default=4, metavar="N", help="shared documents (default: %(default)s)")  # fmt: skip
+    load.add_argument("--turns", type=positive, default=4, metavar="N", help="questions of a chat (default: %(default)s)")  # fmt: skip
+    load.add_argument("--warmup", type=not_negative, default=2, metavar="N", help="unrelated requests to send first, unmeasured (default: %(default)s)")  # fmt: skip
     load.add_argument("--flush-cache", action="store_true", help="empty a radixrt server's cache before the measurement")  # fmt: skip
-    load.add_argument("--seed", type=_not_negative, default=0, help="of prompts and arrivals (default: %(default)s)")  # fmt: skip
+    load.add_argument("--seed", type=not_negative, default=0, help="of prompts and arrivals (default: %(default)s)")  # fmt: skip
 
     output = parser.add_argument_group("Output")
     _add_json(output, "settings, summary and every request")
     output.add_argument("--plot", metavar="FILE", help="draw latencies and timeline, for example to run.png")  # fmt: skip
 
 
-def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``radixrt bench overhead``."""
-    parser.add_argument("--plan-steps", type=_positive, default=1000, metavar="N", help="steps planned for each batch size and each length of the queue (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--batch-sizes", type=_positive, nargs="+", default=[1, 16, 64], metavar="N", help="running sequences in the engine's measurement (default: 1 16 64)")  # fmt: skip
-    parser.add_argument("--output-tokens", type=_positive, default=200, metavar="N", help="tokens of each answer in the engine's measurement (default: %(default)s)")  # fmt: skip
-    _add_shape(parser, hidden_size=512, num_layers=8)
-    _add_json(parser, "the tables")
-
-
-def add_constrained_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``radixrt bench constrained``."""
-    parser.add_argument("--model-path", metavar="DIR", help="a checkpoint to measure with (default: an untrained one, made for it)")  # fmt: skip
-    _add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
-    parser.add_argument("--concurrency", type=_positive, nargs="+", default=[1, 16], metavar="N", help="answers at a time (default: 1 16)")  # fmt: skip
-    parser.add_argument("--output-tokens", type=_positive, default=96, metavar="N", help="tokens of each answer where free and constrained ones are compared (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="how often each side is measured, by turns (default: %(default)s)")  # fmt: skip
-    _add_json(parser, "the tables")
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``radixrt bench model``."""
-    parser.add_argument("folder", metavar="DIR", help="where to write it")
-    _add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: %(default)s")  # fmt: skip
-    parser.add_argument("--num-experts", type=_not_negative, default=0, metavar="N", help="of each layer, of which a token goes to four; each is half as wide as the hidden states (default: %(default)s, a dense model)")  # fmt: skip
-
-
 def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench structured``."""
     parser.add_argument("--schemas", required=True, metavar="FILE", help="jsonl, gzipped or not: {id, source, schema, tests: [{data, valid}]} a line")  # fmt: skip
-    parser.add_argument("--sample", type=_positive, metavar="N", help="so many schemas, drawn at random (default: all)")  # fmt: skip
-    parser.add_argument("--seed", type=_not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--sample", type=positive, metavar="N", help="so many schemas, drawn at random (default: all)")  # fmt: skip
+    parser.add_argument("--seed", type=not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
     parser.add_argument("--backends", nargs="+", choices=("router", "llguidance", "xgrammar"), default=["router", "llguidance", "xgrammar"], help="the router, and libraries alone (default: all)")  # fmt: skip
     parser.add_argument("--tokenizer", metavar="DIR", help="folder with tokenizer.json and config.json (default: the built-in model)")  # fmt: skip
     _add_json(parser, "summary and every schema")
@@ -97,13 +68,13 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument("--closed-loop", action="store_true", help="a session's next request waits for the answer of the last; else all come when they were recorded")  # fmt: skip
 
     model = parser.add_argument_group("The simulated engine")
-    model.add_argument("--page-size", type=_positive, default=512, metavar="N", help="tokens in a page; below 512, pages of answers outweigh what is known of them (default: %(default)s)")  # fmt: skip
-    model.add_argument("--max-running", type=_positive, default=256, metavar="N", help="requests that run at a time; what they use is locked (default: %(default)s)")  # fmt: skip
-    model.add_argument("--prefill-rate", type=_positive, default=100_000, metavar="N", help="prompt tokens computed in a second (default: %(default)s)")  # fmt: skip
+    model.add_argument("--page-size", type=positive, default=512, metavar="N", help="tokens in a page; below 512, pages of answers outweigh what is known of them (default: %(default)s)")  # fmt: skip
+    model.add_argument("--max-running", type=positive, default=256, metavar="N", help="requests that run at a time; what they use is locked (default: %(default)s)")  # fmt: skip
+    model.add_argument("--prefill-rate", type=positive, default=100_000, metavar="N", help="prompt tokens computed in a second (default: %(default)s)")  # fmt: skip
     model.add_argument("--decode-ms", type=float, default=10.0, metavar="MS", help="duration of a decode step of the running batch (default: %(default)s)")  # fmt: skip
-    model.add_argument("--tokens-per-symbol", type=_positive, default=8, metavar="N", help="tokens that are simulated as one; a power of two, at most 512 (default: %(default)s)")  # fmt: skip
+    model.add_argument("--tokens-per-symbol", type=positive, default=8, metavar="N", help="tokens that are simulated as one; a power of two, at most 512 (default: %(default)s)")  # fmt: skip
     model.add_argument("--speed", type=_rate, default=1.0, metavar="X", help="let requests arrive X times as fast as recorded (default: %(default)s)")  # fmt: skip
-    model.add_argument("--requests", type=_positive, metavar="N", help="replay the first N requests only")  # fmt: skip
+    model.add_argument("--requests", type=positive, metavar="N", help="replay the first N requests only")  # fmt: skip
 
     output = parser.add_argument_group("Output")
     _add_json(output, "every row")
@@ -111,13 +82,8 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_json(parser: argparse._ActionsContainer, what: str) -> None:
+    """Declare ``--json``; ``what`` names the content of the file."""
     parser.add_argument("--json", metavar="FILE", help=f"write {what}; - for stdout")
-
-
-def _add_shape(parser: argparse.ArgumentParser, **defaults: int) -> None:
-    """Flags for the size of an untrained model."""
-    for name, default in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=_positive, default=default, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
 
 
 def _tokens(text: str) -> int:
@@ -148,14 +114,16 @@ def _error(text: str) -> float:
     return value
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A flag's type: an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     return value
 
 
-def _not_negative(text: str) -> int:
+def not_negative(text: str) -> int:
+    """A flag's type: an integer of at least 0."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")

@@ -1,5 +1,4 @@
-"""What does a client see of one request? Streams an answer from an OpenAI-compatible server and notes
-when its tokens came."""
+"""Streams answers from an OpenAI-compatible server and records the arrival times of their tokens."""
 
 import time
 from collections.abc import AsyncIterator
@@ -167,7 +166,7 @@ class _Answer:
 async def _ask(
     client: httpx.AsyncClient, target: Target, body: dict[str, Any], record: RequestRecord
 ) -> _Answer:
-    """Send one request and fill in its record; whatever goes wrong becomes the record's error."""
+    """Send one request and fill in its record; any failure becomes the error of the record."""
     answer = _Answer()
     try:
         async with client.stream("POST", target.path, json=body) as response:

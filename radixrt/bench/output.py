@@ -1,4 +1,4 @@
-"""How does a benchmark say what it has found? As tables in the terminal, and as JSON."""
+"""Prints results of benchmarks as tables, and writes them as JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""How does a run look? One picture: distributions of latency above, the course of time below."""
+"""Plots a run: distributions of latency at the top, the timeline at the bottom."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What do the records say? Percentiles and throughput, as a table and as JSON."""
+"""Computes percentiles and throughput from the records of requests, as a table and as JSON."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ def request_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
 
 
 def print_summary(summary: Summary, console: Console, title: str) -> None:
-    """Two tables: what was done, and how long it took."""
+    """Print two tables: counts, and latencies."""
     console.print()
     console.print(f"[bold]{title}[/bold]", highlight=False)
     console.print(_throughput_table(summary))

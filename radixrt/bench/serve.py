@@ -1,4 +1,4 @@
-"""``radixrt bench serve``: how fast does a server answer? Any server with an OpenAI base URL will do."""
+"""``radixrt bench serve``: measures latencies and throughput of any server with an OpenAI base URL."""
 
 import argparse
 import asyncio

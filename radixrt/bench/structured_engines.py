@@ -1,4 +1,4 @@
-"""Whose structured output is measured: the router's, or one library's alone? Each compiles a schema to matchers."""
+"""The measured engines of structured output: the router, and each library alone. Each compiles a schema to matchers."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What did one engine of structured output do with one schema?"""
+"""The result of one engine of structured output for one schema."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +35,7 @@ class Record:
     exhausted: int = 0
     """Instances in whose middle the library ran into a limit of its own."""
     wrong: list[str] = field(default_factory=list)
-    """Instances that were treated wrongly, with what was wrong."""
+    """Wrongly treated instances, each with its error."""
 
     @property
     def covered(self) -> bool:

@@ -1,4 +1,4 @@
-"""What do the records of structured output say? Coverage, wrong answers and times, as tables and as JSON."""
+"""Computes coverage, wrong answers and times from the records of structured output, as tables and as JSON."""
 
 from collections import Counter
 from collections.abc import Sequence

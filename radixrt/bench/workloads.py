@@ -1,4 +1,4 @@
-"""What is asked of the server? Seeded workloads, as token ids or as text.
+"""Seeded workloads for a server, as token ids or as text.
 
 Every workload is a list of conversations: a context that comes first, and questions that follow one
 another, each answered before the next. A workload of single requests has conversations of one question.

@@ -1,20 +1,29 @@
-"""How are the settings given on the command line, and how are they told in the docs?"""
+"""Makes the command-line flags and docs/server.md from the settings."""
 
 import argparse
 from collections.abc import Iterator
 from dataclasses import Field, fields
-from itertools import groupby
 from typing import Any
 
-from radixrt.base.config import Kind, ServerConfig, flag_of
+from radixrt.base.config import (
+    REMOVED,
+    RENAMED,
+    RENAMED_VALUES,
+    SECTIONS,
+    Kind,
+    ServerConfig,
+    flag_of,
+    upgraded,
+)
 
 
-def _by_section() -> Iterator[tuple[str, Iterator[Field]]]:
-    return groupby(fields(ServerConfig), lambda setting: setting.metadata["section"])
+def _by_section() -> Iterator[tuple[str, list[Field]]]:
+    for section in SECTIONS:
+        yield section, [s for s in fields(ServerConfig) if s.metadata["section"] == section]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare one flag for each setting, in the sections of the docs."""
+    """Declare one flag for each setting, in the sections of the docs, and those of the last release."""
     for section, settings in _by_section():
         group = parser.add_argument_group(section)
         for setting in settings:
@@ -22,10 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             if kind.type is bool:
                 group.add_argument(flag_of(setting.name), action="store_true", **options)
                 continue
-            metavar = None if kind.choices else kind.type.__name__.upper()
+            metavar = kind.type.__name__.upper()
+            if kind.choices:
+                metavar = "{" + ",".join(kind.choices) + "}"
+                options["choices"] = [*kind.choices, *RENAMED_VALUES.get(setting.name, ())]
             options["metavar"] = setting.metadata.get("metavar", metavar)
-            choices = kind.choices or None
-            group.add_argument(flag_of(setting.name), type=kind.type, choices=choices, **options)
+            group.add_argument(flag_of(setting.name), type=kind.type, **options)
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for name in RENAMED:
+        parser.add_argument(flag_of(name), action="store_true", **hidden)
+    for name in REMOVED:
+        parser.add_argument(flag_of(name), **hidden)
 
 
 def _options(setting: Field) -> dict[str, Any]:
@@ -37,12 +53,13 @@ def _options(setting: Field) -> dict[str, Any]:
 
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     """The validated config of a parsed command line."""
-    names = [f.name for f in fields(ServerConfig)]
-    return ServerConfig(**{name: getattr(arguments, name) for name in names}).validate()
+    names = {*(f.name for f in fields(ServerConfig)), *RENAMED, *REMOVED}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    return ServerConfig(**upgraded(given)).validate()
 
 
 def markdown_page() -> str:
-    """docs/server.md: how to start a server, and every setting."""
+    """The text of docs/server.md."""
     lines = [_PAGE_HEAD]
     for section, settings in _by_section():
         lines += [

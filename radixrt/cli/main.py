@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -15,10 +15,13 @@ from radixrt.cli.config_flags import add_arguments, config_from_arguments
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Parse the command line and run one subcommand; exits with its status."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        status = arguments.run(arguments)
+        if argv[:1] == ["bench"] and argv[1:2] and argv[1] in _MOVED:
+            status = _run_moved(argv[1], argv[2:])
+        else:
+            arguments = _parser().parse_args(argv)
+            status = arguments.run(arguments)
     except ConfigError as error:
         print(f"radixrt: {error}", file=sys.stderr)
         status = 1
@@ -29,13 +32,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 _BENCHMARKS = (
     ("serve", "serve", bench_arguments.add_arguments, "load a server and measure its latencies"),
-    ("overhead", "overhead", bench_arguments.add_overhead_arguments, "measure what the engine costs beside the model"),
-    ("constrained", "constrained", bench_arguments.add_constrained_arguments, "measure what grammars cost, and what forced tokens save"),
-    ("model", "dummy_checkpoint", bench_arguments.add_model_arguments, "write an untrained 0.5 B Llama to measure with"),
     ("structured", "structured", bench_arguments.add_structured_arguments, "hold schemas' instances against the router and each grammar library"),
     ("cache", "cache.benchmark", bench_arguments.add_cache_arguments, "replay recorded traffic through the scheduler and compare cache policies"),
 )  # fmt: skip
-"""Of each: its name, the module of :mod:`radixrt.bench` that runs it, what declares its flags, and what it is for."""
+"""Name, module of :mod:`radixrt.bench`, function that declares the flags, and help text of each benchmark."""
+
+_MOVED = {
+    "overhead": "bench.overhead",
+    "constrained": "bench.constrained",
+    "model": "bench.dummy_checkpoint",
+}
+"""Benchmarks that are no longer part of the package, and the modules of a checkout that took their place."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,7 +73,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _run(module: str, extra: str, arguments: argparse.Namespace) -> int:
-    """Call a module's ``run``; ``extra`` names what has to be installed for it."""
+    """Call a module's ``run``; ``extra`` is the extra that installs what it needs."""
     try:
         run = importlib.import_module(module).run
     except ModuleNotFoundError as error:
@@ -77,12 +84,36 @@ def _run(module: str, extra: str, arguments: argparse.Namespace) -> int:
     return status
 
 
+def _run_moved(name: str, argv: Sequence[str]) -> int:
+    """Warn and run the successor of a benchmark, for one release.
+
+    Raises:
+        ConfigError: the successor is not there; the package was installed without its checkout.
+    """
+    command = f"python -m {_MOVED[name]}"
+    try:
+        main: Callable[[Sequence[str]], int] = importlib.import_module(_MOVED[name]).main
+    except ModuleNotFoundError as error:
+        if error.name not in ("bench", _MOVED[name]):
+            raise
+        raise ConfigError(
+            f"'bench {name}' is no longer part of the package. Clone radixrt and run '{command}' there."
+        ) from error
+    print(
+        f"radixrt: 'bench {name}' is now '{command}' in a clone of radixrt; this command goes with the next release.",
+        file=sys.stderr,
+    )
+    return main(argv)
+
+
 def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", default="http://127.0.0.1:30000", help="of the server (default: %(default)s)"
+        "--url",
+        default="http://127.0.0.1:30000",
+        help="address of the server (default: %(default)s)",
     )
     parser.add_argument(
-        "--api-key", help="what the server was started with; else the environment's RADIXRT_API_KEY"
+        "--api-key", help="key of the server (default: environment variable RADIXRT_API_KEY)"
     )
     parser.add_argument(
         "--interval", type=float, default=1.0, help="seconds between frames (default: %(default)s)"

@@ -24,11 +24,11 @@ from radixrt.messages.requests import (
 )
 
 TAIL_CHARS = 1024
-"""Of a text's end: so much of it is encoded anew with each choice behind it."""
+"""Length of the end of a text that is encoded anew with each choice behind it."""
 
 
 class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True):
-    """How likely one choice is, token by token."""
+    """The log-probabilities of one choice, token by token."""
 
     logprobs: list[float]
     """Of its tokens behind the prompt. All choices begin at the same token: the first that one of them changes."""
@@ -163,8 +163,7 @@ async def _encoded(
 
 
 def _joint(whole: list[int], tail: list[int]) -> int | None:
-    """From which of a tail's tokens on they are the whole's last ones: the first may be cut out of another. None: not even
-    the last quarter is the same."""
+    """Index of the first token of ``tail`` from which it equals the end of ``whole``. None: not even the last quarter is equal."""
     num_same = 0
     while num_same < min(len(whole), len(tail)) and whole[-1 - num_same] == tail[-1 - num_same]:
         num_same += 1
@@ -177,7 +176,7 @@ def _logprobs(chunk: AnswerChunk) -> list[float]:
 
 
 def followed_by(prompt: TextPrompt | ChatPrompt, text: str) -> TextPrompt | ChatPrompt:
-    """A prompt with a text behind it: in a conversation, as (a part of) the assistant's message."""
+    """A prompt with a text behind it: in a chat, as (a part of) the assistant's message."""
     if isinstance(prompt, TextPrompt):
         return TextPrompt(prompt.text + text, prompt.add_special_tokens)
     if prompt.continue_final_message:
@@ -191,7 +190,11 @@ def followed_by(prompt: TextPrompt | ChatPrompt, text: str) -> TextPrompt | Chat
 
 
 def shared_tokens(one: list[int], other: list[int]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
+    """Length of the common prefix of two sequences.
+
+    >>> shared_tokens([1, 2, 3], [1, 2, 4, 5])
+    2
+    """
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

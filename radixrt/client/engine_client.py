@@ -15,7 +15,7 @@ from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
@@ -30,11 +30,8 @@ from radixrt.messages.calls import (
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToApi
 from radixrt.messages.replies import (
-    CacheFlushed,
-    CacheReleased,
     CallReply,
     CompileReport,
-    Detokenized,
     LeaseGranted,
     Tokenized,
 )
@@ -196,25 +193,24 @@ class EngineClient:
 
     async def detokenize(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
         """The text of tokens."""
-        value = await self._call(
+        return await self._call(
             DetokenizeCall,
-            Detokenized,
+            str,
             token_ids=pack_ids(token_ids),
             skip_special_tokens=skip_special_tokens,
         )
-        return value.text
 
-    async def compile(self, structured: Spec) -> CompileReport:
+    async def compile(self, constraint: Constraint) -> CompileReport:
         """Compile a constraint ahead of the requests that will use it.
 
         Raises:
             RequestError: it can't be enforced.
         """
-        return await self._call(CompileCall, CompileReport, structured=structured)
+        return await self._call(CompileCall, CompileReport, constraint=constraint)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
-        return (await self._call(FlushCacheCall, CacheFlushed)).pages_freed
+        return await self._call(FlushCacheCall, int)
 
     async def pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> LeaseGranted:
         """Keep the KV that the radix tree holds of a prompt from eviction, for ``ttl_s`` seconds.
@@ -241,10 +237,9 @@ class EngineClient:
         Raises:
             RequestError: the lease is unknown, or has ended.
         """
-        value = await self._call(
-            ReleaseCacheCall, CacheReleased, lease=lease, session=session, cache_salt=cache_salt
+        return await self._call(
+            ReleaseCacheCall, int, lease=lease, session=session, cache_salt=cache_salt
         )
-        return value.released_tokens
 
     async def cache_tree(self, depth: int, children: int) -> dict[str, Any]:
         """A view of the radix tree: a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, with texts of tokens.

@@ -59,17 +59,16 @@ async def pin(
     options: RequestOptions,
     *,
     ttl_s: float,
-    max_s: float,
 ) -> Pinned:
     """Warm a prompt, then take a lease on its KV.
 
     Args:
-        ttl_s: seconds that the lease lasts; at most ``max_s``.
+        ttl_s: seconds that the lease lasts; at most :data:`radixrt.kv.cache_hint.MAX_PIN_S`.
 
     Raises:
         RequestError: the prompt or ``ttl_s`` is invalid, or too much is pinned already.
     """
-    check_pin_seconds(ttl_s, max_s)  # before anything is computed in vain
+    check_pin_seconds(ttl_s)  # before anything is computed in vain
     warmed = await warm(run, request_id, prompt, options)
     lease = await client.pin(prompt, options.cache_salt, ttl_s)
     return Pinned(**msgspec.structs.asdict(lease), **msgspec.structs.asdict(warmed))

@@ -1,10 +1,10 @@
-"""Structured output: from what a request asks for to the tokens that may come next.
+"""Structured output: constraint → grammar → matcher → mask of the tokens that may come next.
 
-    what users send ─▶ Spec ─▶ compiler ────────────────────────────────▶ Grammar ─▶ Matcher ─▶ bitmask
-    requests,          spec     json_schema: normal form, audit, checks    grammar    backends
-    structural_tags,            backends: llguidance, xgrammar, FSM
+    what users send ─▶ Constraint ─▶ compiler ──────────────────────────▶ Grammar ─▶ Matcher ─▶ bitmask
+    requests,          constraint    json_schema: normal form, audit       grammar    backends
+    structural_tags,                 backends: llguidance, xgrammar, fsm
     tool_calls
     └──── api, LLM ───┘└─── helper processes of the tokenizer process ──┘            └──── worker ────┘
 
-``checks`` is what happens to values that no grammar covers.
+``checks`` validates the values of an answer that no grammar covers, and plans their retries.
 """

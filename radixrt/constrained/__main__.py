@@ -1,4 +1,4 @@
-"""``python -m radixrt.constrained PARENT_PID``: a compiler helper; see compiler/process.py."""
+"""Entry point of a compiler helper: ``python -m radixrt.constrained PARENT_PID`` (see compiler/process.py)."""
 
 import sys
 

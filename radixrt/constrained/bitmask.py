@@ -1,10 +1,10 @@
-"""How is it written down which tokens may come next? A bit for each, in rows of int32 words."""
+"""Layout of the token bitmask: one bit per token, in rows of int32 words."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 BitmaskRow = NDArray[np.int32]
-"""[ceil(vocab_size / 32)]; bit ``t % 32`` of word ``t // 32`` tells whether token t may come next."""
+"""[ceil(vocab_size / 32)]; bit ``t % 32`` of word ``t // 32`` is set if token t may come next."""
 
 
 def bitmask_words(vocab_size: int) -> int:

@@ -1,4 +1,4 @@
-"""What can go wrong between a constraint and its masks?"""
+"""Errors of compiling and matching grammars."""
 
 from radixrt.base.errors import RadixrtError
 
@@ -8,8 +8,8 @@ class CannotCompile(RadixrtError):
 
 
 class GrammarExhausted(RadixrtError):
-    """A matcher ran into a limit of its library in the middle of an answer: nothing can be said of what may
-    come next, so the answer must end with an error."""
+    """A matcher ran into a limit of its library in the middle of an answer. The tokens that may come next are unknown,
+    so the answer must end with an error."""
 
 
 class CannotEnforce(CannotCompile):
@@ -22,4 +22,4 @@ class CannotEnforce(CannotCompile):
         self.pointer = pointer
         """JSON pointer into the schema that the user sent; empty for the whole."""
         self.reason = reason
-        """A sentence that says what is in the way, or what to change."""
+        """A sentence with the obstacle, or with the change that helps."""

@@ -1,4 +1,4 @@
-"""What leaves the compiler: a grammar for the worker, and what has to be checked beside it."""
+"""The result of compiling a constraint: a grammar for the worker, and the checks that the grammar leaves."""
 
 import hashlib
 from typing import Any, Literal
@@ -8,19 +8,25 @@ import msgspec
 Backend = Literal["llguidance", "xgrammar", "fsm"]
 
 
+GrammarKey = bytes
+"""SHA-256 of a grammar's backend and source: equal grammars have equal keys."""
+
+
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """A constraint in the form that a worker loads within milliseconds."""
+    """A compiled constraint, in the form that a worker loads within milliseconds. Made by :meth:`compiled`."""
 
     backend: Backend
-    """Whose matcher: llguidance's, xgrammar's, or a token-level finite-state machine that outlines-core made."""
+    """The library of the matcher: llguidance, xgrammar, or fsm (a token-level finite-state machine made by outlines-core)."""
     source: bytes
     """In the backend's own form: llguidance's grammar text, xgrammar's serialised compiled grammar, the
     state machine's transition table."""
 
-    @property
-    def key(self) -> bytes:
-        """Equal grammars have equal keys."""
-        return hashlib.sha256(self.backend.encode() + b"\0" + self.source).digest()
+    key: GrammarKey
+
+    @classmethod
+    def compiled(cls, backend: Backend, source: bytes) -> "Grammar":
+        """A grammar with its key. Only the process that compiles it computes the digest."""
+        return cls(backend, source, hashlib.sha256(backend.encode() + b"\0" + source).digest())
 
 
 class Unenforced(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,21 +39,21 @@ class Unenforced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A sub-value to be looked at by a validator as soon as it is complete."""
+    """A sub-value to be validated as soon as it is complete."""
 
     path: tuple[str | None, ...]
-    """Where such values are: a property name, or None for any array element or any other property, a step.
+    """Path of such values, one step per level: a property name, or None for any array element or any other property.
     The empty path is the whole value."""
     schema: Any
     """A self-contained JSON schema (2020-12) that the value must satisfy."""
     pointer: str
     """Of the subschema that the user sent."""
     keywords: tuple[str, ...]
-    """What the grammar leaves to this check."""
+    """Keywords that the grammar leaves to this check."""
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of compiling one spec."""
+    """The result of compiling a constraint."""
 
     grammar: Grammar
     checks: tuple[SpanCheck, ...] = ()
@@ -55,4 +61,4 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     unenforced: tuple[Unenforced, ...] = ()
     """Only of a JSON schema with ``strict`` false."""
     validator: Any = None
-    """The JSON schema that a finished answer must satisfy (2020-12, self-contained), where the spec is one."""
+    """The JSON schema that a finished answer must satisfy (2020-12, self-contained), where the constraint is one."""

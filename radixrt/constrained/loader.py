@@ -1,4 +1,4 @@
-"""How does a worker come from a compiled grammar to masks? Loading, and filling a whole batch's rows."""
+"""Loads a compiled grammar as a matcher, and fills the mask rows of a whole batch."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How does the worker hold a sequence to its grammar? One interface, whichever library does the work."""
+"""The interface of all backends: a matcher holds the state of one sequence in its grammar."""
 
 import abc
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 
 class Matcher(abc.ABC):
-    """Where a sequence stands in its grammar. Not thread-safe; different matchers may be used in parallel.
+    """The state of a sequence in its grammar. Not thread-safe; different matchers may be used in parallel.
 
     End tokens are those of the tokenizer facts: they are allowed exactly where the grammar may end, and
-    taking one ends it. They are kept here: no library hears of them.
+    taking one ends it. They are handled here, not by the libraries.
     """
 
     __slots__ = ("_ended", "_taken", "facts")

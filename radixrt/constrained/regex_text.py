@@ -1,4 +1,4 @@
-"""How is a plain text written as a regular expression?"""
+"""Escapes plain text for a regular expression."""
 
 from collections.abc import Iterable
 

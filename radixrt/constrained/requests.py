@@ -1,6 +1,6 @@
-"""What does a user mean by a schema, a regex, choices or a grammar? One place for the server and for ``LLM``.
+"""Reads constraints from the values that users give, for the server and for ``LLM``.
 
-Only form is judged here; whether a constraint can be held to is for the compiler to say.
+Only the form is checked here; the compiler decides whether a constraint can be enforced.
 """
 
 import json
@@ -12,7 +12,15 @@ from typing import Any, TypedDict, get_args
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Lark, Regex, Spec
+from radixrt.constrained.constraint import (
+    AnyJson,
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonSchema,
+    Lark,
+    Regex,
+)
 
 MAX_SCHEMA_DEPTH = 256
 """Lists and objects within one another; the deepest of 5,747 schemas of real software has 63."""
@@ -25,7 +33,7 @@ def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
     Args:
         schema: a dict, a bool, JSON text, or a Python type: a pydantic model, a dataclass, a ``TypedDict``, an
             ``Enum``, ``list[int]``, ...
-        param: what the user calls it.
+        param: name of the field, for errors.
         strict: False allows what can't be enforced.
 
     Raises:
@@ -87,7 +95,7 @@ def ebnf(text: Any, param: str) -> Ebnf:
     return Ebnf(grammar=_text(text, param))
 
 
-def only_one(asked: Sequence[tuple[str, Spec]]) -> Spec | None:
+def only_one(asked: Sequence[tuple[str, Constraint]]) -> Constraint | None:
     """The constraint of a request.
 
     Args:
@@ -116,12 +124,12 @@ class ConstraintKeywords(TypedDict, total=False):
     choices: Sequence[str]
     grammar: str
     """EBNF or Lark, as :func:`grammar` tells them apart."""
-    structured: Spec
+    structured: Constraint
     """A constraint of any kind."""
     strict: bool
 
 
-def from_keywords(keywords: ConstraintKeywords) -> Spec | None:
+def from_keywords(keywords: ConstraintKeywords) -> Constraint | None:
     """Raises:
     RequestError: there are several constraints, or one is not well formed.
     """
@@ -131,10 +139,10 @@ def from_keywords(keywords: ConstraintKeywords) -> Spec | None:
             f"There is no keyword {', '.join(unknown)}; an answer can be held to a schema, a regex, choices, a "
             "grammar, or a constraint given as structured."
         )
-    readers: dict[str, Callable[[Any, str], Spec]] = {
-        "regex": regex, "choices": choice, "grammar": grammar, "structured": _spec,
+    readers: dict[str, Callable[[Any, str], Constraint]] = {
+        "regex": regex, "choices": choice, "grammar": grammar, "structured": _constraint,
     }  # fmt: skip
-    asked: list[tuple[str, Spec]] = []
+    asked: list[tuple[str, Constraint]] = []
     if (schema := keywords.get("schema")) is not None:
         asked.append(("schema", json_schema(schema, "schema", keywords.get("strict", True))))
     elif "strict" in keywords:
@@ -145,11 +153,11 @@ def from_keywords(keywords: ConstraintKeywords) -> Spec | None:
     return only_one(asked)
 
 
-def check_sampling(spec: Spec | None, sampling: SamplingParams) -> None:
+def check_sampling(constraint: Constraint | None, sampling: SamplingParams) -> None:
     """Raises:
     RequestError: the sampling settings and the constraint exclude each other.
     """
-    if spec is not None and sampling.ignore_eos:
+    if constraint is not None and sampling.ignore_eos:
         raise RequestError(
             "ignore_eos and structured output exclude each other: a constrained answer ends where its grammar "
             "does. Leave ignore_eos out.",
@@ -206,14 +214,14 @@ def _schema_of_type(python_type: Any, param: str) -> Any:
         ) from error
 
 
-def _spec(value: Any, param: str) -> Spec:
-    if not isinstance(value, get_args(get_args(Spec)[0])):
+def _constraint(value: Any, param: str) -> Constraint:
+    if not isinstance(value, get_args(get_args(Constraint)[0])):
         raise RequestError(
-            f"{param} must be one of radixrt.constrained.spec's constraints, such as Regex(pattern=...).",
+            f"{param} must be one of radixrt.constrained.constraint's constraints, such as Regex(pattern=...).",
             param=param,
         )
-    spec: Spec = value
-    return spec
+    constraint: Constraint = value
+    return constraint
 
 
 def _text(value: Any, param: str) -> str:

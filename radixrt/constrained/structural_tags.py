@@ -1,4 +1,4 @@
-"""How do users write structural tags? In xgrammar's form or in the older one, as a JSON object or its text.
+"""Reads structural tags in xgrammar's form or in the older one, as a JSON object or its text.
 
 {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [...]}}
 {"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}
@@ -10,16 +10,16 @@ from typing import Any
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
-from radixrt.constrained.spec import AnyText, Choice, Content, Spec, StructuralTag, Tag
+from radixrt.constrained.constraint import AnyText, Choice, Constraint, Content, StructuralTag, Tag
 
 _Object = dict[str, Any]
 
 
-def structural_tag(value: Any, param: str) -> Spec:
+def structural_tag(value: Any, param: str) -> Constraint:
     """
     Args:
         value: an object or its JSON text.
-        param: what the user calls it.
+        param: name of the field, for errors.
 
     Raises:
         RequestError: it is of neither form, or uses what is not supported; names the place.
@@ -72,7 +72,7 @@ def _older_form(given: _Object, param: str) -> StructuralTag:
     return check_triggers(StructuralTag(tags=tuple(tags), triggers=triggers), param)
 
 
-def _format(value: Any, where: str) -> Spec:
+def _format(value: Any, where: str) -> Constraint:
     """The format of a whole answer."""
     given = _object(value, where)
     kind = given.get("type")
@@ -124,7 +124,7 @@ def _tags_with_separator(given: _Object, where: str) -> StructuralTag:
 def _shortest_prefixes(begins: list[str]) -> tuple[str, ...]:
     """Each text has exactly one of these as its beginning."""
     chosen: list[str] = []
-    for begin in sorted(begins):  # what a text begins with comes before it
+    for begin in sorted(begins):  # a prefix of another text comes before it
         if not (chosen and begin.startswith(chosen[-1])):
             chosen.append(begin)
     return tuple(chosen)
@@ -154,7 +154,7 @@ def _tag(value: Any, where: str) -> Tag:
 
 
 def _content(given: _Object, where: str, also: tuple[str, ...] = ()) -> Content:
-    """``also``: what else may stand here, for the error."""
+    """``also``: other values that are allowed here, for the error."""
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _CONTENTS:
         known = ", ".join([*also, *_CONTENTS])
@@ -177,7 +177,7 @@ _CONTENTS: dict[str, tuple[tuple[str, ...], Callable[[_Object, str], Content]]] 
     "const_string": (("value",), lambda g, where: Choice(options=(_text(g, "value", where),))),
     "any_text": ((), lambda _, where: AnyText()),
 }  # fmt: skip
-"""By type: its other keys, and what makes a constraint of it."""
+"""By type: its other keys, and the function that makes a constraint of it."""
 
 
 def _object(value: Any, where: str) -> _Object:
@@ -208,7 +208,7 @@ def _text(given: _Object, name: str, where: str, may_be_empty: bool = False) -> 
 
 
 def _refuse_other_keys(given: _Object, known: set[str], where: str) -> None:
-    """What is not known would have to be ignored."""
+    """Refuse unknown keys: they would have to be ignored."""
     for name in given.keys() - known:
         shown = name if re.fullmatch(r"\w{1,50}", name) else repr(name[:50])
         raise _wrong(f"{where}.{shown}", "is not supported; leave it out")

@@ -1,4 +1,4 @@
-"""What must a grammar know of a tokenizer? The bytes behind each token id, which ids are no text, which end an answer."""
+"""What grammars need of a tokenizer: the bytes of each token id, the ids without text, and the end tokens."""
 
 import dataclasses
 import functools

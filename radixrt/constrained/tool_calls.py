@@ -1,4 +1,4 @@
-"""How do models write tool calls? What writes a constraint for calls and what reads them share this table."""
+"""The formats in which models write tool calls. Both the constraint for calls and the parser use this table."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
-from radixrt.constrained.spec import AnyJson, JsonSchema, StructuralTag, Tag
+from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag, Tag
 
 
 @dataclasses.dataclass(frozen=True)

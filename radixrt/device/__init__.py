@@ -1,1 +1,1 @@
-"""Memory and streams of the device a worker computes on."""
+"""Memory, streams and graphs of the device that a worker computes on."""

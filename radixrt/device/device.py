@@ -1,9 +1,8 @@
-"""How does the worker talk to what computes? Memory that travels without waiting, marks in its queue, and graphs.
+"""Copies between host and device, marks in the device's queue, and captured graphs: a GPU's, and their trivial CPU forms.
 
-A GPU takes orders into a queue and works on them by itself. The host loses it when it waits: for a copy from memory
+A GPU takes kernels into a queue and computes them by itself. It becomes idle when the host waits: for a copy from memory
 that isn't pinned, or for a number that the GPU has yet to compute. So everything that crosses goes through a
-:class:`Device`, which has no operation that waits but two: reading a :class:`Download`, and waiting for a
-:class:`Mark`. On a CPU all of this is trivial.
+:class:`Device`, in which only two operations wait: reading a :class:`Download`, and :meth:`Mark.wait`.
 """
 
 import contextlib
@@ -28,10 +27,10 @@ class Mark(Protocol):
     """A place in the device's queue."""
 
     def wait(self) -> None:
-        """Let the host wait until all that was ordered before is done."""
+        """Let the host wait until everything queued before the mark is done."""
 
     def seconds_since(self, earlier: "Mark") -> float:
-        """Time on the device between two marks before which all is done."""
+        """Device time in seconds between two marks that the device has passed."""
 
 
 class Download(Protocol):
@@ -49,26 +48,30 @@ class Device(Protocol):
 
     torch_device: torch.device
     overlaps: bool
-    """It works while the host goes on, so a step is worth launching before the one ahead of it is back."""
+    """It computes while the host goes on, so a step is launched before the tokens of the step ahead of it are back."""
     has_graphs: bool
     """:meth:`capture` works."""
 
     def upload(self, *arrays: NDArray) -> list[Tensor]:
-        """Copies of arrays for the device, which travel together; the host doesn't wait, and may not change the
-        arrays afterwards."""
+        """Copies of ``arrays`` on the device, sent as one transfer. The host doesn't wait, and may not change the arrays
+        afterwards."""
 
     def pin(self, *arrays: NDArray) -> list[Tensor]:
-        """The arrays as tensors of the host from which a device can copy without the host's help."""
+        """The arrays as pinned host tensors, from which the device copies without the host's help."""
 
     def download(self, tensors: Sequence[Tensor]) -> Download:
-        """Begin to bring tensors to the host. They may be let go of at once, but not written to before they are there."""
+        """Begin to copy tensors to the host. The caller may drop them at once, but not write to them before they arrive."""
 
     def mark(self) -> Mark:
         """Mark this place in the queue."""
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
-        """Record what ``work`` orders. Returns how to order all of it again at once, and what ``work`` returned: the
-        same tensors hold the results of every replay. All graphs share memory, so no two may run at once."""
+        """Capture the kernels that ``work`` launches as a graph.
+
+        Returns:
+            a function that replays the graph, and the result of ``work``, whose tensors hold the results of every replay.
+            All graphs share memory, so no two may run at once.
+        """
 
 
 def make_device(torch_device: torch.device) -> "Device":
@@ -102,10 +105,10 @@ class CpuDownload:
 
 
 class CpuDevice:
-    """Orders are done before they return.
+    """A CPU: every operation is done when it returns.
 
     Args:
-        overlaps: let the worker behave as on a GPU (for tests).
+        overlaps: let the worker overlap steps as on a GPU (for tests).
     """
 
     def __init__(self, *, overlaps: bool = False) -> None:
@@ -136,10 +139,15 @@ CPU = CpuDevice()
 
 
 def pack(arrays: Sequence[NDArray], make_buffer: Callable[[int], Tensor]) -> Tensor:
-    """Arrays one after the other in a buffer of bytes, [bytes] uint8 on the host.
+    """Arrays one after the other in a host buffer, [bytes] uint8; each begins at a multiple of ``ALIGNMENT``.
+
+    >>> arrays = [np.arange(3), np.array([0.5], np.float32)]
+    >>> buffer = pack(arrays, lambda size: torch.empty(size, dtype=torch.uint8))
+    >>> buffer.shape, unpack(buffer, arrays)
+    (torch.Size([48]), [tensor([0, 1, 2]), tensor([0.5000])])
 
     Args:
-        make_buffer: returns one of so many bytes.
+        make_buffer: from a number of bytes to a buffer of that size.
     """
     buffer = make_buffer(sum(_padded_bytes(array) for array in arrays))
     place = buffer.numpy()
@@ -150,7 +158,7 @@ def pack(arrays: Sequence[NDArray], make_buffer: Callable[[int], Tensor]) -> Ten
 
 
 def unpack(buffer: Tensor, arrays: Sequence[NDArray]) -> list[Tensor]:
-    """The arrays that :func:`pack` has put there, as views of the buffer or of a copy of it."""
+    """The ``arrays`` of :func:`pack`, as views of its buffer or of a copy of it."""
     tensors, start = [], 0
     for array in arrays:
         dtype = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
@@ -180,7 +188,7 @@ class CudaMark:
 
 
 class CudaDownload:
-    """Copies on a stream of its own, so that what comes next on the main one doesn't wait for them."""
+    """Copies on a stream of its own, so that kernels queued later on the main stream don't wait for them."""
 
     def __init__(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream) -> None:
         stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -205,8 +213,8 @@ def _to_pinned(tensor: Tensor) -> Tensor:
 
 
 def _pinned_bytes(size: int) -> Tensor:
-    """Torch's allocator hands pinned memory out again only when the copies from it are done, so a step's buffer is a
-    new one each time and nobody has to wait before filling it."""
+    """A new pinned buffer. Torch reuses pinned memory only when the copies from it are done, so a step can fill a new
+    buffer without waiting."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
@@ -262,6 +270,7 @@ class CudaDevice:
         return graph.replay, made
 
     def _graph_memory(self) -> Any:
-        """That of the graph captured last. It ends with its last graph, and torch refuses a capture into it then."""
+        """The memory pool of the graph captured last, or a new one: a pool ends with its last graph, and torch refuses to
+        capture into it then."""
         last = None if self._captured_last is None else self._captured_last()
         return torch.cuda.graph_pool_handle() if last is None else last.pool()

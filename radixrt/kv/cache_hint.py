@@ -1,15 +1,18 @@
-"""What may a client say of the future of a request's KV? The public class, its validation, its wire form."""
+"""Cache hints of a request: the public class, its validation and its wire form."""
 
 import math
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import msgspec
 
+from radixrt.base.convert import converted
 from radixrt.base.errors import RequestError
 from radixrt.messages.requests import CacheHints, Retention, RetentionLevel
 
 LONGEST_SESSION = 256
 """Characters."""
+MAX_PIN_S = 3600.0
+"""Longest time of a lease."""
 LONGEST_S = 1e9
 """Some thirty years, in seconds: beyond it a number is a mistake."""
 
@@ -17,32 +20,32 @@ _LEVELS: tuple[RetentionLevel, ...] = get_args(RetentionLevel)
 
 
 class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ``cache`` field of a request. Advice: it never changes an answer.
+    """The ``cache`` field of a request. Hints change what stays cached, never an answer.
 
-    Call :meth:`validate` on anything that came from outside.
+    Call :meth:`validate` on values from outside.
     """
 
     retain: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(_LEVELS)})] | None = None
-    """How much the KV is to be kept: "high" goes last, "none" first, "default" as if nothing were said."""
+    """Retention level of the KV: "none" is evicted first, "high" last; "default" is the level without a hint."""
     ttl_s: float | None = None
-    """Seconds from the end of the request until ``retain`` is "default" again; None: it stays."""
+    """Seconds from the end of the request until the level is "default" again; None: it stays."""
     until_token: int | None = None
-    """``retain`` is about so many leading tokens of prompt and answer; None: about all."""
+    """Number of leading tokens of prompt and answer that ``retain`` is for; None: all."""
     next_use_s: float | None = None
-    """Seconds from the end of the request until it is expected to be gone on from."""
+    """Seconds from the end of the request until the client expects to continue it."""
     session: str | None = None
-    """Whose request it is: a session's KV can be released all at once."""
+    """Name of the request's session, whose KV can be released all at once."""
 
     def validate(self, field: str = "cache") -> "CacheHint":
         """Return this hint with each value of its declared type.
 
         Args:
-            field: what errors call it.
+            field: its name in errors.
 
         Raises:
-            RequestError: a value is of another type or out of its range, or means nothing; names the field.
+            RequestError: a value is of another type, out of its range or without effect; names the field.
         """
-        checked = _of_declared_types(self, field)
+        checked = converted(msgspec.structs.asdict(self), CacheHint, field)
         if checked.retain is None:
             for name in ("ttl_s", "until_token"):
                 if getattr(checked, name) is not None:
@@ -74,7 +77,7 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return checked
 
     def as_hints(self) -> CacheHints:
-        """How it travels to the scheduler. It must be valid."""
+        """The wire form of a valid hint."""
         retain = []
         if self.retain is not None:
             level = next(level for level in _LEVELS if level == self.retain)
@@ -83,17 +86,17 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def hints_of(hint: CacheHint | None) -> CacheHints:
-    """The wire form of a hint that a client may have left out.
+    """The wire form of an optional hint.
 
     Raises:
-        RequestError: it is not valid; names the field.
+        RequestError: the hint is not valid; names the field.
     """
     return CacheHints() if hint is None else hint.validate().as_hints()
 
 
 def check_seconds(seconds: float | None, field: str) -> None:
     """Raises:
-    RequestError: it is no duration.
+    RequestError: the duration is out of its range.
     """
     if seconds is not None and not (0 < seconds <= LONGEST_S and math.isfinite(seconds)):
         raise RequestError(
@@ -102,33 +105,22 @@ def check_seconds(seconds: float | None, field: str) -> None:
         )
 
 
-def check_pin_seconds(seconds: float, most: float) -> None:
+def check_pin_seconds(seconds: float) -> None:
     """Raises:
-    RequestError: a lease can't last so long.
+    RequestError: the duration of the lease is out of its range.
     """
-    if not 0 < seconds <= most:
+    if not 0 < seconds <= MAX_PIN_S:
         raise RequestError(
-            f"ttl_s is {seconds:g}; a pin lasts more than 0 and at most {most:g} seconds on this server "
-            "(--max-pin-seconds).",
+            f"ttl_s is {seconds:g}; a pin lasts more than 0 and at most {MAX_PIN_S:g} seconds.",
             param="ttl_s",
         )
 
 
 def check_session(session: str, field: str) -> None:
     """Raises:
-    RequestError: it can't name a session.
+    RequestError: the name is empty or too long.
     """
     if not 0 < len(session) <= LONGEST_SESSION:
         raise RequestError(
             f"{field} must have 1 to {LONGEST_SESSION} characters, not {len(session)}.", param=field
         )
-
-
-def _of_declared_types(hint: CacheHint, field: str) -> CacheHint:
-    given: dict[str, Any] = msgspec.structs.asdict(hint)
-    try:
-        return msgspec.convert(given, CacheHint)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at ")
-        name = f"{field}.{path.strip('`$.')}"
-        raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None

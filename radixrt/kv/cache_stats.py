@@ -1,4 +1,4 @@
-"""How full is the KV cache, and what is it worth? The scheduler's counters about it, in tokens."""
+"""Statistics of the KV cache, in pages and tokens."""
 
 import msgspec
 
@@ -6,17 +6,17 @@ from radixrt.messages.stats import SchedulerStats
 
 
 class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the KV pool holds, in one unit. ``owned + cached + free`` is ``total``."""
+    """Use of the KV pool, in one unit. ``owned + cached + free`` is ``total``."""
 
     total: int
     owned: int
-    """By running sequences alone."""
+    """Used by one running sequence each, outside the radix tree."""
     cached: int
     """In the radix tree."""
     evictable: int
-    """Of those cached, in nobody's use."""
+    """Of the cached, used by no running sequence and under no lease."""
     pinned: int
-    """Of those cached, under a lease."""
+    """Of the cached, under a lease."""
     free: int
 
     def in_tokens(self, page_size: int) -> "PoolUse":
@@ -26,55 +26,41 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since start and gauges of this moment."""
+    """Counters since the start, and gauges."""
 
     page_size: int
     """Tokens in a page."""
     pages: PoolUse
     tokens: PoolUse
-    """The same in tokens that there is room for; the last page of a sequence need not be full."""
+    """The same in tokens of capacity; the last page of a sequence need not be full."""
     prompt_tokens: int
-    """Of sequences that began."""
+    """Of admitted sequences."""
     cached_tokens: int
-    """Of those, found in the tree."""
+    """Of the prompt tokens, found in the tree."""
     cache_write_tokens: int
-    """Of those, computed and put into the tree."""
+    """Of the prompt tokens, computed and inserted into the tree."""
     hit_rate: float
     """cached_tokens / prompt_tokens; 0 before there are any."""
     evicted_pages: int
     evicted_tokens: int
     retractions: int
-    """Sequences set back for lack of pages."""
+    """Sequences retracted for lack of pages."""
     tree_nodes: int
     leases: int
     leases_broken: int
-    """Given up before their time, since a sequence could not have gone on."""
+    """Leases broken because the only running sequence lacked pages."""
     sessions: int
-    """Named by hints and not ended."""
+    """Sessions named by hints and not ended."""
 
     @staticmethod
     def of(stats: SchedulerStats, page_size: int) -> "CacheStats":
-        pages = PoolUse(
-            total=stats.pages_total,
-            owned=stats.pages_owned,
-            cached=stats.pages_cached,
-            evictable=stats.pages_evictable,
-            pinned=stats.pages_pinned,
-            free=stats.pages_free,
-        )
+        pages = PoolUse(**{n: getattr(stats, f"pages_{n}") for n in PoolUse.__struct_fields__})
+        shared = {*CacheStats.__struct_fields__} & {*stats.__struct_fields__}
         return CacheStats(
+            **{name: getattr(stats, name) for name in shared},
             page_size=page_size,
             pages=pages,
             tokens=pages.in_tokens(page_size),
-            prompt_tokens=stats.prompt_tokens,
-            cached_tokens=stats.cached_tokens,
-            cache_write_tokens=stats.cache_write_tokens,
             hit_rate=stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
-            evicted_pages=stats.evicted_pages,
             evicted_tokens=stats.evicted_pages * page_size,
-            retractions=stats.retractions,
-            tree_nodes=stats.tree_nodes,
-            leases=stats.leases,
-            leases_broken=stats.leases_broken,
-            sessions=stats.sessions,
         )

@@ -1,8 +1,8 @@
-"""What does an engine tell routers about its KV cache? The messages of the KV-event stream (docs/kv_events.md).
+"""Messages of the KV-event stream, which tells routers what an engine has cached (docs/kv_events.md).
 
-The terms are vLLM's (``BlockStored``, ``BlockRemoved``, ``AllBlocksCleared``), so a router that knows one stream knows
-the other's meaning. All are msgpack maps; an event's name is its field ``type``. Block hashes
-(:mod:`radixrt.kv.block_hash`) travel packed, 8 bytes each.
+The terms are vLLM's (``BlockStored``, ``BlockRemoved``, ``AllBlocksCleared``), with the same
+meaning. All are msgpack maps; an event's name is its field ``type``. Block hashes (:mod:`radixrt.kv.block_hash`) are
+packed, 8 bytes each.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from radixrt.messages.ids import PackedIds
 
 VERSION = 1
-"""Grows when a subscriber written for the version before would misunderstand; a new field alone is no reason."""
+"""Increased when a subscriber for the version before would misunderstand the stream; not for a new field."""
 
 PackedHashes = bytes
 
@@ -24,52 +24,52 @@ class BlockStored(Event, frozen=True, kw_only=True):
 
     block_hashes: PackedHashes
     parent_hash: bytes | None
-    """Hash of the block that they follow; None: they begin a prompt."""
+    """Hash of the block before them; None: they are the first of a prompt."""
     token_ids: PackedIds | None
-    """What they hold, packed int32; None unless the server was started with ``--kv-events-tokens``."""
+    """Their token ids, packed int32; None unless the server was started with ``--kv-events-tokens``."""
     page_size: int
     """Tokens in a block."""
     salted: bool
-    """Only requests with the same cache salt, which is not told, can use them."""
+    """Whether only requests with the same cache salt, which is not published, can use them."""
 
 
 class BlockRemoved(Event, frozen=True, kw_only=True):
     """Blocks are not in the cache any more."""
 
     block_hashes: PackedHashes
-    """In no order to rely on."""
+    """In arbitrary order."""
 
 
 class AllBlocksCleared(Event, frozen=True, kw_only=True):
-    """Nothing is in the cache any more."""
+    """The cache is empty."""
 
 
 class AllBlocks(Event, frozen=True, kw_only=True):
     """A snapshot, in answer to a replay request that reaches too far back: the cache holds these blocks and no others."""
 
     block_hashes: PackedHashes
-    """In no order to rely on."""
+    """In arbitrary order."""
     page_size: int
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step has changed."""
+    """The changes of one step."""
 
     version: int = VERSION
     stream: str
-    """Names this start of the engine. With another name, sequence numbers begin anew and the cache is empty."""
+    """Name of this start of the engine. Under another name, sequence numbers begin at 1 and the cache is empty."""
     sequence: int
-    """1, 2, 3 …; a snapshot has the number of the last batch that is part of it."""
+    """1, 2, 3 …; a snapshot has the number of the last batch that it contains."""
     timestamp: float
-    """When it was published, in Unix seconds."""
+    """Time of publication, in Unix seconds."""
     events: list[BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks]
-    """In the order in which they happened."""
+    """In order of time."""
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A subscriber has missed batches. The answer is a list of batches, after which it has missed none."""
+    """A subscriber has missed batches. The answer is the list of those batches, or a snapshot."""
 
     stream: str
-    """The stream that it knows; anything else, such as "", asks for a snapshot."""
+    """The name of its stream; any other value, such as "", requests a snapshot."""
     sequence: int
-    """The first batch that it lacks."""
+    """Number of the first batch that it lacks."""

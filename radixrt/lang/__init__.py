@@ -1,13 +1,12 @@
-"""A small language for programs of many model calls, whose runtime tells the KV cache what comes next.
+"""A language for programs of many model calls. See docs/lang.md.
 
-docs/lang.md teaches it in ten minutes. It needs neither torch nor a model in this process.
+It needs neither torch nor a model in this process.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from radixrt.lang.backends.default import set_default_backend
 from radixrt.lang.backends.openai import OpenAI
-from radixrt.lang.backends.server import Server
+from radixrt.lang.backends.server import Server, set_default_backend
 from radixrt.lang.batch import FailedRun
 from radixrt.lang.errors import (
     AnswerError,
@@ -28,7 +27,7 @@ from radixrt.lang.state import Forks, State
 from radixrt.lang.stream import Stream
 from radixrt.lang.tools import ToolAnswer, ToolCall, tool
 from radixrt.lang.tracing.recorder import Recorder as trace
-from radixrt.lang.tracing.trace import Trace
+from radixrt.lang.tracing.recorder import Trace
 
 if TYPE_CHECKING:
     from radixrt.lang.backends.engine import Engine
@@ -70,7 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use what needs an engine in this process."""
+    """Import :class:`Engine` at its first use: it needs the engine's packages."""
     if name == "Engine":
         from radixrt.lang.backends.engine import Engine
 

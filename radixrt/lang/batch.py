@@ -1,27 +1,27 @@
-"""How do many runs go side by side? Each in a thread, its first call held back until its turn comes."""
+"""Executes a batch: one run for each input, each in a thread, admitted in the order of common prefixes."""
 
 import concurrent.futures
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from radixrt.lang.backends.protocol import Backend
-from radixrt.lang.batch_gate import BatchGate
-from radixrt.lang.run import Run
+from radixrt.lang.runtime.admission import BatchAdmission
+from radixrt.lang.runtime.run import Run
 from radixrt.lang.state import State
 
 DEFAULT_CONCURRENCY = 64
-NUM_LOOKED_AT = 512
-"""Runs that are begun ahead of their turn, so that there is something to put in order. Each holds a thread."""
+MOST_THREADS = 512
+"""Programs that run before their admission, so that many first calls can be put in order. Each takes a thread."""
 
 
 class FailedRun:
-    """Stands in the place of a state whose run raised an error. Every access raises that error.
+    """The result of a run that raised an error. Every access raises that error.
 
     Attributes:
-        error: what was raised.
-        state: what there is of the run, such as variables that it had computed.
+        error: the error.
+        state: the state so far, with the variables that were computed.
     """
 
     def __init__(self, error: BaseException, state: State) -> None:
@@ -35,19 +35,19 @@ class FailedRun:
         raise self.error
 
     def __getattr__(self, name: str) -> NoReturn:
-        """All that a state has."""
+        """Raise the error for every attribute of a state."""
         if hasattr(State, name) or name == "result":
             raise self.error
         raise AttributeError(f"A failed run, as a state, has no {name!r}.")
 
 
 BatchResult = State | FailedRun
-Begin = Callable[[Any, BatchGate], tuple[State, Callable[[], State]]]
-"""From arguments and a gate: the state of a new run, and what to call to have it finished."""
+Begin = Callable[[Any, BatchAdmission], tuple[State, Callable[[], State]]]
+"""From arguments and admission: the state of a new run, and the function that finishes the run."""
 
 
 class Batch:
-    """One run for each input."""
+    """The runs of one ``run_batch``."""
 
     def __init__(
         self,
@@ -60,18 +60,17 @@ class Batch:
     ) -> None:
         """
         Args:
-            backend: what answers them.
-            concurrency: most runs that may have calls under way.
-            num_threads: most runs whose program's own code may be under way, waiting or not; by default as many as help to
-                put the first calls in order.
-            title: of the progress bar; None: there is none.
+            backend: the backend of all runs.
+            concurrency: most runs with calls under way.
+            num_threads: most programs that run at a time, admitted or not.
+            title: of the progress bar; None: no bar.
         """
         concurrency = concurrency or DEFAULT_CONCURRENCY
         self._begin = begin
         self._inputs = inputs
         self._title = title
-        self._num_threads = min(len(inputs), num_threads or max(concurrency, NUM_LOOKED_AT))
-        self._gate = BatchGate(backend, self._num_threads, concurrency)
+        self._num_threads = min(len(inputs), num_threads or max(concurrency, MOST_THREADS))
+        self._admission = BatchAdmission(backend, self._num_threads, concurrency)
         self._lock = threading.Lock()
         self._futures: list[Future[BatchResult]] = []
         self._under_way: set[Run] = set()
@@ -81,22 +80,19 @@ class Batch:
         """The results in the order of the inputs."""
         if not self._inputs:
             return []
-        try:
-            with ThreadPoolExecutor(self._num_threads, "radixrt-program") as threads:
-                try:
-                    for arguments in self._inputs:
-                        self._futures.append(threads.submit(self._run_one, arguments))
-                    _show_progress(self._futures, self._title)
-                except BaseException:  # Ctrl-C, most likely
-                    self.cancel()
-                    raise
-        finally:
-            self._gate.end()
+        with ThreadPoolExecutor(self._num_threads, "radixrt-program") as threads:
+            try:
+                for arguments in self._inputs:
+                    self._futures.append(threads.submit(self._run_one, arguments))
+                _show_progress(self._futures, self._title)
+            except BaseException:  # Ctrl-C, most likely
+                self.cancel()
+                raise
         return [future.result() for future in self._futures]
 
     def cancel(self) -> None:
-        """Give up what is under way, and what has not begun. From any thread."""
-        self._gate.close()
+        """Cancel all runs, also those that have not begun. From any thread."""
+        self._admission.close()
         with self._lock:
             self._cancelled = True
             for future in self._futures:
@@ -105,7 +101,7 @@ class Batch:
                 run.cancel()
 
     def _run_one(self, arguments: Any) -> BatchResult:
-        state, finish = self._begin(arguments, self._gate)
+        state, finish = self._begin(arguments, self._admission)
         run = state._run
         with self._lock:
             self._under_way.add(run)
@@ -116,24 +112,22 @@ class Batch:
         except Exception as error:
             return FailedRun(error, state)
         finally:
-            self._gate.leave(run.id)
+            self._admission.leave(run.id)
             with self._lock:
                 self._under_way.discard(run)
 
 
 def _show_progress(futures: list[Future[BatchResult]], title: str | None) -> None:
-    """Wait for all, with a progress bar where ``rich`` is installed and someone looks."""
+    """Wait for all runs, with a progress bar if ``rich`` is installed and stderr is a terminal."""
     try:
         from rich import console, progress
     except ImportError:
         title = None
-    if title is None:
-        concurrent.futures.wait(futures)
-        return
-    screen = console.Console(stderr=True)
-    with progress.Progress(
-        progress.TextColumn(title), progress.BarColumn(), progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(), transient=True, console=screen, disable=not screen.is_terminal,
-    ) as bar:  # fmt: skip
-        for _ in bar.track(concurrent.futures.as_completed(futures), len(futures)):
-            pass
+    done: Iterable[Future[BatchResult]] = concurrent.futures.as_completed(futures)
+    if title is not None:
+        screen = console.Console(stderr=True)
+        done = progress.track(
+            done, title, len(futures), console=screen, transient=True, disable=not screen.is_terminal
+        )  # fmt: skip
+    for _ in done:
+        pass

@@ -1,17 +1,49 @@
-"""What can go wrong in a program, and who must act? Each error names the line of the program it belongs to."""
+"""Errors of programs. Each names the line of the program that it belongs to."""
 
+import linecache
+import os
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 from radixrt.base.errors import RadixrtError
-from radixrt.lang.source_line import SourceLine
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of the user's program, as a traceback names it."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+
+    def as_traceback_line(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        return f'  File "{self.file}", line {self.line}, in {self.function}' + (
+            f"\n    {code}" if code else ""
+        )
+
+
+def caller() -> SourceLine:
+    """The innermost line of the stack that is not in this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    code = frame.f_code
+    return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
 
 
 class LangError(RadixrtError):
     """Base of what :mod:`radixrt.lang` raises.
 
     Attributes:
-        message: what is wrong, and what to change.
-        source: the line of the program it belongs to, once that is known.
+        message: the problem, and what to change.
+        source: the line of the program, once it is known.
     """
 
     def __init__(self, message: str) -> None:
@@ -24,7 +56,7 @@ class LangError(RadixrtError):
 
 
 class ProgramError(LangError):
-    """The program asks for what can't be meant; it has to be written differently."""
+    """The program asks for something invalid; it must be changed."""
 
 
 class UnknownVariable(ProgramError, KeyError):
@@ -44,15 +76,15 @@ class AnswerError(LangError):
 
 
 class Cancelled(LangError):
-    """The value was not computed, since its program or branch was cancelled."""
+    """The value was not computed, because its program or branch was cancelled."""
 
 
 class BackendError(LangError):
-    """What answers the program's calls could not, or would not."""
+    """The backend failed to answer a call, or refused it."""
 
 
 class ConnectionLost(BackendError):
-    """No server is there, or it went away."""
+    """The server cannot be reached, or closed the connection."""
 
 
 class BadRequest(BackendError):
@@ -60,8 +92,8 @@ class BadRequest(BackendError):
 
     Attributes:
         status: the HTTP status; 400 from an engine in this process.
-        param: the field at fault, where the server says so.
-        code: a name for what is wrong, where it has one.
+        param: the invalid field, where the server names it.
+        code: the server's name of the error, where it has one.
     """
 
     def __init__(
@@ -78,7 +110,7 @@ class BadRequest(BackendError):
 
 
 class ServerFailed(BackendError):
-    """The server met a fault of its own, or is overloaded (status 5xx, or 429).
+    """The server failed, or is overloaded (status 5xx or 429).
 
     Attributes:
         status: the HTTP status.
@@ -93,8 +125,8 @@ class UnsupportedFeature(BackendError):
     """The backend has no such feature.
 
     Attributes:
-        feature: what it lacks.
-        backend: its name.
+        feature: the missing feature.
+        backend: the backend's name.
     """
 
     def __init__(self, feature: str, backend: str, instead: str = "") -> None:
@@ -105,7 +137,7 @@ class UnsupportedFeature(BackendError):
 
 
 def locate(error: BaseException, source: SourceLine, what: str) -> None:
-    """Say in an error which line of the program it belongs to; the first such line stays."""
+    """Add the line of the program to an error; an error that has one keeps it."""
     if isinstance(error, LangError):
         if error.source is not None:
             return
@@ -114,7 +146,7 @@ def locate(error: BaseException, source: SourceLine, what: str) -> None:
 
 
 def unreadable(text: str, wanted: Any, reason: object, cut_off: bool) -> AnswerError:
-    """The error of an answer that is not of the wanted type."""
+    """The error for an answer that is not of the wanted type."""
     if cut_off:
         advice = "It was cut off by max_tokens: raise it."
     else:

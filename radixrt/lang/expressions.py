@@ -1,12 +1,11 @@
-"""What can be appended to a state? Text, calls of the model, messages, and sums of these."""
+"""Expressions that can be appended to a state: text, calls of the model, messages, and sums of these."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from radixrt.lang.errors import ProgramError
+from radixrt.lang.errors import ProgramError, SourceLine, caller
 from radixrt.lang.sampling import Sampling, sampling_of
-from radixrt.lang.source_line import SourceLine, caller
 from radixrt.lang.typed import AnswerType, answer_type
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -16,7 +15,7 @@ SelectMethod = Literal[
 
 
 class Expression:
-    """Anything that can be appended; ``+`` puts two behind each other."""
+    """Anything that can be appended to a state; ``+`` joins two."""
 
     def __add__(self, other: "Expression | str") -> "Concatenation":
         return Concatenation((*parts_of(self), *parts_of(other)))
@@ -37,7 +36,7 @@ class Concatenation(Expression):
 
 @dataclass(frozen=True)
 class Message(Expression):
-    """A whole message of a conversation."""
+    """A message of a conversation."""
 
     role: Role
     parts: tuple[Expression, ...]
@@ -94,30 +93,32 @@ def gen(
     stream: bool = False,
     **unknown: NoReturn,
 ) -> Gen:
-    """What the model says here. It starts at once in the background; ``s[name]`` waits for it.
+    """A call of the model. It starts at once in the background; ``s[name]`` waits for its value.
 
     Args:
         name: the variable that holds the value.
         max_tokens, temperature, stop, top_p, top_k, min_p, min_tokens, presence_penalty, frequency_penalty,
-            repetition_penalty, seed: as :class:`radixrt.lang.Sampling` has them; None: as the run or function says.
-        regex: hold the answer to a regular expression.
-        schema: hold it to a JSON schema: a dict (the value is what the JSON says), or a pydantic model, dataclass,
-            msgspec.Struct or TypedDict (the value is one of these).
-        choices: hold it to one of several texts.
-        grammar: hold it to an EBNF or Lark grammar.
-        type: the Python type of the value: ``int``, ``bool``, ``float``, ``Literal[...]``, an Enum, ``list[...]``,
-            or what ``schema`` takes.
-        n: so many answers; the value is the list of them, and the state goes on with the first. In the place of one that is
-            not of its type stands its :class:`radixrt.lang.AnswerError`.
-        tools: Python functions that the answer may call; the value is a :class:`radixrt.lang.ToolAnswer`, and its
-            ``value`` is of the type that was asked for.
+            repetition_penalty, seed: see :class:`radixrt.lang.Sampling`. None: the setting of the run or function.
+        regex: constrain the answer to a regular expression.
+        schema: constrain the answer to a JSON schema. A dict: the value is the decoded JSON. A pydantic model, dataclass,
+            msgspec.Struct or TypedDict: the value is of that type.
+        choices: constrain the answer to one of several texts.
+        grammar: constrain the answer to an EBNF or Lark grammar.
+        type: the Python type of the value: ``int``, ``bool``, ``float``, ``Literal[...]``, an Enum, ``list[...]``, or any
+            type for ``schema``.
+        n: the number of answers. Above 1, the value is their list, and the state continues with the first. An answer that is
+            not of its type is replaced by its :class:`radixrt.lang.AnswerError`.
+        tools: Python functions that the answer may call. The value is a :class:`radixrt.lang.ToolAnswer`; its ``value`` is
+            of the type that was asked for.
         tool_choice: "auto" (default), "required", "none", or the name of the one function to call.
-        stream: have the text come piece by piece for ``s.text_iter(name)``, also in programs that are not streamed
-            themselves.
-        unknown: no such setting exists; there to say which do.
+        stream: generate the text in pieces for ``s.text_iter(name)``, also in a program that is not streamed.
+        unknown: not supported; their error lists the known settings.
 
     Raises:
-        ProgramError: these exclude each other, or there is no such setting, or no schema can describe the type.
+        ProgramError: two arguments exclude each other, a setting is unknown, or no schema can describe the type.
+
+    >>> gen("answer", max_tokens=8, stop=".").sampling.given()
+    {'max_tokens': 8, 'stop': '.'}
     """
     if choices is not None:
         choices = _choices("gen", choices)
@@ -148,19 +149,23 @@ def select(
     choices: Sequence[str] = (),
     method: SelectMethod = "token_length_normalized",
 ) -> Select:
-    """The likeliest of several texts. All are scored in one batch.
+    """Chooses the likeliest of several texts. All are scored in one batch; no text is generated.
 
     Args:
         name: the variable that holds the chosen text.
         choices: the texts.
-        method: ``token_length_normalized``: the highest mean log-probability of its tokens;
-            ``greedy_token_selection``: the likeliest first token, then the next one among those that share it, as
-            greedy decoding would choose; ``unconditional_likelihood_normalized``: the highest gain of the context
-            over no context, so that common texts have no advantage. (To let the model write one of them, for backends that
-            can't score: ``gen(choices=...)``.)
+        method: ``token_length_normalized``: the highest mean log-probability of the tokens.
+            ``greedy_token_selection``: the likeliest first token, then the likeliest next one among the choices that share
+            it, as greedy decoding chooses. ``unconditional_likelihood_normalized``: the highest gain over the same text
+            without the prompt, so that common texts have no advantage.
 
     Raises:
-        ProgramError: there is nothing to choose from, or no such method.
+        ProgramError: the choices are empty, or the method is unknown.
+
+    For backends that cannot score: ``gen(choices=...)``.
+
+    >>> select("size", ["small", "large"]).choices
+    ('small', 'large')
     """
     methods = SelectMethod.__args__  # type: ignore[attr-defined]
     if method not in methods:
@@ -169,23 +174,35 @@ def select(
 
 
 def system(content: Expression | str) -> Message:
-    """A message of the system."""
+    """A system message.
+
+    Raises:
+        ProgramError: it contains a gen, a select or another message.
+    """
     return _message("system", content)
 
 
 def user(content: Expression | str) -> Message:
-    """A message of the user."""
+    """A user message.
+
+    Raises:
+        ProgramError: it contains a gen, a select or another message.
+    """
     return _message("user", content)
 
 
 def assistant(content: Expression | str) -> Message:
-    """A message of the assistant: where ``gen`` and ``select`` may stand in a conversation."""
+    """An assistant message, the place of ``gen`` and ``select`` in a conversation.
+
+    Raises:
+        ProgramError: it contains another message.
+    """
     return _message("assistant", content)
 
 
 def image(*_: Any, **__: Any) -> NoReturn:
     """Raises:
-    ProgramError: always, until there are vision models.
+    ProgramError: always; vision models are not supported yet.
     """
     raise ProgramError(
         "image needs a vision model, and radixrt serves none yet: describe the image in text, or leave it out."
@@ -193,10 +210,10 @@ def image(*_: Any, **__: Any) -> NoReturn:
 
 
 def parts_of(value: Any) -> tuple[Expression, ...]:
-    """An expression as those it consists of.
+    """The parts of an expression.
 
     Raises:
-        ProgramError: it is neither text nor an expression.
+        ProgramError: the value is neither text nor an expression.
     """
     match value:
         case Concatenation():

@@ -1,4 +1,4 @@
-"""How does a program run? ``@function`` makes a Python function one that runs, streams, and runs in batches."""
+"""``@function`` turns a Python function into a program that runs once, in batches, or as a stream."""
 
 import asyncio
 import functools
@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from radixrt.lang.backends.default import backend_of, default_backend
 from radixrt.lang.backends.protocol import Backend
+from radixrt.lang.backends.server import backend_of, default_backend
 from radixrt.lang.batch import Batch, BatchResult
-from radixrt.lang.batch_gate import BatchGate
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.run import CURRENT_RUN, Run
+from radixrt.lang.runtime.admission import BatchAdmission
+from radixrt.lang.runtime.run import CURRENT_RUN, Run
 from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.state import State
 from radixrt.lang.stream import Stream
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Function:
-    """A program. Called with a state, it goes on in that state, as a part of the program that calls it."""
+    """A program. Called with a state, it continues that state, as a part of the calling program."""
 
     def __init__(
         self, body: Callable[..., Any], backend: Backend | str | None, sampling: Sampling
@@ -34,7 +34,10 @@ class Function:
         functools.update_wrapper(self, body)
 
     def __call__(self, state: State, *args: Any, **kwargs: Any) -> Any:
-        """Go on in a state; returns what the function returns (of an ``async def``: what to await).
+        """Continue a state.
+
+        Returns:
+            The result of the function; of an ``async def``, its coroutine.
 
         Raises:
             ProgramError: the first argument is no state.
@@ -55,18 +58,28 @@ class Function:
         sampling: Sampling | None = None,
         **kwargs: Any,
     ) -> State:
-        """Run the program with these arguments and wait for all of it.
+        """Run the program and wait until everything is computed.
 
         Args:
-            backend: what answers; by default the function's, that of the program this is called in, or the default.
+            args, kwargs: the arguments of the function after its state.
+            backend: a backend, or a server's address. Default: the function's backend, then the backend of the program that
+                runs this one, then the default backend.
             sampling: settings for every gen that does not set them itself.
 
         Returns:
-            The state: ``state["name"]`` for variables, ``state.result`` for what the function returned.
+            The state: ``state["name"]`` for variables, ``state.result`` for the result of the function.
 
         Raises:
             LangError: a call failed; the error names its line.
-            Exception: whatever the program raises. What it has under way is cancelled then.
+            Exception: the program's own error. Its calls are cancelled then.
+
+        >>> import radixrt.lang as rl
+        >>> from tests.lang.scripted_backend import ScriptedBackend
+        >>> @rl.function
+        ... def ask(s, question):
+        ...     s += question + rl.gen("answer")
+        >>> ask.run("Why?", backend=ScriptedBackend(lambda prompt: " Because."))["answer"]
+        ' Because.'
         """
         return self._finished(self._begin(backend, sampling), args, kwargs)
 
@@ -77,7 +90,7 @@ class Function:
         sampling: Sampling | None = None,
         **kwargs: Any,
     ) -> State:
-        """As :meth:`run`, in an event loop. A function that is not ``async def`` runs in a thread."""
+        """:meth:`run` in an event loop. A function that is not ``async def`` runs in a thread."""
         state = self._begin(backend, sampling)
         if self.is_async:
             return await self._finished_async(state, args, kwargs)
@@ -96,21 +109,30 @@ class Function:
         backend: Backend | str | None = None,
         sampling: Sampling | None = None,
     ) -> list[BatchResult]:
-        """Run the program once for each input, side by side; those that begin alike one after another.
+        """Run the program once for each input, concurrently. Runs with a long common prefix are sent one after another.
 
         Args:
-            inputs: the arguments of each run.
-            max_concurrency: most runs that may have calls under way, those of programs that they run included; 64 by default.
-            num_threads: most runs whose own code may be under way, each in a thread; 1 for code that bears no other beside
-                it. By default 512, so that many first calls are known when they are put in order.
+            inputs: the keyword arguments of each run.
+            max_concurrency: most runs with calls under way, those of programs that they run included. Default: 64.
+            num_threads: most programs that execute at a time, each in a thread; 1 for code that is not thread-safe. Default:
+                512, so that many first calls can be put in order.
             progress: show a progress bar, if ``rich`` is installed.
-            backend, sampling: as of :meth:`run`.
+            backend, sampling: see :meth:`run`.
 
         Returns:
-            A state for each input, in their order; a :class:`radixrt.lang.FailedRun` where the run raised an error.
+            A state for each input, in order; a :class:`radixrt.lang.FailedRun` where the run raised an error.
 
         Raises:
-            ProgramError: the inputs are no list of arguments, or no run may have calls or code under way.
+            ProgramError: the inputs are no list of arguments, or a limit is below 1.
+
+        >>> import radixrt.lang as rl
+        >>> from tests.lang.scripted_backend import ScriptedBackend
+        >>> @rl.function
+        ... def shout(s, word):
+        ...     s += word + rl.gen("answer")
+        >>> states = shout.run_batch([{"word": "a"}, {"word": "b"}], backend=ScriptedBackend(str.upper), progress=False)
+        >>> [state["answer"] for state in states]
+        ['A', 'B']
         """
         return self._batch(inputs, max_concurrency, num_threads, progress, backend, sampling).run()
 
@@ -124,7 +146,7 @@ class Function:
         backend: Backend | str | None = None,
         sampling: Sampling | None = None,
     ) -> list[BatchResult]:
-        """As :meth:`run_batch`, in an event loop; each program runs in a thread."""
+        """:meth:`run_batch` in an event loop; each program runs in a thread."""
         batch = self._batch(inputs, max_concurrency, num_threads, progress, backend, sampling)
         return await _cancelling(batch.cancel, asyncio.to_thread(batch.run))
 
@@ -137,12 +159,21 @@ class Function:
         sampling: Sampling | None = None,
         **kwargs: Any,
     ) -> Stream:
-        """Run the program in a thread and iterate over its text as it comes; leaving the stream cancels it."""
+        """Run the program in a thread; iterate over its text as it is generated. Leaving the stream cancels the program.
+
+        >>> import radixrt.lang as rl
+        >>> from tests.lang.scripted_backend import ScriptedBackend
+        >>> @rl.function
+        ... def ask(s):
+        ...     s += "Why?" + rl.gen("answer")
+        >>> "".join(ask.stream(backend=ScriptedBackend(lambda prompt: " Because.")))
+        'Why? Because.'
+        """
         state = self._begin(backend, sampling)
         return Stream(state, lambda: self._finished(state, args, kwargs))
 
     astream = stream
-    """The same stream, for ``async for``."""
+    """The same, for ``async for``."""
 
     # ------------------------------------------------------------ inside
 
@@ -162,15 +193,18 @@ class Function:
         backend: Backend | str | None,
         sampling: Sampling | None,
     ) -> Batch:
-        _check_positive("max_concurrency", max_concurrency)
-        _check_positive("num_threads", num_threads)
+        for name, limit in (("max_concurrency", max_concurrency), ("num_threads", num_threads)):
+            if limit is not None and limit < 1:
+                raise ProgramError(
+                    f"run_batch's {name} must be at least 1, not {limit}; leave it out for the default."
+                )
         enclosing = CURRENT_RUN.get()
         chosen = self._choose_backend(backend)
 
         def begin(
-            arguments: Mapping[str, Any], gate: BatchGate
+            arguments: Mapping[str, Any], admission: BatchAdmission
         ) -> tuple[State, Callable[[], State]]:
-            state = self._begin(chosen, sampling, gate, enclosing)
+            state = self._begin(chosen, sampling, admission, enclosing)
             return state, lambda: self._finished(state, (), arguments)
 
         title = self.__name__ if progress else None
@@ -180,22 +214,22 @@ class Function:
         self,
         backend: Backend | str | None,
         sampling: Sampling | None,
-        gate: BatchGate | None = None,
+        admission: BatchAdmission | None = None,
         outer: Run | None = None,
     ) -> State:
         """The state of a new run.
 
         Args:
-            outer: the run that this one is begun in, if another thread than its own begins it.
+            outer: the run around this one, if it is not the current run of this thread.
         """
         settings = self._sampling if sampling is None else sampling.over(self._sampling)
         outer = outer if outer is not None else CURRENT_RUN.get()
-        run = Run(self._choose_backend(backend), settings, gate, self.__name__, outer)
+        run = Run(self._choose_backend(backend), settings, admission, self.__name__, outer)
         tell_recorders(run.record)
         return State(run)
 
     def _finished(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> State:
-        """Run the body in this thread and wait for all that it started."""
+        """Run the body in this thread and wait for all its calls."""
         if self.is_async:
             return _run_in_new_loop(self._finished_async(state, args, kwargs))
         with state._run.under_way():
@@ -225,14 +259,22 @@ def function(
     backend: Backend | str | None = None,
     **sampling: Any,
 ) -> Function | Callable[[Callable[..., Any]], Function]:
-    """Make a program of a function whose first parameter is its state. ``async def`` is welcome.
+    """Turn a function into a program. Its first parameter is the state. The function may be ``async def``.
 
     Args:
-        backend: what answers its calls, unless a run says otherwise.
-        sampling: any field of :class:`Sampling`, for all its gens that do not say otherwise.
+        backend: a backend, or a server's address, for runs that name none.
+        sampling: fields of :class:`Sampling`, for gens and runs that do not set them.
 
     Raises:
-        ProgramError: there is no such setting.
+        ProgramError: a setting is unknown.
+
+    >>> import radixrt.lang as rl
+    >>> @rl.function(temperature=0)
+    ... def ask(s, question):
+    ...     s += rl.user(question)
+    ...     s += rl.assistant(rl.gen("answer", max_tokens=40))
+    >>> ask.__name__
+    'ask'
     """
     settings = sampling_of("function", sampling)
     if body is None:
@@ -241,7 +283,7 @@ def function(
 
 
 async def _cancelling(cancel: Callable[[], None], work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for work that goes on in a thread; whoever gives up waiting cancels it."""
+    """Wait for work in a thread. Cancelling the wait cancels the work."""
     try:
         return await work
     except asyncio.CancelledError:
@@ -251,7 +293,7 @@ async def _cancelling(cancel: Callable[[], None], work: Coroutine[Any, Any, Resu
 
 def _run_in_new_loop(program: Any) -> State:
     """Raises:
-    ProgramError: this thread has a running event loop already.
+    ProgramError: an event loop runs in this thread.
     """
     try:
         asyncio.get_running_loop()
@@ -263,16 +305,9 @@ def _run_in_new_loop(program: Any) -> State:
 
 
 def _as_list(inputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    listed = [] if isinstance(inputs, Mapping | str) else list(inputs)
-    if isinstance(inputs, Mapping | str) or not all(isinstance(one, Mapping) for one in listed):
+    listed: list[Any] = [inputs] if isinstance(inputs, str) else list(inputs)
+    if isinstance(inputs, Mapping) or not all(isinstance(one, Mapping) for one in listed):
         raise ProgramError(
             'run_batch takes a list of arguments, such as [{"question": "..."}, {"question": "..."}].'
         )
     return listed
-
-
-def _check_positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ProgramError(
-            f"run_batch's {name} must be at least 1, not {value}; leave it out for the default."
-        )

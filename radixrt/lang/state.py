@@ -1,65 +1,78 @@
-"""What does a program hold in its hands? A state: what has been said, and the variables in it; and the branches of one."""
+"""The state of a program: its transcript, its variables, and its forks."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from radixrt.lang.backends.protocol import CacheHints
-from radixrt.lang.calling import Site, generating, selecting
 from radixrt.lang.errors import ProgramError, UnknownVariable
 from radixrt.lang.expressions import Expression, Gen, Message, Role, Select, Text, parts_of
-from radixrt.lang.hole import Filling, Hole
-from radixrt.lang.reading import Pieces, TextSoFar, text_of_hole
-from radixrt.lang.records import BranchesRecord, CallRecord
-from radixrt.lang.run import Run
+from radixrt.lang.runtime.calls import CallSite, choose, generate
+from radixrt.lang.runtime.placeholder import Completion, Placeholder
+from radixrt.lang.runtime.reading import Pieces, TextSoFar, text_of_call
+from radixrt.lang.runtime.run import Run
+from radixrt.lang.runtime.transcript import Transcript, Turn, text_of
 from radixrt.lang.tools import as_tools
-from radixrt.lang.tracing.trace import Trace
-from radixrt.lang.transcript import Transcript, Turn, text_of
+from radixrt.lang.tracing.recorder import Trace
+from radixrt.lang.tracing.records import CallRecord
 
 
 class State:
-    """Append to it with ``+=``; ``s["name"]`` waits for a variable's value.
+    """The text or conversation of a program so far. ``+=`` appends; ``s["name"]`` waits for a variable's value.
 
-    Nothing waits before that: calls of the model run in the background, each as soon as what comes before it is
-    there. A state is either a conversation (all of it in roles) or plain text (no roles).
+    Calls of the model run in the background, each as soon as everything before it is computed. A state is either a
+    conversation (everything in roles) or plain text (no roles).
+
+    >>> import radixrt.lang as rl
+    >>> from tests.lang.scripted_backend import ScriptedBackend
+    >>> @rl.function
+    ... def program(s):
+    ...     s += rl.user("Where?")
+    ...     s += rl.assistant(rl.gen("answer"))
+    ...     forks = s.fork(2)
+    ...     for fork, question in zip(forks, ["When?", "Why?"]):
+    ...         fork += rl.user(question) + rl.assistant(rl.gen("answer"))
+    ...     return forks.gather("answer")
+    >>> program.run(backend=ScriptedBackend(str.upper)).result
+    ['WHEN?', 'WHY?']
     """
 
     error: None = None
-    """A failed run of a batch has one: see :class:`radixrt.lang.FailedRun`."""
+    """Set in the failed runs of a batch: see :class:`radixrt.lang.FailedRun`."""
 
     def __init__(self, run: Run, branch: str = "0") -> None:
-        """Programs do not make states: :meth:`Function.run` and :meth:`fork` do."""
+        """Programs do not create states; :meth:`Function.run` and :meth:`fork` do."""
         self.result: Any = None
-        """What the program's function returned."""
+        """The result of the program's function."""
         self._run = run
         self._branch = branch
         self._transcript = Transcript()
-        self._variables: dict[str, Hole | Filling] = {}
-        """Those that the program set itself are filled from the start."""
-        self._own_holes: list[Hole] = []
+        self._variables: dict[str, Placeholder | Completion] = {}
+        """Variables that the program set itself are completions."""
+        self._own_calls: list[Placeholder] = []
         self._in_block = False
         self._num_forks = 0
         self._next_use_s: float | None = None
-        """For how long the program expects to do something else after its next calls."""
+        """Seconds of the pause that the program expects after its next calls."""
 
     # ------------------------------------------------------------ appending
 
     def __iadd__(self, expression: Expression | str) -> "State":
         for part in parts_of(expression):
             self._append(part)
-        self._run.changes.tell()
+        self._run.changes.increment()
         return self
 
     def system(self) -> contextlib.AbstractContextManager[None]:
-        """``with s.system():``: what is appended inside is one message."""
+        """``with s.system():`` puts everything that is appended inside into one system message."""
         return self._role("system")
 
     def user(self) -> contextlib.AbstractContextManager[None]:
-        """``with s.user():``: what is appended inside is one message."""
+        """``with s.user():`` puts everything that is appended inside into one user message."""
         return self._role("user")
 
     def assistant(self) -> contextlib.AbstractContextManager[None]:
-        """``with s.assistant():``: what is appended inside is one message."""
+        """``with s.assistant():`` puts everything that is appended inside into one assistant message."""
         return self._role("assistant")
 
     @contextlib.contextmanager
@@ -88,26 +101,30 @@ class State:
                         self._append(part)
 
     def _call(self, expression: Gen | Select) -> None:
-        """Start a call of the model, and leave a hole for what it says."""
+        """Start a call of the model, and append the placeholder of its answer."""
         self._transcript.check_model_may_speak()
         if isinstance(expression, Gen) and expression.tools:
             self._transcript.check_tools_may_be_called()
         kind = "gen" if isinstance(expression, Gen) else "select"
         what = f"{kind}({expression.name!r})" if expression.name else kind
-        record = CallRecord(expression.name, what, expression.source, self._branch)
-        hole = Hole(record)
-        hints = CacheHints(session=self._run.id, next_use_s=self._next_use_s)
-        site = Site(self._run, self._transcript, hole, hints)
-        after = self._transcript.with_part(hole)
+        before = self._transcript.placeholders()
+        after = before[-1].record if before else None
+        record = CallRecord(expression.name, what, expression.source, self._branch, after)
+        placeholder = Placeholder(record)
+        site = CallSite(
+            self._run, self._transcript, placeholder, CacheHints(next_use_s=self._next_use_s)
+        )
+        transcript = self._transcript.with_part(placeholder)
         if isinstance(expression, Gen):
-            self._run.start(hole, generating(site, expression, as_tools(expression.tools)))
+            work = generate(site, expression, as_tools(expression.tools))
         else:
-            self._run.start(hole, selecting(site, expression))
+            work = choose(site, expression)
+        self._run.start(placeholder, work)
         self._run.record.calls.append(record)
-        self._transcript = after
-        self._own_holes.append(hole)
+        self._transcript = transcript
+        self._own_calls.append(placeholder)
         if expression.name is not None:
-            self._variables[expression.name] = hole
+            self._variables[expression.name] = placeholder
 
     # ------------------------------------------------------------ reading
 
@@ -115,85 +132,85 @@ class State:
         """Wait for the value of a variable.
 
         Raises:
-            UnknownVariable: there is none of that name.
-            LangError: it could not be computed; the error names the line of its gen.
+            UnknownVariable: the state has no such variable.
+            LangError: the call failed; the error names the line of its gen.
         """
-        return self._filling(name).value
+        return self._completion(name).value
 
     async def value(self, name: str) -> Any:
-        """``await s.value("x")``: as ``s["x"]``, without blocking the event loop."""
+        """``await s.value("x")`` is ``s["x"]`` without blocking the event loop."""
         variable = self._variable(name)
-        filling = variable if isinstance(variable, Filling) else await variable.read_async()
-        return filling.value
+        completion = variable if isinstance(variable, Completion) else await variable.read_async()
+        return completion.value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set a variable of the program's own; the transcript does not change."""
-        self._variables[name] = Filling("", value)
+        """Set a variable; the transcript does not change."""
+        self._variables[name] = Completion("", value)
 
     def __contains__(self, name: object) -> bool:
         return name in self._variables
 
     def variables(self) -> list[str]:
-        """Names, in the order in which they first appeared."""
+        """The names of the variables, in the order of their creation."""
         return list(self._variables)
 
     def text(self) -> str:
-        """Wait for all of the state. Of a conversation: each message after its role, one a line."""
+        """Wait for all calls; the text of the state. Of a conversation: a line for each message, after its role."""
         self.wait_for_all()
         if not self._transcript.turns:
             return text_of(self._transcript.text)
         return "\n".join(f"{turn.role}: {text_of(turn.parts)}" for turn in self._transcript.turns)
 
     def messages(self) -> list[dict[str, Any]]:
-        """Wait for all of the conversation; its messages in OpenAI's form."""
+        """Wait for all calls; the messages of the conversation in OpenAI's form."""
         self.wait_for_all()
         return self._transcript.messages()
 
     def wait_for_all(self) -> None:
-        """Wait until all that was appended so far is computed.
+        """Wait until everything that was appended so far is computed.
 
         Raises:
             LangError: the first failure, in the order of the transcript.
         """
-        for hole in self._transcript.holes():
-            hole.wait()
+        for placeholder in self._transcript.placeholders():
+            placeholder.wait()
 
     def finish_reason(self, name: str) -> str | None:
-        """Wait for a variable; why its answer ended: "stop", "length", "tool_calls"; None: it is no gen's."""
-        return self._filling(name).finish_reason
+        """Wait for a variable; the reason why its answer ended: "stop", "length" or "tool_calls". None for other variables."""
+        return self._completion(name).finish_reason
 
     def reasoning(self, name: str) -> str:
-        """Wait for a variable; what the model thought before it, where the backend tells: "" if nothing."""
-        return self._filling(name).reasoning
+        """Wait for a variable; the model's reasoning before it, "" if the backend reports none."""
+        return self._completion(name).reasoning
 
     def text_iter(self, name: str) -> Iterator[str]:
-        """The pieces of a variable's text, as they come: in a streamed program, or of ``gen(..., stream=True)``; the
-        text of others comes as a whole."""
+        """The pieces of a variable's text as they are generated. In a program that is not streamed, only a gen with
+        ``stream=True`` has several pieces."""
         return iter(Pieces(self._text_of(name), self._run.changes))
 
     def text_aiter(self, name: str) -> AsyncIterator[str]:
-        """The same for ``async for``."""
+        """:meth:`text_iter` for ``async for``."""
         return aiter(Pieces(self._text_of(name), self._run.changes))
 
     def calls(self) -> list[CallRecord]:
-        """What the whole run has asked of the model so far, in the order in which it was written."""
+        """Records of the calls of the whole run so far, in program order."""
         return list(self._run.record.calls)
 
     def trace(self) -> Trace:
-        """What the whole run has done so far, to look at: ``print(state.trace())``, ``state.trace().save("out.html")``."""
+        """The trace of the whole run so far: ``print(state.trace())``, ``state.trace().save("out.json")``."""
         return Trace([self._run.record])
 
     def _text_of(self, name: str) -> TextSoFar:
         variable = self._variable(name)
-        if isinstance(variable, Filling):
+        if isinstance(variable, Completion):
             raise ProgramError(f"{name!r} was set by the program, so it has no text that streams.")
-        return text_of_hole(variable)
+        return text_of_call(variable)
 
-    def _filling(self, name: str) -> Filling:
+    def _completion(self, name: str) -> Completion:
         variable = self._variable(name)
-        return variable if isinstance(variable, Filling) else variable.read()
+        return variable if isinstance(variable, Completion) else variable.read()
 
-    def _variable(self, name: str) -> Hole | Filling:
+    def _variable(self, name: str) -> Placeholder | Completion:
         try:
             return self._variables[name]
         except KeyError:
@@ -205,30 +222,34 @@ class State:
     # ------------------------------------------------------------ branches
 
     def fork(self, n: int = 1) -> "Forks":
-        """Copies that go on from here, side by side; what they have in common is computed once.
+        """Make copies that continue from here concurrently. Their common prefix is computed once.
 
-        They see the variables that there are so far. What happens in one is seen by no other.
+        A copy has the variables of this state so far. Later changes to one state are not seen by the others.
+
+        Raises:
+            ProgramError: n is below 1.
         """
         if n < 1:
             raise ProgramError(f"fork needs at least one branch, not {n}.")
-        branches = [self._branch_off() for _ in range(n)]
-        self._run.record.forks.append(BranchesRecord(tuple(one._branch for one in branches)))
-        return Forks(self, branches)
+        return Forks(self, [self._branch_off() for _ in range(n)])
 
     def copy(self) -> "State":
-        """One copy that goes on from here."""
+        """One copy that continues from here."""
         copy: State = self.fork(1)[0]
         return copy
 
     def cancel(self) -> None:
-        """Give up the calls that this state started. Other branches go on, unless they wait for these."""
-        for hole in self._own_holes:
-            hole.future.cancel()
+        """Cancel the calls that this state started. Other branches continue, unless they wait for these calls."""
+        for placeholder in self._own_calls:
+            placeholder.future.cancel()
 
     @contextlib.contextmanager
     def waiting(self, seconds: float) -> Iterator[None]:
-        """``with s.waiting(30):``: the calls inside are followed by a pause, such as that of a slow tool, so that
-        the cache can plan for it."""
+        """``with s.waiting(30):`` tells the server's cache that the calls inside are followed by a pause, such as a slow tool.
+
+        Args:
+            seconds: the expected length of the pause.
+        """
         before, self._next_use_s = self._next_use_s, seconds
         try:
             yield
@@ -245,7 +266,7 @@ class State:
 
 
 class Forks(Sequence[State]):
-    """The branches of one :meth:`State.fork`. As a context manager it joins them, or cancels them at an error."""
+    """The copies of one :meth:`State.fork`. As a context manager it joins them, or cancels them after an error."""
 
     def __init__(self, parent: State, branches: list[State]) -> None:
         self._parent = parent
@@ -256,16 +277,16 @@ class Forks(Sequence[State]):
         return self._branches[index]
 
     def __setitem__(self, index: int, branch: State) -> None:
-        """What ``forks[0] += ...`` does: it puts the branch back where it was.
+        """Needed by ``forks[0] += ...``, which assigns the same branch again.
 
         Raises:
-            ProgramError: it is another.
+            ProgramError: another branch is assigned.
         """
         if branch is not self._branches[index]:
             raise ProgramError("The branches of a fork can't be replaced; append to them with +=.")
 
     def __iadd__(self, expression: Expression | str) -> "Forks":
-        """``forks += ...``: append it to each branch; every one makes its own calls."""
+        """``forks += ...`` appends to each branch; each makes its own calls."""
         for branch in self._branches:
             branch += expression
         return self
@@ -274,23 +295,19 @@ class Forks(Sequence[State]):
         return len(self._branches)
 
     def gather(self, name: str) -> list[Any]:
-        """Wait for a variable of all branches; its values in their order.
+        """Wait for a variable of all branches; its values, in the order of the branches.
 
         Raises:
-            LangError: one has no such variable, or could not compute it.
+            LangError: a branch has no such variable, or its call failed.
         """
-        values = [branch[name] for branch in self._branches]
-        self._note_join()
-        return values
+        return [branch[name] for branch in self._branches]
 
     async def gather_async(self, name: str) -> list[Any]:
-        """The same without blocking the event loop."""
-        values = [await branch.value(name) for branch in self._branches]
-        self._note_join()
-        return values
+        """:meth:`gather` without blocking the event loop."""
+        return [await branch.value(name) for branch in self._branches]
 
     def join(self) -> None:
-        """Wait for all branches. The parent gets each variable that they have in common, as the list of its values.
+        """Wait for all branches. The parent gets each variable that all of them made, as the list of its values.
 
         Raises:
             LangError: the first failure, in the order of the branches.
@@ -299,10 +316,9 @@ class Forks(Sequence[State]):
             branch.wait_for_all()
         for name in self._common_names():
             self._parent[name] = [branch[name] for branch in self._branches]
-        self._note_join()
 
     def cancel(self) -> None:
-        """Give up what the branches have under way."""
+        """Cancel the calls of all branches."""
         for branch in self._branches:
             branch.cancel()
 
@@ -315,16 +331,12 @@ class Forks(Sequence[State]):
         else:
             self.cancel()
 
-    def _note_join(self) -> None:
-        branches = tuple(branch._branch for branch in self._branches)
-        self._parent._run.record.joins.append(BranchesRecord(branches))
-
     def _common_names(self) -> list[str]:
-        """Variables that the branches made, and all of them have."""
+        """Variables that all branches made."""
         names = self._branches[0].variables()
         return [name for name in names if all(self._made(name, one) for one in self._branches)]
 
     def _made(self, name: str, branch: State) -> bool:
-        """Whether a branch has a variable that is its own: a new one, or another in the place of an inherited one."""
+        """Whether a branch made a variable itself, new or in the place of an inherited one."""
         own = branch._variables.get(name)
         return own is not None and own is not self._inherited.get(name)

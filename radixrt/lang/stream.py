@@ -1,4 +1,4 @@
-"""How does one watch a program run? As an iterator over its text, with the state within reach."""
+"""Runs a program in a thread and iterates over its text as it is generated."""
 
 import contextvars
 import threading
@@ -6,30 +6,30 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from radixrt.lang.errors import UnknownVariable
-from radixrt.lang.reading import Pieces, TextSoFar, text_of_state
+from radixrt.lang.runtime.reading import Pieces, TextSoFar, text_of_state
 from radixrt.lang.state import State
 
 
 class Stream:
-    """The text of a program's state, piece by piece: what it appends, and what the model says.
+    """The text of a program's state in pieces: appended text and generated text.
 
-    Leaving the loop (or the ``with`` block) before the end cancels the program's calls.
+    Leaving the loop or the ``with`` block before the end cancels the program's calls.
     """
 
     def __init__(self, state: State, program: Callable[[], Any]) -> None:
         self.state = state
-        """What there is so far."""
+        """The state of the program, which may still run."""
         self._changes = state._run.changes
         state._run.is_watched = True
         self._program = program
         self._error: BaseException | None = None
         self._ended = threading.Event()
-        context = contextvars.copy_context()  # a program run from another one uses its backend
+        context = contextvars.copy_context()  # a program inside another one uses its backend
         threading.Thread(target=context.run, args=(self._run,), daemon=True).start()
 
     def __iter__(self) -> Iterator[str]:
         """Raises:
-        Exception: whatever ended the program.
+        Exception: the error that ended the program.
         """
         try:
             yield from Pieces(self._text(), self._changes)
@@ -44,19 +44,19 @@ class Stream:
             self.close()
 
     def text_iter(self, name: str) -> Iterator[str]:
-        """The pieces of one variable. Waits until the program gets there.
+        """The pieces of one variable's text; waits until the program creates the variable.
 
         Raises:
-            UnknownVariable: the program ended without it.
+            UnknownVariable: the program ended without the variable.
         """
         return iter(Pieces(self._text_of(name), self._changes))
 
     def text_aiter(self, name: str) -> AsyncIterator[str]:
-        """As :meth:`text_iter`, for ``async for``."""
+        """:meth:`text_iter` for ``async for``."""
         return aiter(Pieces(self._text_of(name), self._changes))
 
     def close(self) -> None:
-        """Cancel what is under way. May be called twice."""
+        """Cancel the program's calls. A second call does nothing."""
         if not self._ended.is_set():
             self.state._run.cancel()
 
@@ -88,7 +88,7 @@ class Stream:
             self._error = error
         finally:
             self._ended.set()
-            self._changes.tell()
+            self._changes.increment()
 
     def _raise_error(self) -> None:
         if self._error is not None:

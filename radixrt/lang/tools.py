@@ -1,4 +1,4 @@
-"""How does the model call Python functions? A signature and docstring become a tool; calls come back checked."""
+"""Turns Python functions into tools, and checks the calls that the model makes."""
 
 import inspect
 import json
@@ -11,23 +11,23 @@ import msgspec
 
 from radixrt.lang.errors import AnswerError, ProgramError
 from radixrt.lang.expressions import Message, Text
-from radixrt.lang.records import ToolNotes
+from radixrt.lang.tracing.records import ToolNotes
 from radixrt.lang.typed import closed, convert, parameter_types, schema_of
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model makes, with arguments of the function's own types."""
+    """A tool call of the model, with arguments of the function's types."""
 
     name: str
     arguments: dict[str, Any]
     id: str
     function: Callable[..., Any] = field(repr=False, compare=False)
     notes: ToolNotes = field(default=nullcontext, repr=False, compare=False)
-    """Where the program's trace hears of it."""
+    """Records the run of the tool in the program's trace."""
 
     def run(self) -> Any:
-        """Call the function."""
+        """Call the function and return its result."""
         with self.notes(self.name):
             return self.function(**self.arguments)
 
@@ -37,16 +37,24 @@ class ToolAnswer:
     """The value of a gen with tools."""
 
     text: str
-    """What the model says beside its calls."""
+    """The text beside the calls."""
     calls: list[ToolCall]
     value: Any = None
-    """What it says as the type that was asked for; None beside calls, which leave nothing to read. Without a type: the text."""
+    """The answer as the type that was asked for, by default the text. None if there are calls."""
 
 
 def tool(call: ToolCall, result: Any) -> Message:
-    """The message that tells the model what a call returned: a text as it is, all else as JSON.
+    """The message with the result of a tool call, for the model.
 
-    With spaces after colons and commas, as ``json.dumps`` writes it: models have seen little other JSON in this place.
+    Args:
+        call: the call.
+        result: a text, sent as it is, or a value that becomes JSON as ``json.dumps`` writes it.
+
+    Raises:
+        ProgramError: the result cannot be written as JSON.
+
+    >>> tool(ToolCall("get_fee", {}, "1", print), {"fee": 42}).parts
+    (Text(text='{"fee": 42}'),)
     """
     content = result if isinstance(result, str) else _as_json(result)
     return Message("tool", (Text(content),), (("tool_call_id", call.id), ("name", call.name)))
@@ -54,7 +62,7 @@ def tool(call: ToolCall, result: Any) -> Message:
 
 def _as_json(result: Any) -> str:
     """Raises:
-    ProgramError: JSON has no place for it.
+    ProgramError: the result cannot be written as JSON.
     """
     try:
         plain = msgspec.to_builtins(result, str_keys=True, enc_hook=_plain_model)
@@ -66,17 +74,17 @@ def _as_json(result: Any) -> str:
 
 
 def _plain_model(value: Any) -> Any:
-    """A pydantic model; msgspec knows the rest."""
+    """A pydantic model as plain data; msgspec converts the rest."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[dict[str, Any], ...]:
-    """Functions in OpenAI's form.
+    """Functions as tools in OpenAI's form.
 
     Raises:
-        ProgramError: two have the same name, or one has none, or can't be described.
+        ProgramError: two have the same name, or one has no name or no schema.
     """
     for function in functions:
         if not hasattr(function, "__name__"):
@@ -105,13 +113,13 @@ def read_calls(
     functions: Sequence[Callable[..., Any]],
     notes: ToolNotes = nullcontext,
 ) -> list[ToolCall]:
-    """The calls of an answer, with their arguments checked and converted.
+    """The calls of an answer, with checked and converted arguments.
 
     Args:
         raw_calls: in OpenAI's form.
 
     Raises:
-        AnswerError: a call is to no such tool, or its arguments are not of the function's types.
+        AnswerError: a call names an unknown tool, or its arguments do not fit the function's types.
     """
     by_name = {function.__name__: function for function in functions}
     return [_read_call(raw, by_name, notes) for raw in raw_calls]

@@ -1,4 +1,4 @@
-"""Which Python value does an answer stand for? A type becomes a constraint, and the text becomes a value again."""
+"""Converts Python types to constraints, and the text of answers to values of those types."""
 
 import dataclasses
 import enum
@@ -11,29 +11,30 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from radixrt.lang.constraints import Choices, Constraint, Grammar, JsonSchema, Regex
+from radixrt.lang.backends.protocol import Choices, Constraint, Grammar, JsonSchema, Regex
 from radixrt.lang.errors import ProgramError
 
 
 @dataclass(frozen=True)
 class AnswerType:
-    """What an answer is held to, and how its text is read."""
+    """The constraint of an answer, and the reader of its text."""
 
     constraint: Constraint | None
     read: Callable[[str], Any]
-    """Raises ValueError (msgspec's and pydantic's errors are such) where the text is not of the type."""
+    """Raises ValueError (or msgspec's or pydantic's subclass) if the text is not of the type."""
     description: str = "text"
     is_whole: Callable[[str], bool] = lambda _: True
-    """Whether an answer that max_tokens cut off says all the same what it was going to say."""
+    """Whether an answer that max_tokens cut off is complete all the same."""
 
 
 def answer_type(**given: Any) -> AnswerType:
-    """
+    """The answer type of a gen.
+
     Args:
-        given: ``regex``, ``schema``, ``choices``, ``grammar`` and ``type``; all but one of them None, or all.
+        given: ``regex``, ``schema``, ``choices``, ``grammar`` and ``type``; at most one of them is not None.
 
     Raises:
-        ProgramError: there are several, or the type can't be described by a schema.
+        ProgramError: several are given, or no schema can describe the type.
     """
     asked = {name: value for name, value in given.items() if value is not None}
     if len(asked) > 1:
@@ -56,8 +57,17 @@ def answer_type(**given: Any) -> AnswerType:
 
 
 def of_python_type(wanted: Any) -> AnswerType:
-    """Raises:
-    ProgramError: it can't be described by a schema.
+    """The answer type of a Python type.
+
+    Raises:
+        ProgramError: no schema can describe the type.
+
+    >>> of_python_type(bool).constraint.schema
+    {'type': 'boolean'}
+    >>> of_python_type(Literal["small", "large"]).constraint
+    Choices(texts=('small', 'large'))
+    >>> of_python_type(list[int]).read("[1, 2]")
+    [1, 2]
     """
     if wanted is str:
         return AnswerType(None, str)
@@ -72,7 +82,7 @@ def of_python_type(wanted: Any) -> AnswerType:
 
 
 def _one_of(by_text: dict[str, Any], description: str) -> AnswerType:
-    """One of the values that texts stand for."""
+    """One of several texts, each for a value."""
 
     def read(text: str) -> Any:
         if text not in by_text:
@@ -86,12 +96,12 @@ def _one_of(by_text: dict[str, Any], description: str) -> AnswerType:
 
 
 def _is_whole_json(text: str) -> bool:
-    """Of valid JSON: only behind a number may more follow."""
+    """For valid JSON: more could follow only a number."""
     return not text[-1:].isdigit()
 
 
 def _matches(pattern: str) -> Callable[[str], bool]:
-    """Whether a text is all that a regular expression asks for, as far as Python's own dialect can tell."""
+    """Whether a text matches a regular expression in full, by Python's dialect."""
 
     def is_whole(text: str) -> bool:
         try:
@@ -106,7 +116,7 @@ def schema_of(wanted: Any) -> dict[str, Any]:
     """The JSON schema of a type.
 
     Raises:
-        ProgramError: it has none.
+        ProgramError: the type has none.
     """
     try:
         if is_pydantic(wanted):
@@ -121,7 +131,7 @@ def schema_of(wanted: Any) -> dict[str, Any]:
 
 def read_as(wanted: Any, text: str) -> Any:
     """Raises:
-    ValueError: the text is not JSON of that type.
+    ValueError: the text is not JSON of the type.
     """
     if is_pydantic(wanted):
         return _adapter(wanted).validate_json(text)
@@ -129,10 +139,10 @@ def read_as(wanted: Any, text: str) -> Any:
 
 
 def convert(wanted: Any, value: Any) -> Any:
-    """A JSON value as that type.
+    """A JSON value as a type.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not of the type.
     """
     if is_pydantic(wanted):
         return _adapter(wanted).validate_python(value)
@@ -140,14 +150,14 @@ def convert(wanted: Any, value: Any) -> Any:
 
 
 def is_pydantic(wanted: Any) -> bool:
-    """Whether pydantic models are part of a type, or of the fields of its dataclasses. Who uses them has imported pydantic."""
+    """Whether a type, or a field of its dataclasses, contains a pydantic model."""
     return _holds_model(wanted, set())
 
 
 def _holds_model(wanted: Any, met: set[type]) -> bool:
     """
     Args:
-        met: dataclasses that are being looked through; they may hold themselves.
+        met: dataclasses that are being searched; they may contain themselves.
     """
     if hasattr(wanted, "__pydantic_validator__"):
         return True
@@ -159,7 +169,7 @@ def _holds_model(wanted: Any, met: set[type]) -> bool:
 
 
 def closed(schema: Any) -> Any:
-    """A copy of a type's schema whose objects have no properties but the type's."""
+    """A copy of a schema whose objects allow no further properties."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -171,7 +181,7 @@ def closed(schema: Any) -> Any:
 
 
 def _adapter(wanted: Any) -> Any:
-    import pydantic  # here, since only those need it who use its models
+    import pydantic  # here: only programs with pydantic models need it
 
     return pydantic.TypeAdapter(wanted)
 
@@ -187,7 +197,7 @@ def _texts_of(wanted: Any) -> dict[str, Any] | None:
 
 def _by_text(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Raises:
-    ProgramError: a text stands for two values.
+    ProgramError: two values have the same text.
     """
     by_text: dict[str, Any] = {}
     for text, value in pairs:
@@ -201,7 +211,7 @@ def _by_text(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """As a person would write it."""
+    """The text of a value of a Literal or Enum."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, str | int):
@@ -218,10 +228,10 @@ def _name_of(wanted: Any) -> str:
 
 
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's parameters, or of a dataclass's fields; without an annotation: Any.
+    """The types of a function's parameters, or of a dataclass's fields; Any if there is no annotation.
 
     Raises:
-        ProgramError: an annotation names what does not exist.
+        ProgramError: an annotation names an unknown type.
     """
     try:
         return typing.get_type_hints(function, include_extras=True)

@@ -1,1 +1,1 @@
-"""The building blocks of every model, tensor-parallel from birth."""
+"""The tensor-parallel layers that models are made of."""

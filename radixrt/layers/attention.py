@@ -1,10 +1,13 @@
-"""The attention block of a decoder layer: project, rotate, attend over the paged KV cache, project back."""
+"""The attention block of a decoder layer: projections, rotation, attention over the paged KV cache."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
+from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.linear import ColumnParallelLinear, Heads, RowParallelLinear
 from radixrt.layers.norm import RMSNorm
@@ -12,7 +15,25 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import RotaryEmbedding
 
 
-class SelfAttention(nn.Module):
+class AttentionBlock(nn.Module, ABC):
+    """The attention of one layer. It writes the step's tokens into the layer's KV cache and attends over it."""
+
+    spec: AttentionSpec
+
+    def kv_spec(self, dtype: torch.dtype) -> KVSpec:
+        """The layer's KV cache on this rank: keys and values of one width, unless a family keeps something else.
+
+        Args:
+            dtype: that ``--kv-cache-dtype`` sets.
+        """
+        return KVSpec.keys_and_values(self.spec.num_kv_heads, self.spec.head_dim, dtype)
+
+    @abstractmethod
+    def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        """[num_tokens, hidden_size], positions [num_tokens] -> [num_tokens, hidden_size]"""
+
+
+class SelfAttention(AttentionBlock):
     """Grouped-query attention of layer ``layer_index``, whose KV cache is the context's at that index."""
 
     def __init__(
@@ -53,6 +74,7 @@ class SelfAttention(nn.Module):
             sliding_window=sliding_window,
             soft_cap=soft_cap,
         )
+        self.head_counts = [heads.query, heads.kv, heads.kv]
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size, heads.projections(num_heads, num_kv_heads, tp), qkv_bias
         )
@@ -62,13 +84,12 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size], positions [num_tokens] -> [num_tokens, hidden_size]"""
-        query, key, value = (
-            part.unflatten(-1, (-1, self.spec.head_dim))  # [num_tokens, heads, head_dim]
-            for part in self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
-        )
+        merged = self.qkv_proj.forward(hidden)
+        heads = merged.view(merged.shape[0], sum(self.head_counts), self.spec.head_dim)
+        query, key, value = heads.split_with_sizes(self.head_counts, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = self.rotary(positions, query, key)
+        query, key = self.rotary.forward(positions, query, key)
         kv_cache = context.kv_caches[self.layer_index]
         attended = context.backend.attend(query, key, value, kv_cache, self.spec)
-        return self.o_proj(attended.flatten(1))
+        return self.o_proj.forward(attended.flatten(1))

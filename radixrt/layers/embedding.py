@@ -1,4 +1,4 @@
-"""The two ends of a model, both split over ranks by vocabulary: token embedding and LM head."""
+"""Token embedding and LM head, split over ranks by vocabulary."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,9 @@ from radixrt.layers.weights import WeightSlot
 
 
 class VocabParallelEmbedding(MatrixLayer):
-    """Rank ``r`` holds rows ``r * rows`` to ``(r + 1) * rows``; the last rank's may be padding.
+    """Rank ``r`` holds rows ``r * rows`` to ``(r + 1) * rows``; those of the last rank may be padding.
 
-    A model that ties its ends has one of these for both, so a format that multiplies fast must also be one in
-    which rows can be looked up.
+    A model with tied embeddings has one instance for both, so its matrix must multiply and look rows up.
     """
 
     matrix: EmbeddingMatrix

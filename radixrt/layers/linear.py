@@ -1,4 +1,4 @@
-"""Linear layers split over ranks, and how the projections a checkpoint keeps apart are merged."""
+"""Linear layers split over ranks; projections of the same input are merged into one matrix."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The attention heads of one rank. Fewer KV heads than ranks: each is computed by several ranks."""
+    """The attention heads of one rank. Where there are fewer KV heads than ranks, several ranks compute each."""
 
     query: int
     kv: int
@@ -93,8 +93,8 @@ class LinearLayer(MatrixLayer, ABC):
 class ColumnParallelLinear(LinearLayer):
     """One or several projections of the same input in one matrix, output features split over ranks.
 
-    In the model its place is that of the projections: merged as ``self_attn.qkv_proj``, it loads
-    ``self_attn.q_proj.weight``, ``self_attn.k_proj.weight`` and ``self_attn.v_proj.weight``.
+    Its path in the model is beside those of the projections: ``self_attn.qkv_proj`` loads ``self_attn.q_proj.weight``,
+    ``self_attn.k_proj.weight`` and ``self_attn.v_proj.weight``.
     """
 
     def __init__(self, input_size: int, projections: Sequence[Projection], bias: bool) -> None:
@@ -135,22 +135,26 @@ class RowParallelLinear(LinearLayer):
         yield Placement(path, (self.rows, self.input_size), slice(None), 1, start)
 
 
-def allocate_matrices(model: nn.Module, format_of: Callable[[str], MatrixFormat]) -> None:
+def allocate_matrices(
+    model: nn.Module, format_of: Callable[[str, Sequence[str]], MatrixFormat]
+) -> None:
     """Give every layer of ``model`` that has a matrix an empty one.
 
     Args:
-        format_of: by the layer's path in the model; checkpoints keep some layers in other formats.
+        format_of: by the layer's path in the model and the checkpoint's names of the projections merged in it;
+            checkpoints keep some layers in other formats.
     """
     for path, module in model.named_modules():
         if isinstance(module, MatrixLayer):
-            module.allocate(format_of(path))
+            placements = module.placements(path) if isinstance(module, LinearLayer) else ()
+            module.allocate(format_of(path, [placement.name for placement in placements]))
 
 
 def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
     """Bring every loaded matrix of ``model`` into the form that ``kernels`` multiply by fastest.
 
     Raises:
-        ConfigError: a matrix that was loaded has no sense.
+        ConfigError: the tensors of a matrix contradict one another.
     """
     for module in model.modules():
         if isinstance(module, MatrixLayer):

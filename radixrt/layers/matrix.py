@@ -1,4 +1,4 @@
-"""The weight matrix of a linear layer: how it is stored, loaded and multiplied by."""
+"""The weight matrix of a linear layer: its storage, loading and products."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -12,18 +12,18 @@ from radixrt.layers.weights import WeightSlot, parameter
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one projection of a checkpoint lies in the matrix of a layer, and what part of it a rank keeps."""
+    """The place of one projection of a checkpoint in the matrix of a layer, and the part of it that a rank keeps."""
 
     name: str
     """Of the projection in the checkpoint, without ``.weight``: ``model.layers.0.self_attn.q_proj``."""
     size: tuple[int, int]
     """(output features, input features) of the whole projection."""
     rows: slice
-    """The matrix's output features that are this projection's."""
+    """The projection's output features in the matrix."""
     dim: int
-    """What is split over ranks: 0 the output features, 1 the input features."""
+    """The dimension that is split over ranks: 0 the output features, 1 the input features."""
     start: int
-    """Where in ``dim`` of the whole projection this rank's part begins."""
+    """First index of this rank's part in ``dim`` of the whole projection."""
 
 
 class Weights(nn.Module):
@@ -36,7 +36,7 @@ class Weights(nn.Module):
 
 
 class Matrix(Weights, ABC):
-    """Weights that all tokens are multiplied by."""
+    """Weights by which all tokens are multiplied."""
 
     @abstractmethod
     def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
@@ -44,33 +44,33 @@ class Matrix(Weights, ABC):
 
 
 class EmbeddingMatrix(Matrix):
-    """One that can be an embedding, too."""
+    """A matrix that can also be an embedding."""
 
     @abstractmethod
     def look_up(self, rows: Tensor) -> Tensor:
-        """Some of the rows: [n] int64 -> [n, columns]"""
+        """Rows by index: [n] int64 -> [n, columns]"""
 
 
 class DecodableMatrix(Matrix):
-    """One whose rows can be had as plain weights."""
+    """A matrix whose rows can be decoded to plain weights."""
 
     @abstractmethod
     def plain(self, rows: slice) -> Tensor:
-        """Some of the rows: [n, columns] of the model's dtype"""
+        """A range of rows: [n, columns] in the model's dtype"""
 
 
 class LoadableMatrix(Matrix):
-    """One in a form in which checkpoints are loaded."""
+    """A matrix in the form into which checkpoints are loaded."""
 
     @abstractmethod
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
-        """The checkpoint's tensors that make up one projection, and where they go."""
+        """Names of the checkpoint's tensors that make up one projection, and their slots."""
 
     def finish(self) -> None:
-        """All tensors are loaded.
+        """Called when all tensors are loaded.
 
         Raises:
-            ConfigError: what they say together has no sense.
+            ConfigError: they contradict one another.
         """
 
 
@@ -79,7 +79,7 @@ MatrixFormat = Callable[[int, int], LoadableMatrix]
 
 
 class DenseMatrix(EmbeddingMatrix, DecodableMatrix, LoadableMatrix):
-    """One number an element, of torch's current default dtype and device."""
+    """Plain weights, of torch's current default dtype and device."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__(rows, columns)
@@ -101,7 +101,7 @@ class DenseMatrix(EmbeddingMatrix, DecodableMatrix, LoadableMatrix):
 
 
 class MatrixLayer(nn.Module):
-    """A layer whose weight is one matrix. It is made without it, since the checkpoint decides the format."""
+    """A layer whose weight is one matrix. The matrix is made later, since the checkpoint decides its format."""
 
     matrix: Weights
 
@@ -126,7 +126,7 @@ class MatrixLayer(nn.Module):
 
 
 class MatrixStack(MatrixLayer):
-    """Matrices of one shape and format, one below the other in one matrix: a mixture of experts has one for each."""
+    """Matrices of one shape and format, one below the other in one matrix: one for each expert of a mixture."""
 
     def __init__(self, count: int, rows: int, columns: int) -> None:
         """
@@ -137,11 +137,11 @@ class MatrixStack(MatrixLayer):
         self.count = count
 
     def rows_of(self, index: int) -> slice:
-        """Where one of the matrices lies."""
+        """The rows of one of the matrices."""
         rows = self.rows // self.count
         return slice(index * rows, (index + 1) * rows)
 
     def plain(self, index: int) -> Tensor:
-        """One of the matrices, of the model's dtype; not after it was packed."""
+        """One of the matrices in the model's dtype; only before it is packed."""
         assert isinstance(self.matrix, DecodableMatrix)
         return self.matrix.plain(self.rows_of(index))

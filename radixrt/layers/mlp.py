@@ -2,10 +2,31 @@
 
 from torch import Tensor
 
-from radixrt.layers.activation import gated_activation
+from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from radixrt.layers.parallel import TensorParallel
+
+_NAMES = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+}
+
+
+def gated_activation(hidden_act: str) -> str:
+    """The kernel's name for a config's ``hidden_act``.
+
+    Raises:
+        ConfigError: the activation is not one that gated MLPs use here.
+    """
+    if hidden_act not in _NAMES:
+        raise ConfigError(
+            f"The checkpoint's activation {hidden_act!r} is not supported; supported: {', '.join(_NAMES)}."
+        )
+    return _NAMES[hidden_act]
 
 
 class GatedMLP(KernelLayer):
@@ -30,5 +51,5 @@ class GatedMLP(KernelLayer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
-        gate_up = self.gate_up_proj(hidden)
-        return self.down_proj(self.kernels.gated_activation(self.activation, gate_up))
+        gate_up = self.gate_up_proj.forward(hidden)
+        return self.down_proj.forward(self.kernels.gated_activation(self.activation, gate_up))

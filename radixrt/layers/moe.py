@@ -1,19 +1,19 @@
-"""Mixture of experts: a router sends each token to a few of many small MLPs."""
+"""Mixture of experts (Shazeer et al., 2017): a router sends each token to a few of many small MLPs."""
 
 from collections.abc import Iterator
 
 from torch import Tensor
 
-from radixrt.layers.activation import gated_activation
 from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import LinearLayer
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
+from radixrt.layers.mlp import gated_activation
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
 
 class Router(LinearLayer):
-    """Says how well each expert suits a token; the same on every rank. Its weights are plain in every checkpoint."""
+    """Scores the experts for each token; the same on every rank. Its weights are plain in every checkpoint."""
 
     def __init__(self, hidden_size: int, num_experts: int, top_k: int, normalize: bool) -> None:
         """
@@ -36,7 +36,7 @@ class Router(LinearLayer):
 
 
 class Experts(KernelLayer):
-    """Gated MLPs, each split over ranks like a dense one. Loads ``experts.0.gate_proj.weight``, ..."""
+    """Gated MLPs, each split over ranks like a dense one; loads ``experts.0.gate_proj.weight``, ..."""
 
     def __init__(
         self,
@@ -52,38 +52,31 @@ class Experts(KernelLayer):
         self.intermediate_size = intermediate_size
         self.activation = gated_activation(activation)
         self.share = share = tp.share(intermediate_size, "expert size")
-        # Which layers a checkpoint keeps unquantized is said by parts of names, and "gate" is a router's.
-        self.up_proj = MatrixStack(num_experts, 2 * share, hidden_size)  # gate's rows, then up's
+        self.gate_up_proj = MatrixStack(
+            num_experts, 2 * share, hidden_size
+        )  # gate's rows, then up's
         self.down_proj = MatrixStack(num_experts, hidden_size, share)
 
     def forward(self, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as hidden"""
         output = self.kernels.experts(
-            hidden, weights, experts, self.up_proj, self.down_proj, self.activation
+            hidden, weights, experts, self.gate_up_proj, self.down_proj, self.activation
         )
         return self.tp.all_reduce(output)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
-        for expert in range(self.num_experts):
-            up, down = self._placements(f"{path}.{expert}", expert)
-            for placement in up:
-                yield from self.up_proj.loadable.slots(placement)
-            yield from self.down_proj.loadable.slots(down)
-
-    def _placements(self, path: str, expert: int) -> tuple[list[Placement], Placement]:
-        """Of gate and up, and of down."""
-        hidden_size = self.up_proj.columns
+        hidden_size, start = self.gate_up_proj.columns, self.tp.rank * self.share
         wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
-        start = self.tp.rank * self.share
-        both = self.up_proj.rows_of(expert)
-        gate, up = (
-            slice(both.start, both.start + self.share),
-            slice(both.start + self.share, both.stop),
-        )
-        return [
-            Placement(f"{path}.gate_proj", wide, gate, 0, start),
-            Placement(f"{path}.up_proj", wide, up, 0, start),
-        ], Placement(f"{path}.down_proj", tall, self.down_proj.rows_of(expert), 1, start)
+        for expert in range(self.num_experts):
+            first = self.gate_up_proj.rows_of(expert).start
+            for name in ("gate_proj", "up_proj"):
+                rows = slice(first, first + self.share)
+                first += self.share
+                placement = Placement(f"{path}.{expert}.{name}", wide, rows, 0, start)
+                yield from self.gate_up_proj.loadable.slots(placement)
+            rows = self.down_proj.rows_of(expert)
+            down = Placement(f"{path}.{expert}.down_proj", tall, rows, 1, start)
+            yield from self.down_proj.loadable.slots(down)
 
 
 class SparseMoE(KernelLayer):
@@ -103,7 +96,7 @@ class SparseMoE(KernelLayer):
 
 
 def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Experts that a checkpoint keeps in one tensor, as the single ones that ``Experts`` loads.
+    """Split the experts that a checkpoint keeps in one tensor into those that ``Experts`` loads.
 
     Args:
         name: of ``...experts.gate_up_proj`` [experts, 2 * size, hidden_size] or ``...experts.down_proj``

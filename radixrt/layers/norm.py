@@ -10,7 +10,7 @@ class RMSNorm(KernelLayer):
     """``x / rms(x) * weight``, computed in float32; Gemma stores ``weight - 1`` (``unit_offset``).
 
     The two variants also round differently: Llama rounds to the activations' dtype before it multiplies
-    by the weight, Gemma after. In bfloat16 that is visible, so both are kept.
+    by the weight, Gemma after. In bfloat16 the results differ, so both are kept.
     """
 
     def __init__(self, size: int, eps: float, unit_offset: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What a layer knows about the ranks that share a model, and the two ways it talks to them."""
+"""The ranks that share a model: a rank's part of each layer, all-reduce and all-gather."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021); the ways in which checkpoints stretch it to longer contexts are transformers'."""
+"""Rotary position embedding (Su et al., 2021), with the context extensions that transformers knows."""
 
 from typing import Any
 
@@ -14,10 +14,20 @@ from radixrt.layers.kernels.interface import KernelLayer
 class RotaryEmbedding(KernelLayer):
     """Rotates queries and keys by their positions; one instance serves all layers that agree on it.
 
-    Some checkpoints choose their frequencies by the length of a sequence (``dynamic``, ``longrope``), and transformers
-    computes the KV cache anew when it grows past a border. Keys that were cached under one choice are useless under another, so
-    here the choice holds for all sequences and is made once, by the served context length: where that lies within the
-    original context, every prompt gets the numbers of transformers; else those prompts do that are past it.
+    Some checkpoints choose their frequencies by the length of a sequence (``dynamic``, ``longrope``), so that keys cached
+    under one choice cannot be used under another. Here the choice is made once for all sequences, by the served context
+    length. Where that lies within the original context, every prompt gets the numbers of transformers; else only prompts
+    longer than the original context do.
+
+    >>> from types import SimpleNamespace
+    >>> config = SimpleNamespace(head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    >>> rotary = RotaryEmbedding(config, context_length=16)
+    >>> rotary.cos_sin.shape
+    torch.Size([16, 8])
+    >>> query, key = torch.ones(2, 4, 8), torch.ones(2, 1, 8)
+    >>> rotated, _ = rotary(torch.tensor([0, 3]), query, key)
+    >>> rotated.shape, torch.equal(rotated[0], query[0]), torch.equal(rotated[1], query[1])
+    (torch.Size([2, 4, 8]), True, False)
     """
 
     cos_sin: Tensor
@@ -37,7 +47,7 @@ class RotaryEmbedding(KernelLayer):
         angles = torch.outer(torch.arange(context_length).float(), frequencies)
         table = torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor
         self.register_buffer("cos_sin", table.float(), persistent=False)
-        # [context_length, rotary_dim] float32, cosines then sines: what FlashInfer's kernel takes
+        # [context_length, rotary_dim] float32, cosines then sines: the layout of FlashInfer's kernel
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated. Both may be overwritten."""

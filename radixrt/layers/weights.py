@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint go: each is copied, in part or whole, into memory a layer owns."""
+"""Copies the tensors of a checkpoint, in part or whole, into the memory of the layers."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -25,15 +25,15 @@ class WeightSlot:
     dim: int = 0
     """The dimension of which a rank keeps a part."""
     start: int = 0
-    """Where in ``dim`` this rank's part begins."""
+    """First index of this rank's part in ``dim``."""
     convert: Callable[[Tensor], Tensor] | None = None
-    """From the whole tensor as the checkpoint has it to the whole as ``target`` has it, where they differ."""
+    """Converts the whole tensor from the checkpoint's layout to that of ``target``; None: they are the same."""
     weights_an_element: int = 1
-    """How many of the model's weights one element stands for; 0 for what only describes others."""
+    """Weights of the model that one element holds: 8 for a word of 4-bit codes, 0 for a scale."""
     count: int | None = None
-    """This rank's part of ``dim``; None: as much as ``target`` has."""
+    """Length of this rank's part in ``dim``; None: that of ``target``."""
     store: Callable[[Tensor], None] | None = None
-    """Takes this rank's part where it is not simply copied into ``target``."""
+    """Stores this rank's part; None: it is copied into ``target``."""
 
     def load(self, tensor: Tensor) -> None:
         """Take this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
@@ -45,7 +45,7 @@ class WeightSlot:
 
 @runtime_checkable
 class HasWeightSlots(Protocol):
-    """A layer whose parameters, those of its parts included, are not simply the checkpoint's tensors."""
+    """A layer that maps the checkpoint's tensors to its parameters, and to those of its parts, by itself."""
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         """Checkpoint names, given the layer's own path in the model, and their slots."""
@@ -57,7 +57,7 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:
-    """Every tensor that a checkpoint of the model must hold, by name."""
+    """The slot of every tensor that a checkpoint of the model must hold, by name."""
     return dict(_slots_below(model, ""))
 
 
@@ -73,13 +73,13 @@ def _slots_below(module: nn.Module, path: str) -> Iterator[tuple[str, WeightSlot
 
 
 def num_weights(model: nn.Module) -> int:
-    """How many numbers the whole model has, of which this rank may hold a part."""
+    """Number of weights of the whole model, of which this rank may hold a part."""
     slots = weight_slots(model).values()
     return sum(math.prod(slot.shape) * slot.weights_an_element for slot in slots)
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Memory of this rank's weights, in the form in which they are kept."""
+    """Memory of this rank's weights in bytes."""
     return sum(tensor.numel() * tensor.itemsize for tensor in model.state_dict().values())
 
 
@@ -92,7 +92,7 @@ def load_into(
         slots: of the whole model.
         tensors: the checkpoint's, under the names the slots have. Rotary tables, which old
             checkpoints store and every implementation recomputes, are passed over.
-        ignored: other names that may occur and mean nothing.
+        ignored: other names that may occur and are passed over.
 
     Raises:
         ConfigError: tensors are missing, unexpected or misshapen; names some of them.

@@ -2,6 +2,6 @@
 
     api ── tokenizer ── scheduler ── worker
 
-All are ``msgspec.Struct``s in msgpack, told apart by a tag (:mod:`radixrt.messages.links` says which come in where).
+All are ``msgspec.Struct``s in msgpack, distinguished by a tag. :mod:`radixrt.messages.links` lists those of each link.
 Token ids travel as packed int32 bytes (:mod:`radixrt.messages.ids`). Nothing is ever unpickled.
 """

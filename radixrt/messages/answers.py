@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log-probability of one token and of the likeliest alternatives at its position."""
+    """The log-probability of one token and of the likeliest alternatives at its position (natural logarithm)."""
 
     token_id: int
     token: str
@@ -35,7 +35,7 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations in seconds, as the scheduler saw them."""
+    """Durations in seconds, by the scheduler's clock."""
 
     queued_s: float = 0.0
     """From arrival at the scheduler to the first planned chunk."""
@@ -45,7 +45,7 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """From arrival at the scheduler to the last token."""
 
 
-class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The facts about one answer beside its text.
 
     The scheduler makes it with the first token and again with the last one; the tokenizer process adds the facts
@@ -63,8 +63,10 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """None until the answer is complete."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the answer; None if the model's own end token did."""
-    times: AnswerTimes = AnswerTimes()
-    """``total_s`` is set when the answer is complete."""
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    total_s: float = 0.0
+    """Durations as in :class:`AnswerTimes`; ``total_s`` is 0 until the answer is complete."""
     retries: int = 0
     """How often a part of this answer was taken back because a check found it invalid."""
     unenforced: tuple[Unenforced, ...] = ()
@@ -72,25 +74,30 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     violation: str | None = None
     """Of a complete answer: how it breaks that; None: it does not."""
 
+    @property
+    def times(self) -> AnswerTimes:
+        """The durations by themselves."""
+        return msgspec.convert(self, AnswerTimes, from_attributes=True)
+
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):
-    """One call of a tool: whole, or the first piece of it; what follows of a call has no name."""
+    """One tool call, or a piece of one; only the first piece has a name."""
 
     index: int
-    """Which of the answer's calls."""
+    """Index of the call in its answer."""
     name: str
     arguments: str
     """JSON, or the next piece of it."""
 
 
 class AnswerChunk(Message, frozen=True, kw_only=True):
-    """A piece of one answer (or the whole of it, where the request did not stream)."""
+    """A piece of one answer; the whole answer if the request does not stream."""
 
     request_id: str
     index: int
-    """Which of the ``n`` answers."""
+    """Index among the ``n`` answers."""
     text: str
-    """New text: complete characters only, nothing that may yet turn out to be a stop string."""
+    """New text: complete characters, without an end that may be the beginning of a stop string."""
     token_ids: PackedIds
     """New tokens. Their text may come in a later chunk."""
     tool_calls: list[ToolCall] = []
@@ -116,7 +123,7 @@ class AnswerBatch(Message, frozen=True):
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
-    """The request was refused, or was lost. See :class:`radixrt.base.errors.RequestError`."""
+    """A request was refused or dropped. See :class:`radixrt.base.errors.RequestError` for the fields."""
 
     request_id: str = ""
     """Empty in a CallReply."""
@@ -128,27 +135,16 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
     @staticmethod
     def of(error: RequestError, request_id: str = "") -> "RequestFailed":
-        return RequestFailed(
-            request_id=request_id,
-            message=error.message,
-            status=error.status,
-            param=error.param,
-            code=error.code,
-            retry_after_s=error.retry_after_s,
-        )
+        return RequestFailed(request_id=request_id, **vars(error))
 
     def as_error(self) -> RequestError:
-        return RequestError(
-            self.message,
-            status=self.status,
-            param=self.param,
-            code=self.code,
-            retry_after_s=self.retry_after_s,
-        )
+        fields = msgspec.structs.asdict(self)
+        del fields["request_id"]
+        return RequestError(**fields)
 
 
 class EngineInfo(Message, frozen=True, kw_only=True):
-    """Sent once, up the whole chain, when the engine can take requests. Lengths are in tokens."""
+    """Facts about the engine, sent once from the workers up to the api when requests can be served. Lengths are in tokens."""
 
     engine: int = 0
     """Number of the engine, counted from the start of the server; set by the tokenizer process."""

@@ -1,4 +1,4 @@
-"""What is in the radix tree, as it is told?"""
+"""A view of the radix tree: the value of the reply to a CacheTreeCall."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """An edge of the radix tree and all that hangs below it."""
 
     text: str | None = None
-    """Of the first tokens, in their place from the tokenizer process on; None: it is not told."""
+    """Of the first tokens; the tokenizer process puts it in their place. None: not shown."""
     first_token_ids: PackedIds = b""
     """Up to 32 of the edge's tokens."""
     num_tokens: int
@@ -29,10 +29,10 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheNamespace(msgspec.Struct, frozen=True, kw_only=True):
-    """What the requests with one cache salt share."""
+    """The part of the tree that requests with one cache salt share."""
 
     salted: bool
-    """Whether there is a salt; it is a secret and not told."""
+    """Whether there is a salt. The salt itself is a secret and not shown."""
     total_tokens: int
     total_nodes: int
     children: list[CacheTreeNode]

@@ -1,6 +1,9 @@
-"""What is asked of the engine besides answers? Each call is answered by one :class:`radixrt.messages.replies.CallReply`, by whichever process knows."""
+"""Calls: requests to the engine that want one reply and no answer of the model.
 
-from radixrt.constrained.spec import Spec
+Each gets one :class:`radixrt.messages.replies.CallReply`, from the tokenizer process or from the scheduler.
+"""
+
+from radixrt.constrained.constraint import Constraint
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 from radixrt.messages.requests import Prompt
@@ -14,7 +17,7 @@ class TokenizeCall(Message, frozen=True):
 
 
 class DetokenizeCall(Message, frozen=True):
-    """Answered by a CallReply whose value is a Detokenized."""
+    """Answered by a CallReply whose value is the text."""
 
     call_id: int
     token_ids: PackedIds
@@ -22,7 +25,7 @@ class DetokenizeCall(Message, frozen=True):
 
 
 class FlushCacheCall(Message, frozen=True):
-    """Empty the radix tree. Answered by a CallReply whose value is a CacheFlushed.
+    """Empty the radix tree. Answered by a CallReply whose value is the number of pages freed.
 
     Only what no running request uses is dropped.
     """
@@ -31,9 +34,9 @@ class FlushCacheCall(Message, frozen=True):
 
 
 class PinCall(Message, frozen=True, kw_only=True):
-    """Keep what the tree holds of a prompt from eviction, for a time: a lease.
+    """Keep a prompt's KV in the tree from eviction for ``ttl_s`` seconds: a lease.
 
-    Answered by a CallReply whose value is a LeaseGranted, or whose error says that too much is pinned already.
+    Answered by a CallReply whose value is a LeaseGranted, or whose error is that too much is pinned already.
     """
 
     call_id: int
@@ -43,9 +46,10 @@ class PinCall(Message, frozen=True, kw_only=True):
 
 
 class ReleaseCacheCall(Message, frozen=True, kw_only=True):
-    """End a lease, or say that a session has ended: its KV goes first from now on.
+    """End a lease, or a session, whose KV is then evicted first.
 
-    Answered by a CallReply whose value is a CacheReleased; the error of an unknown lease has status 404.
+    Answered by a CallReply whose value is the number of tokens of the lease or the session; the error of an unknown lease
+    has status 404.
     """
 
     call_id: int
@@ -60,9 +64,9 @@ class CacheTreeCall(Message, frozen=True, kw_only=True):
 
     call_id: int
     depth: int = 3
-    """Levels of nodes shown below each root; what is below them is summed up."""
+    """Levels of nodes shown below each root; deeper nodes are only counted."""
     children: int = 16
-    """Most children shown of a node, those with the most pages below them; the others are summed up."""
+    """Most children shown of a node, those with the most pages below them; the others are only counted."""
 
 
 class CompileCall(Message, frozen=True, kw_only=True):
@@ -72,7 +76,7 @@ class CompileCall(Message, frozen=True, kw_only=True):
     """
 
     call_id: int
-    structured: Spec
+    constraint: Constraint
 
 
 class StatsCall(Message, frozen=True):
@@ -82,7 +86,7 @@ class StatsCall(Message, frozen=True):
     check_invariants: bool = False
     """Also check that every page is accounted for; a violation is the reply's error."""
     malformed_frames: int = 0
-    """That the tokenizer process has dropped; the scheduler adds its own."""
+    """Frames dropped by the tokenizer process; the scheduler adds its own."""
 
 
 class PinTokensCall(Message, frozen=True, kw_only=True):

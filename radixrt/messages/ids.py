@@ -1,4 +1,4 @@
-"""Which ids travel packed, and how?"""
+"""Packs ids (of tokens, pages, slots, sequences) as little-endian int32 bytes for messages."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,19 @@ PackedIds = bytes
 
 
 def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> PackedIds:
-    """Pack token, page, slot or sequence ids as little-endian int32 bytes."""
+    """Pack ids as little-endian int32 bytes, 4 a piece.
+
+    >>> unpack_ids(pack_ids([3, 1])).tolist()
+    [3, 1]
+    """
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
 def unpack_ids(packed: PackedIds) -> TokenIds:
-    """The inverse of :func:`pack_ids`; the array is read-only and shares the bytes."""
+    """The inverse of :func:`pack_ids`: int32 ``[num_ids]``, read-only, over the same bytes."""
     return np.frombuffer(packed, dtype="<i4")
 
 
 def num_ids(packed: PackedIds) -> int:
-    """How many ids are packed."""
+    """Number of packed ids."""
     return len(packed) // 4

@@ -1,4 +1,4 @@
-"""What may come in on each link between two processes?
+"""The messages of each link between two processes, as tagged unions.
 
 api ── tokenizer ── scheduler ── worker
 """
@@ -15,10 +15,11 @@ from radixrt.messages.calls import (
     StatsCall,
     TokenizeCall,
 )
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
-from radixrt.messages.steps import DropGrammar, GrammarLoaded, LoadGrammar, StepPlan, StepResult
+from radixrt.messages.steps import StepPlan, StepResult
 
 ToTokenizerFromApi = (
     GenerateRequest
@@ -36,7 +37,9 @@ ToTokenizerFromApi = (
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
 
 ToScheduler = (
-    SequenceRequest
+    LoadGrammar
+    | DropGrammar
+    | SequenceRequest
     | ReleaseSequences
     | FlushCacheCall
     | PinTokensCall

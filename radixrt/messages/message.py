@@ -1,4 +1,4 @@
-"""What is a message? The base of all that are told apart by a tag."""
+"""Base of the messages that a receiver distinguishes by their tag."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What do calls bring back? One CallReply each."""
+"""The reply to a call, and the structs that its value may be."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from radixrt.messages.message import Message
 
 
 class CallReply(Message, frozen=True, kw_only=True):
-    """The end of a call."""
+    """Answers a call: a value or an error."""
 
     call_id: int
     value: Any = None
-    """The struct that the call names; where it is received, as builtins."""
+    """As the call documents it; a struct is received as builtins."""
     error: RequestFailed | None = None
 
 
@@ -24,31 +24,18 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     """As text."""
 
 
-class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
-    text: str
-
-
-class CacheFlushed(msgspec.Struct, frozen=True, kw_only=True):
-    pages_freed: int
-
-
 class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise that a prompt's KV stays, for a time."""
+    """A lease: a prompt's KV stays until it expires or is released."""
 
     lease: str
-    """Its name, for release."""
+    """Its id, for release."""
     pinned_tokens: int
-    """Leading tokens of the prompt that it is about."""
+    """Leading tokens of the prompt that it covers."""
     expires_in_s: float
 
 
-class CacheReleased(msgspec.Struct, frozen=True, kw_only=True):
-    released_tokens: int
-    """What the lease or the session was about."""
-
-
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a validator looks at, since no grammar can hold an answer to it."""
+    """A part of a constraint that a validator checks, since no grammar expresses it."""
 
     pointer: str
     """Of the subschema that the user sent."""
@@ -56,12 +43,12 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a constraint."""
+    """The outcome of compiling a constraint."""
 
     backend: str
-    """What enforces it."""
+    """The grammar backend that enforces it."""
     checks: list[CheckReport]
     """Beside the grammar."""
     unenforced: tuple[Unenforced, ...]
     seconds: float
-    """That it took."""
+    """Duration of the compilation."""

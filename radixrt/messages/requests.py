@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 
@@ -22,16 +22,16 @@ class TokenPrompt(Message, frozen=True):
 
 
 class CacheBreakpoint(msgspec.Struct, frozen=True, array_like=True):
-    """A conversation is worth keeping up to the end of one of its messages."""
+    """The end of a message up to which a chat's KV is to be kept."""
 
     message: int
-    """Index into the conversation's messages; -1: the tools before them."""
+    """Index into the messages; -1: the tools before them."""
     ttl_s: float | None = None
-    """For so many seconds after its last use; None: as long as there is room for such."""
+    """Seconds after its last use; None: without a limit."""
 
 
 class ChatPrompt(Message, frozen=True):
-    """A conversation, to be rendered by the model's chat template."""
+    """The messages of a chat, to be rendered by the model's chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -39,31 +39,31 @@ class ChatPrompt(Message, frozen=True):
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] | None = None
     cache_breakpoints: list[CacheBreakpoint] = []
-    """Each keeps the conversation up to it; the tokenizer process turns them into :class:`Retention`."""
+    """The tokenizer process turns them into :class:`Retention`."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True):
-    """How much a client wants the KV of a request's first tokens kept."""
+    """The retention level of the KV of a request's first tokens."""
 
     level: RetentionLevel
     num_tokens: int | None = None
-    """Leading tokens of prompt and answer that it is about; None: all."""
+    """Leading tokens of prompt and answer that it covers; None: all."""
     ttl_s: float | None = None
     """Seconds from the end of the request after which the level is "default" again; None: it stays."""
 
 
 class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client knows of the future of a request's KV. Advice: it never changes an answer."""
+    """A client's knowledge of the future use of a request's KV. Advice: it never changes an answer."""
 
     retain: list[Retention] = []
-    """Where several are about the same tokens, the higher level holds."""
+    """Where several cover the same tokens, the higher level holds."""
     next_use_s: float | None = None
     """Seconds from the end of the request until the client expects to go on from here."""
     session: str = ""
-    """Whose requests these are: a ReleaseCacheCall lets go of a session's KV all at once."""
+    """The session of the request: a ReleaseCacheCall releases all KV of a session at once."""
 
 
 NO_HINTS = CacheHints()
@@ -109,7 +109,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     parse_tool_calls: str = ""
     """Take tool calls out of the answers' text: the name of how the model writes them, a key of
     :data:`radixrt.constrained.tool_calls.FORMATS`. Empty: they stay."""
-    structured: Spec | None = None
+    constraint: Constraint | None = None
     """The constraint on the answers."""
     parse_reasoning: str = ""
     """Take the reasoning out of the answers' text: the name of how the model marks it, a key of

@@ -1,8 +1,26 @@
-"""What does an engine count and measure of itself?"""
+"""Counters, gauges and histograms of an engine, each declared with its metric on ``/metrics``."""
 
 from bisect import bisect_left
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+
+
+class Metric(NamedTuple):
+    """How ``/metrics`` shows a field."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    name: str = ""
+    """After ``radixrt_``; "": the field's name."""
+
+
+counter, gauge, histogram = (
+    partial(Metric, "counter"),
+    partial(Metric, "gauge"),
+    partial(Metric, "histogram"),
+)
 
 
 class TimeHistogram(msgspec.Struct):
@@ -25,86 +43,94 @@ class TimeHistogram(msgspec.Struct):
 class StructuredStats(msgspec.Struct, kw_only=True):
     """Counters of structured output since start, from the tokenizer process."""
 
-    requests: int = 0
-    """Constraints asked for."""
-    refused: int = 0
-    """Of those, what can't be enforced."""
-    checks: int = 0
-    """Values that a validator looked at."""
-    retries: int = 0
-    """Values that were taken back."""
-    exhausted: int = 0
+    requests: Annotated[int, counter("Constraints asked for.", "structured_requests")] = 0
+    refused: Annotated[
+        int, counter("Constraints that can't be enforced.", "structured_refused")
+    ] = 0
+    checks: Annotated[int, counter("Values that a validator looked at.", "structured_checks")] = 0
+    retries: Annotated[int, counter("Values that were taken back.", "structured_retries")] = 0
+    exhausted: Annotated[
+        int, counter("Requests for which no valid value was found.", "structured_exhausted")
+    ] = 0
     """Requests that failed because no valid value was found."""
-    violations: int = 0
+    violations: Annotated[
+        int, counter("Answers that broke their schema: bugs.", "structured_violations")
+    ] = 0
     """Finished answers that broke a schema although it was enforced: bugs."""
-    cache_hits: int = 0
-    """Constraints that were compiled already."""
-    cache_misses: int = 0
-    helpers_killed: int = 0
+    cache_hits: Annotated[
+        int, counter("Constraints that were compiled already.", "grammar_cache_hits")
+    ] = 0
+    cache_misses: Annotated[
+        int, counter("Constraints that were compiled.", "grammar_cache_misses")
+    ] = 0
+    helpers_killed: Annotated[
+        int, counter("Compilers that went over a limit.", "grammar_helpers_killed")
+    ] = 0
     """Helper processes that went over a limit of time or memory."""
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """What the scheduler counts since start."""
+    """Counters of the scheduler since start."""
 
-    prompt_tokens: int = 0
-    """Of admitted sequences."""
-    cached_tokens: int = 0
-    """Of those, found in the tree."""
-    cache_write_tokens: int = 0
-    """Prompt tokens computed and put into the tree."""
-    output_tokens: int = 0
-    forced_tokens: int = 0
+    prompt_tokens: Annotated[int, counter("Prompt tokens of admitted sequences.")] = 0
+    cached_tokens: Annotated[int, counter("Prompt tokens found in the radix tree.")] = 0
+    cache_write_tokens: Annotated[
+        int, counter("Prompt tokens computed and put into the radix tree.")
+    ] = 0
+    output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
+    forced_tokens: Annotated[int, counter("Tokens that a grammar forced, not sampled.")] = 0
     """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
-    finished: int = 0
-    aborted: int = 0
-    refused: int = 0
-    retractions: int = 0
-    steps: int = 0
-    step_seconds: TimeHistogram
-    """Wall time of a step on the worker."""
-    plan_seconds: TimeHistogram
-    """Time the scheduler took to plan a step."""
-    forward_seconds: float = 0.0
+    finished: Annotated[int, counter("Sequences that came to their end.", "finished_sequences")] = 0
+    aborted: Annotated[
+        int, counter("Sequences dropped: client gone, or request failed.", "aborted_sequences")
+    ] = 0
+    refused: Annotated[
+        int, counter("Sequences that the scheduler did not take.", "refused_sequences")
+    ] = 0
+    retractions: Annotated[int, counter("Sequences set back for lack of memory.")] = 0
+    steps: Annotated[int, counter("Steps of the worker.")] = 0
+    step_seconds: Annotated[TimeHistogram, histogram("Time of a step on the worker.")]
+    plan_seconds: Annotated[TimeHistogram, histogram("Time the scheduler took to plan a step.")]
+    forward_seconds: Annotated[float, counter("Time in the model's forward passes.")] = 0.0
     """Of step_seconds, the model's forward passes; all steps together."""
-    wait_seconds: float = 0.0
+    wait_seconds: Annotated[
+        float, counter("Worker's waits for plans while busy.", "worker_wait_seconds")
+    ] = 0.0
     """Time that the worker waited for plans although there was work; all steps together."""
 
 
 class SchedulerStats(Counters, kw_only=True):
     """The counters, and gauges of this moment."""
 
-    running: int
-    waiting: int
-    evicted_pages: int
-    """Since start."""
-    pages_total: int
-    pages_owned: int
-    """Held by running sequences alone."""
-    pages_cached: int
+    running: Annotated[int, gauge("Sequences in the running batch.", "running_requests")]
+    waiting: Annotated[int, gauge("Sequences that wait.", "queued_requests")]
+    evicted_pages: Annotated[int, counter("Pages evicted from the radix tree.")]
+    pages_total: Annotated[int, gauge("Pages of the KV pool.", "kv_pages_capacity")]
+    pages_owned: Annotated[int, gauge("Pages held by running sequences alone.", "kv_pages_used")]
+    pages_cached: Annotated[int, gauge("Pages in the radix tree.", "kv_pages_cached")]
     """In the tree, locked or not."""
-    pages_evictable: int
-    """In the tree and not locked."""
-    pages_free: int
-    pages_pinned: int
-    """In the tree, under a lease."""
-    leases: int
-    leases_broken: int
+    pages_evictable: Annotated[
+        int, gauge("Pages in the radix tree in nobody's use.", "kv_pages_evictable")
+    ]
+    pages_free: Annotated[int, gauge("Pages that hold nothing.", "kv_pages_free")]
+    pages_pinned: Annotated[int, gauge("Pages in the radix tree under a lease.", "kv_pages_pinned")]
+    leases: Annotated[int, gauge("Leases that hold.", "cache_leases")]
+    leases_broken: Annotated[
+        int, counter("Leases given up before their time.", "cache_leases_broken")
+    ]
     """Since start, given up before their time, as a sequence could not have gone on."""
-    sessions: int
-    """Named by hints and not ended."""
-    grammars: int
-    """That the worker holds."""
-    tree_nodes: int
-    malformed_frames: int
+    sessions: Annotated[int, gauge("Sessions named by hints and not ended.", "cache_sessions")]
+    grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
+    tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
+    malformed_frames: Annotated[int, counter("Frames that the scheduler could not read.")]
     """Frames that any process could not read."""
-    request_log_dropped: int = 0
-    """Lines of the request log that could not be written."""
-    kv_events: int = 0
-    """Published on the KV-event stream."""
-    kv_event_replays: int = 0
+    request_log_dropped: Annotated[
+        int, counter("Lines of the request log that were not written.")
+    ] = 0
+    kv_events: Annotated[int, counter("Published on the KV-event stream.")] = 0
+    kv_event_replays: Annotated[int, counter("Subscribers helped out with batches.")] = 0
     """Times that a subscriber got batches again that it had missed."""
-    kv_event_snapshots: int = 0
+    kv_event_snapshots: Annotated[int, counter("Subscribers helped out with all blocks.")] = 0
     """Times that a subscriber lacked more than is kept."""
     structured: StructuredStats = msgspec.field(default_factory=StructuredStats)
     """Filled in by the tokenizer process."""

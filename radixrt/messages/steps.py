@@ -1,41 +1,17 @@
-"""What do scheduler and worker tell each other of steps, and of the grammars that they need?"""
+"""The messages between scheduler and workers: plans and results of steps."""
 
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.grammar import Grammar
+from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.sequences import LogprobRow
 
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so there was nothing to sample from."""
 
 GRAMMAR_FAILED = -2
 """In place of a sampled token: no token of the vocabulary goes on with the grammar, or its matcher gave up."""
-
-
-class LoadGrammar(Message, frozen=True, kw_only=True):
-    """Make a grammar ready for sequences to come. Answered by a GrammarLoaded from every rank."""
-
-    grammar_id: int
-    grammar: Grammar
-
-
-class DropGrammar(Message, frozen=True):
-    """No sequence to come uses this grammar."""
-
-    grammar_id: int
-
-
-class GrammarUse(msgspec.Struct, frozen=True, array_like=True):
-    """How a sequence is held to a loaded grammar; see Constraint."""
-
-    grammar_id: int
-    begin_after: PackedIds = b""
-    excluded: list[PackedIds] = []
-    excluded_from: int = 0
-    """Generated tokens before the excluded paths begin."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):
@@ -92,11 +68,12 @@ class StepPlan(Message, frozen=True, kw_only=True):
     prefill: list[Prefill] = []
 
 
-class GrammarLoaded(Message, frozen=True, kw_only=True):
-    """One rank has made a grammar ready, or could not."""
+class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position of a slot: the chosen token first, then the likeliest, descending."""
 
-    grammar_id: int
-    error: str | None = None
+    slot: int
+    token_ids: PackedIds
+    logprobs: list[float]
 
 
 class StepResult(Message, frozen=True, kw_only=True):
@@ -109,8 +86,8 @@ class StepResult(Message, frozen=True, kw_only=True):
     jump_slots: PackedIds = b""
     jump_tokens: PackedIds = b""
     """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` forced tokens beyond the one of a decode step."""
-    logprobs: list[LogprobRow] = []
-    prompt_logprobs: list[LogprobRow] = []
+    logprobs: list[SlotLogprobs] = []
+    prompt_logprobs: list[SlotLogprobs] = []
     forward_s: float = 0.0
     """The model's forward pass, logits included."""
     wait_s: float = 0.0

@@ -1,1 +1,1 @@
-"""Models by architecture, and the way from a checkpoint folder to one that runs."""
+"""Model architectures, and the loading of checkpoints."""

@@ -1,4 +1,4 @@
-"""What a checkpoint folder says about itself, read without torch, so that a bad one is refused before anything starts."""
+"""Reads and checks a checkpoint folder without torch, so that a bad one is refused before anything starts."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ def resolve_model_path(path_or_hub_id: str, flag: str = "--model-path") -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first.
 
     Args:
-        flag: the setting that errors speak of.
+        flag: the setting that errors name.
 
     Raises:
         ConfigError: neither a folder nor a hub id that can be downloaded.
@@ -92,17 +92,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 def check_checkpoint(
     model_dir: Path, load_format: str = "auto", quantization: str = "auto"
 ) -> dict[str, Any]:
-    """Everything that can be known to be wrong with a checkpoint without reading its tensors.
+    """Check a checkpoint as far as that is possible without reading its tensors.
 
     Args:
         load_format: ``dummy`` needs no weight files.
-        quantization: what is wanted; see ``quantization_scheme``.
+        quantization: see ``quantization_scheme``.
 
     Returns:
         the content of config.json
 
     Raises:
-        ConfigError: one sentence on what is wrong.
+        ConfigError: something is wrong; the message names it.
     """
     config = read_config(model_dir)
     check_architecture(config)
@@ -142,7 +142,7 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config that describes the language model: itself, unless it has more modalities."""
+    """The part of a config that describes the language model: its ``text_config``, or all of it."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
@@ -166,10 +166,10 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def served_context_length(config: Mapping[str, Any], wanted: int | None) -> int:
-    """The longest sequence that will be served: what the checkpoint is made for, or less if ``wanted``.
+    """The longest sequence that is served, in tokens: ``wanted``, or by default the checkpoint's limit.
 
     Raises:
-        ConfigError: more is wanted.
+        ConfigError: ``wanted`` is more than that limit.
     """
     limit = context_length(config)
     if wanted is not None and wanted > limit:

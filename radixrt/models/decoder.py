@@ -1,7 +1,7 @@
-"""The decoder-only language model that every architecture here is an instance of.
+"""The decoder-only language model that every architecture derives from.
 
-An architecture's own file says how its layers are made up; this one says what happens to them: tokens
-in, hidden states through the layers, logits out, weights loaded.
+An architecture's own file overrides how its layers are made. This file runs them: tokens in, hidden states through the
+layers, logits out; and it loads the weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
-from radixrt.layers.attention import SelfAttention
+from radixrt.attention.kv_spec import KVSpec
+from radixrt.layers.attention import AttentionBlock, SelfAttention
 from radixrt.layers.embedding import VocabParallelEmbedding
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
@@ -23,10 +24,12 @@ from radixrt.layers.weights import load_into, weight_slots
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream: Llama's layer.
 
-    An architecture with another order of things brings a class of its own with this ``forward``.
+    Layers call one another's ``forward``: torch's own call looks for hooks, which costs the host as much as a launch.
+
+    An architecture with another order of norms and blocks has a class of its own with this ``forward``.
     """
 
-    def __init__(self, config: Any, self_attn: SelfAttention, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.mlp = mlp
@@ -36,7 +39,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """Activations travel as the last block's output and the residual stream it is yet to join.
+        """Compute one layer. The last block's output and the residual stream are added in the next norm.
 
         Args:
             hidden, residual: [num_tokens, hidden_size]
@@ -46,13 +49,13 @@ class DecoderLayer(nn.Module):
             (hidden, residual) for the next layer
         """
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.self_attn(hidden, positions, context)
+        hidden = self.self_attn.forward(hidden, positions, context)
         hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
-        return self.mlp(hidden), residual
+        return self.mlp.forward(hidden), residual
 
 
 class DecoderModel(nn.Module):
-    """Embedding, layers and final norm; holds what checkpoints name ``model.*``."""
+    """Embedding, layers and final norm: the tensors that checkpoints name ``model.*``."""
 
     def __init__(
         self, config: Any, tp: TensorParallel, layers: Sequence[nn.Module], norm: RMSNorm
@@ -64,11 +67,11 @@ class DecoderModel(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder with an LM head: Llama's without biases. Architectures override what they do otherwise."""
+    """A decoder with an LM head: Llama's without biases. Architectures override the methods in which they differ."""
 
     num_parameters: int
     """Of the whole model, not of this rank's shards alone; set by the loader."""
-    layer_class: Callable[[Any, SelfAttention, nn.Module], nn.Module] = DecoderLayer
+    layer_class: Callable[[Any, AttentionBlock, nn.Module], nn.Module] = DecoderLayer
     """Makes a layer of (config, attention, MLP)."""
     embedding_scale: float = 1.0
     """Embeddings are multiplied by it (Gemma)."""
@@ -94,36 +97,39 @@ class CausalLM(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
 
-    # ------------------------------------------------------------ what architectures override
+    # ------------------------------------------------------------ overridden by architectures
+
+    def attention(self, index: int, rotary: RotaryEmbedding) -> AttentionBlock:
+        """The attention of layer ``index``, whose KV cache is ``context.kv_caches[index]``. A family with another kind of
+        attention overrides this with a block of its own, whose ``kv_spec`` describes its KV cache."""
+        return SelfAttention(self.config, index, rotary, self.tp, **self.attention_options(index))
 
     def attention_options(self, index: int) -> dict[str, Any]:
-        """What the attention of layer ``index`` has beside the config's sizes: arguments of ``SelfAttention``."""
+        """Arguments of ``SelfAttention`` beside the config's sizes, for layer ``index``."""
         return {}
 
     def mlp(self, index: int) -> nn.Module:
         """The MLP of layer ``index``."""
-        config = self.config
-        return GatedMLP(
-            config.hidden_size, config.intermediate_size, self.tp, activation=config.hidden_act
-        )
+        config, bias = self.config, getattr(self.config, "mlp_bias", False)
+        size, act = config.intermediate_size, config.hidden_act
+        return GatedMLP(config.hidden_size, size, self.tp, activation=act, bias=bias)
 
     def norm(self, size: int) -> RMSNorm:
         """The final norm, and those of query and key where there are any."""
         return RMSNorm(size, self.config.rms_norm_eps)
 
     def rope_layer_type(self, index: int) -> str | None:
-        """Under which key of the config's ``rope_parameters`` those of layer ``index`` stand; None: it is not nested."""
+        """The key of layer ``index`` in the config's ``rope_parameters``; None: these are the same for all layers."""
         return None
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """A checkpoint's tensor under the names used here: renamed, split into several, or dropped."""
         yield name, tensor
 
-    # ------------------------------------------------------------ what they inherit
+    # ------------------------------------------------------------ inherited by them
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
-        options = self.attention_options(index)
-        attention = SelfAttention(self.config, index, rotary, self.tp, **options)
+        attention = self.attention(index, rotary)
         return type(self).layer_class(self.config, attention, self.mlp(index))
 
     @torch.inference_mode()
@@ -142,7 +148,7 @@ class CausalLM(nn.Module):
             hidden = hidden * self.embedding_scale
         residual = torch.zeros_like(hidden)
         for layer in self.model.layers:
-            hidden, residual = layer(hidden, residual, positions, context)
+            hidden, residual = layer.forward(hidden, residual, positions, context)
         return self.model.norm.add_and_norm(hidden, residual)[0]
 
     @torch.inference_mode()
@@ -162,8 +168,15 @@ class CausalLM(nn.Module):
         return logits
 
     def attention_specs(self) -> list[AttentionSpec]:
-        """What each layer's KV cache and attention kernel must be like, on this rank."""
-        return [block.spec for block in self.modules() if isinstance(block, SelfAttention)]
+        """The constants of each layer's attention, on this rank."""
+        return [block.spec for block in self._attention_blocks()]
+
+    def kv_specs(self, dtype: torch.dtype) -> list[KVSpec]:
+        """The KV cache of each layer, on this rank; keys and values are kept in ``dtype``."""
+        return [block.kv_spec(dtype) for block in self._attention_blocks()]
+
+    def _attention_blocks(self) -> list[AttentionBlock]:
+        return [block for block in self.modules() if isinstance(block, AttentionBlock)]
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors into the model.

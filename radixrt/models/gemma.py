@@ -1,4 +1,4 @@
-"""What Gemma 2 and Gemma 3 share: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
+"""The common part of Gemma 2 and Gemma 3: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
-from radixrt.layers.attention import SelfAttention
+from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
@@ -17,7 +17,7 @@ from radixrt.models.decoder import CausalLM
 class GemmaDecoderLayer(nn.Module):
     """A block's output is normed once more before it joins the residual stream."""
 
-    def __init__(self, config: Any, self_attn: SelfAttention, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.mlp = mlp

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): norms on query and key, and two rotary embeddings, for local and global layers."""
+"""Gemma 3 (text): norms on query and key, and separate rotary embeddings for local and global layers."""
 
 from collections.abc import Iterator
 from typing import Any

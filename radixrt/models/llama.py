@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from radixrt.layers.mlp import GatedMLP
 from radixrt.models.decoder import CausalLM
 
 
@@ -12,13 +11,3 @@ class LlamaForCausalLM(CausalLM):
     def attention_options(self, index: int) -> dict[str, Any]:
         bias = self.config.attention_bias
         return {"qkv_bias": bias, "output_bias": bias}
-
-    def mlp(self, index: int) -> GatedMLP:
-        config = self.config
-        return GatedMLP(
-            config.hidden_size,
-            config.intermediate_size,
-            self.tp,
-            activation=config.hidden_act,
-            bias=config.mlp_bias,
-        )

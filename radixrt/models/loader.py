@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model on a device, without a second copy of the weights in memory."""
+"""Loads the model of a checkpoint folder onto a device, without a second copy of the weights in memory."""
 
 import zlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.interface import LayerKernels, use_kernels
@@ -42,14 +42,14 @@ def load_model(
         load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
         quantization: ``auto``: the checkpoint's; ``int8``, ``int4`` or ``fp8`` to round a plain one's weights.
-        tp: this rank's place; its shards alone are kept.
+        tp: this rank's place; only its shards are kept.
         seed: of dummy weights, which are the same whatever the number of ranks.
         context_length: longest sequence that will be served; default, and at most: the checkpoint's.
         trust_remote_code: let transformers run the checkpoint's own config code.
-        kernels: the layers compute by them; default: PyTorch's.
+        kernels: by which the layers compute; default: PyTorch's.
 
     Raises:
-        ConfigError: the checkpoint cannot be served; one sentence says why.
+        ConfigError: the checkpoint cannot be served; the message names the reason.
     """
     raw_config = checkpoint.check_checkpoint(model_dir, load_format, quantization)
     config = _transformers_config(model_dir, trust_remote_code)
@@ -73,7 +73,17 @@ def load_model(
         model.load_weights(read_tensors(model_dir))
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
+    _find_children_at_once(model)
     return model
+
+
+def _find_children_at_once(model: nn.Module) -> None:
+    """Make each module's children and weights plain attributes too: torch looks them up by a function in Python, twenty
+    times a layer, while a GPU waits for the host."""
+    for module in model.modules():
+        vars(module).update(module.named_children())
+        vars(module).update(module.named_parameters(recurse=False))
+        vars(module).update(module.named_buffers(recurse=False))
 
 
 def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
@@ -112,7 +122,7 @@ def read_tensors(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
-    """Seeded random matrices that keep activations near unit scale; norms and biases stay as they begin.
+    """Fill ``model`` with seeded random matrices that keep activations near unit scale; norms and biases stay unchanged.
 
     Each tensor is drawn whole from a seed of its own and cut like a checkpoint's, so the model does not
     depend on the number of ranks.

@@ -1,4 +1,4 @@
-"""Which architectures are served, and where each is written. Imports no torch: the supervisor asks too."""
+"""The served architectures and their classes. Imports no torch, since the supervisor reads the table too."""
 
 import importlib
 from collections.abc import Mapping

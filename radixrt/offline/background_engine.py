@@ -1,4 +1,4 @@
-"""An engine's processes and the client that talks to them, for a program without an event loop of its own."""
+"""Runs an engine's processes and its client in the background of a program without an event loop."""
 
 import asyncio
 import concurrent.futures
@@ -16,7 +16,7 @@ from radixrt.supervisor.supervisor import Supervisor
 Result = TypeVar("Result")
 
 PATIENCE_S = 2.0
-"""How long a closed engine waits at most for what is under way to have heard of it."""
+"""Longest wait of :meth:`BackgroundEngine.close` for tasks in flight to end."""
 
 
 class BackgroundEngine:
@@ -97,7 +97,7 @@ class BackgroundEngine:
             task.cancel()
 
     def close(self) -> None:
-        """Stop all processes; fail what is under way. May be called twice."""
+        """Stop all processes; fail the requests in flight. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -116,9 +116,9 @@ class BackgroundEngine:
         if hasattr(self, "client"):
             self.client.engine_died("The engine was closed.")
             self.client.close()
-        under_way = asyncio.all_tasks() - {asyncio.current_task()}
-        if under_way:  # they hear of it in some turns of the loop, and whoever waits for them hears it from them
-            await asyncio.wait(under_way, timeout=PATIENCE_S)
+        in_flight = asyncio.all_tasks() - {asyncio.current_task()}
+        if in_flight:  # they end within some iterations of the loop
+            await asyncio.wait(in_flight, timeout=PATIENCE_S)
 
     def _watch(self) -> None:
         try:

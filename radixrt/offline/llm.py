@@ -12,14 +12,14 @@ import numpy as np
 from msgspec.structs import asdict, replace
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from radixrt.base.config import DEMO_MODEL, ServerConfig
+from radixrt.base.config import DEMO_MODEL, ServerConfig, upgraded
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client import warming
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.client.warming import DEFAULT_PIN_S, Warmed
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
-from radixrt.constrained.spec import Spec
 from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.answers import AnswerChunk, EngineInfo
@@ -34,7 +34,7 @@ from radixrt.messages.stats import SchedulerStats
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.offline.outputs import Answer, Output, PinnedPrompt
 from radixrt.offline.prompt_forms import (
-    Conversation,
+    Messages,
     PromptLike,
     chat_of,
     list_of,
@@ -46,7 +46,7 @@ from radixrt.supervisor.launch import prepare
 __all__ = ["LLM", "Answer", "Output"]
 
 MAX_CONCURRENT_REQUESTS = 2048
-"""Requests that :meth:`LLM.generate` has under way at once; the others wait here."""
+"""Requests that :meth:`LLM.generate` has in flight at once; the others wait here."""
 
 
 class LLM:
@@ -67,6 +67,7 @@ class LLM:
     """
 
     def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
+        settings = upgraded(settings)
         known = {setting.name for setting in dataclasses.fields(ServerConfig)}
         unknown = sorted(settings.keys() - known)
         if unknown:
@@ -109,12 +110,12 @@ class LLM:
             sampling_params: for all prompts, or one for each; by default those of the checkpoint's
                 generation_config.json.
             cache_salt: prefixes are shared only among requests with the same salt.
-            cache: what is known of the future of these prompts' KV; never changes an answer.
+            cache: hint about the future use of these prompts' KV; never changes an answer.
             progress: show a progress bar (only for many prompts).
-            constraint: what all answers are held to, one of: ``schema`` (a JSON schema as a dict or its text, or a
+            constraint: on all answers, one of: ``schema`` (a JSON schema as a dict or its text, or a
                 type such as a pydantic model; with ``strict=False`` as far as it can be enforced), ``regex``,
                 ``choices`` (a list of texts), ``grammar`` (EBNF or Lark), ``structured`` (any constraint of
-                :mod:`radixrt.constrained.spec`).
+                :mod:`radixrt.constrained.constraint`).
 
         Returns:
             An :class:`Output` for one prompt, a list of them for many, in their order.
@@ -129,22 +130,17 @@ class LLM:
             and isinstance(prompts[0], Integral)
         )
         many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
-        outputs = self._answer(
-            [prompt_of(p) for p in many],
-            sampling_params,
-            _options(cache_salt, cache),
-            from_keywords(constraint),
-            progress and not single,
-        )
-        return outputs[0] if single else outputs
+        prompts_of_all = [prompt_of(p) for p in many]
+        options, structured = _options(cache_salt, cache), from_keywords(constraint)
+        return self._answer(prompts_of_all, single, sampling_params, options, structured, progress)
 
     @overload
-    def chat(self, messages: Conversation, *args: Any, **kwargs: Any) -> Output: ...
+    def chat(self, messages: Messages, *args: Any, **kwargs: Any) -> Output: ...
     @overload
-    def chat(self, messages: Sequence[Conversation], *args: Any, **kwargs: Any) -> list[Output]: ...
+    def chat(self, messages: Sequence[Messages], *args: Any, **kwargs: Any) -> list[Output]: ...
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
+        messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: list[dict[str, Any]] | None = None,
@@ -154,30 +150,24 @@ class LLM:
         progress: bool = True,
         **constraint: Unpack[ConstraintKeywords],
     ) -> Output | list[Output]:
-        """Like :meth:`generate`, for one conversation or many, rendered by the model's chat template."""
-        conversations = list_of(messages, "messages")
-        single = len(conversations) > 0 and isinstance(conversations[0], dict)
-        many: Sequence[Any] = [conversations] if single else conversations
-        prompts = [chat_of(conversation, tools, template_kwargs) for conversation in many]
-        outputs = self._answer(
-            prompts,
-            sampling_params,
-            _options(cache_salt, cache),
-            from_keywords(constraint),
-            progress and not single,
-        )
-        return outputs[0] if single else outputs
+        """Like :meth:`generate`, for one chat or many, rendered by the model's chat template."""
+        chats = list_of(messages, "messages")
+        single = len(chats) > 0 and isinstance(chats[0], dict)
+        many: Sequence[Any] = [chats] if single else chats
+        prompts = [chat_of(chat, tools, template_kwargs) for chat in many]
+        options, structured = _options(cache_salt, cache), from_keywords(constraint)
+        return self._answer(prompts, single, sampling_params, options, structured, progress)
 
     def stream(
         self,
-        prompt: PromptLike | Conversation,
+        prompt: PromptLike | Messages,
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
         cache: CacheHint | None = None,
         **constraint: Unpack[ConstraintKeywords],
     ) -> Iterator[AnswerChunk]:
-        """Yield the pieces of the answers to one prompt (or conversation) as they come.
+        """Yield the pieces of the answers to one prompt (or chat) as they are generated.
 
         Leaving the loop early aborts the request.
         """
@@ -191,12 +181,12 @@ class LLM:
         yield from self._engine.iterate(self._engine.client.generate(request))
 
     def default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's authors recommend."""
+        """The sampling settings of the checkpoint's generation_config.json."""
         return SamplingParams(**self.info.default_sampling)
 
     def score(
         self,
-        prompt: str | Conversation,
+        prompt: str | Messages,
         choices: Sequence[str],
         *,
         unconditional: bool = False,
@@ -204,13 +194,13 @@ class LLM:
         cache_salt: str = "",
         cache: CacheHint | None = None,
     ) -> ChoiceScores:
-        """How likely each of several texts is behind a prompt; all are scored in one batch, and the prompt is computed once.
+        """Log-probabilities of several texts behind a prompt; all are scored in one batch, and the prompt is computed once.
 
         Args:
-            prompt: text, or a conversation: then each choice is the assistant's message.
+            prompt: text, or messages: then each choice is the assistant's next message.
             choices: the texts.
             unconditional: score them without the prompt, too.
-            continue_final_message: the choices continue the conversation's last message, which is the assistant's.
+            continue_final_message: the choices continue the last message, which is the assistant's.
 
         Raises:
             RequestError: the prompt is invalid, or there is nothing to score.
@@ -227,7 +217,7 @@ class LLM:
 
     def warm(
         self,
-        prompt: PromptLike | Conversation,
+        prompt: PromptLike | Messages,
         *,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
@@ -237,9 +227,9 @@ class LLM:
         """Compute a prompt's KV without an answer, so that requests which begin with it find it.
 
         Args:
-            prompt: text, token ids or a conversation; the assistant's turn is not opened after it.
-            tools: of the conversation.
-            template_kwargs: of the conversation.
+            prompt: text, token ids or messages; the template adds no generation prompt.
+            tools: for the chat template.
+            template_kwargs: for the chat template.
             cache_salt: of the requests to come.
             cache: as in :meth:`generate`.
 
@@ -252,7 +242,7 @@ class LLM:
 
     def pin(
         self,
-        prompt: PromptLike | Conversation,
+        prompt: PromptLike | Messages,
         *,
         ttl_s: float = DEFAULT_PIN_S,
         tools: list[dict[str, Any]] | None = None,
@@ -277,7 +267,6 @@ class LLM:
                 wire_prompt,
                 RequestOptions(cache_salt=cache_salt),
                 ttl_s=ttl_s,
-                max_s=self.config.max_pin_seconds,
             )
         )
         return PinnedPrompt(**asdict(pinned), release_lease=self.release)
@@ -285,10 +274,10 @@ class LLM:
     def release(
         self, lease: str | None = None, *, session: str | None = None, cache_salt: str = ""
     ) -> int:
-        """End a lease, or say that a session has ended (its KV goes first from now on).
+        """End a lease, or a session, whose KV is then evicted first.
 
         Returns:
-            How many tokens it is about.
+            The number of tokens of the lease or the session.
 
         Raises:
             RequestError: not exactly one of the two is given, or the lease is unknown.
@@ -302,18 +291,18 @@ class LLM:
         )
 
     def cache_stats(self) -> CacheStats:
-        """How full the KV cache is, and what it has been worth."""
+        """The use of the KV cache, and its hit rate."""
         return CacheStats.of(self.stats(), self.info.page_size)
 
     # ------------------------------------------------------------ the engine
 
     @property
     def background(self) -> BackgroundEngine:
-        """The processes, for code that makes requests of its own."""
+        """The engine, for code that makes requests of its own."""
         return self._engine
 
     def flush_cache(self) -> int:
-        """Empty the radix tree of what no running request uses; returns the number of pages freed."""
+        """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
         return self._engine.run(self._engine.client.flush_cache())
 
     def stats(self, *, check_invariants: bool = False) -> SchedulerStats:
@@ -337,29 +326,30 @@ class LLM:
         prompt: Prompt,
         sampling: SamplingParams,
         options: RequestOptions,
-        structured: Spec | None,
+        constraint: Constraint | None,
         *,
         stream: bool = False,
     ) -> GenerateRequest:
-        check_sampling(structured, sampling)
+        check_sampling(constraint, sampling)
         reasons = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
         return GenerateRequest(
             request_id=self._new_request_id(),
             prompt=prompt,
             options=replace(options, sampling=sampling.validate(self.info.vocab_size)),
             stream=stream,
-            structured=structured,
+            constraint=constraint,
             parse_reasoning=self.config.reasoning_parser if reasons else "",
         )
 
     def _answer(
         self,
         prompts: Sequence[Prompt],
+        single: bool,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         options: RequestOptions,
-        structured: Spec | None,
+        constraint: Constraint | None,
         progress: bool,
-    ) -> list[Output]:
+    ) -> Output | list[Output]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
         each = sampling_params
@@ -370,10 +360,11 @@ class LLM:
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
             )
         both = zip(prompts, each, strict=True)
-        requests = [self._request(p, s, options, structured) for p, s in both]
+        requests = [self._request(p, s, options, constraint) for p, s in both]
         columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, disable=not progress, transient=True) as bar:
-            return self._engine.run(self._gather(requests, bar))
+        with Progress(*columns, disable=single or not progress, transient=True) as bar:
+            outputs = self._engine.run(self._gather(requests, bar))
+        return outputs[0] if single else outputs
 
     def _new_request_id(self) -> str:
         return f"llm-{os.getpid()}-{next(self._new_id)}"

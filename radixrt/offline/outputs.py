@@ -12,7 +12,7 @@ from radixrt.messages.answers import AnswerChunk, AnswerReport, FinishReason, To
 from radixrt.messages.ids import unpack_ids
 
 
-class Answer(AnswerReport, frozen=True, kw_only=True):
+class Answer(AnswerReport, frozen=True, kw_only=True, array_like=False):
     """One of the ``n`` answers to a prompt, with every field of its :class:`~radixrt.messages.answers.AnswerReport`."""
 
     text: str

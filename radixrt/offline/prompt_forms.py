@@ -1,4 +1,4 @@
-"""In which forms may a Python program give a prompt? Text, token ids, or the messages of a conversation."""
+"""Reads the prompts of a Python program: text, token ids, or the messages of a chat."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,13 +12,15 @@ from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPromp
 
 PromptLike = str | Sequence[int]
 """Text, or token ids."""
-Conversation = Sequence[dict[str, Any]]
-"""Messages, each with a role and content."""
+Messages = Sequence[dict[str, Any]]
+"""Of a chat, each with a role and content."""
 
 
 def list_of(values: Any, name: str) -> list[Any]:
-    """Raises:
-    RequestError: it is no list; calls it by its name.
+    """A list of the values.
+
+    Raises:
+        RequestError: they are no list; ``name`` is that in the error.
     """
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         raise RequestError(f"{name} must be a list, not {type(values).__name__}.", param=name)
@@ -26,7 +28,7 @@ def list_of(values: Any, name: str) -> list[Any]:
 
 
 def prompt_or_chat(
-    prompt: PromptLike | Conversation,
+    prompt: PromptLike | Messages,
     tools: list[dict[str, Any]] | None = None,
     template_kwargs: dict[str, Any] | None = None,
     **flags: bool,
@@ -46,14 +48,14 @@ def chat_of(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> ChatPrompt:
-    """Raises:
-    RequestError: it is no list of messages, or they are nested too deeply.
+    """The wire form of a chat.
+
+    Raises:
+        RequestError: it is no list of messages, or they are nested too deeply.
     """
     messages = list_of(messages, "messages")
     if not all(isinstance(message, dict) for message in messages):
-        raise RequestError(
-            "A conversation is a list of messages, each a dict with role and content."
-        )
+        raise RequestError("A chat is a list of messages, each a dict with role and content.")
     check_depth([messages, tools, template_kwargs], "messages")
     return ChatPrompt(
         messages=messages,
@@ -65,8 +67,10 @@ def chat_of(
 
 
 def prompt_of(prompt: PromptLike) -> Prompt:
-    """Raises:
-    RequestError: it is neither text nor token ids.
+    """The wire form of a prompt.
+
+    Raises:
+        RequestError: it is neither text nor token ids.
     """
     if isinstance(prompt, str):
         return TextPrompt(prompt)

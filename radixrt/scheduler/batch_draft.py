@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.sequences import LogprobRow, SequenceRefused, TokenBatch
+from radixrt.messages.sequences import SequenceLogprobs, SequenceRefused, TokenBatch
 from radixrt.messages.steps import StepResult
 from radixrt.scheduler.steps_in_flight import StepInFlight
 
@@ -18,20 +18,20 @@ class BatchDraft:
     started: dict[int, AnswerReport] = field(default_factory=dict)
     finished: dict[int, AnswerReport] = field(default_factory=dict)
     refused: list[SequenceRefused] = field(default_factory=list)
-    logprobs: list[LogprobRow] = field(default_factory=list)
-    prompt_logprobs: list[LogprobRow] = field(default_factory=list)
+    logprobs: list[SequenceLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[SequenceLogprobs] = field(default_factory=list)
 
     def add_logprobs(self, result: StepResult, step: StepInFlight) -> None:
         """Take the log-probabilities that somebody wants and has not got yet."""
         self.prompt_logprobs += [
-            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
+            SequenceLogprobs(owner.seq_id, row.token_ids, row.logprobs)
             for row in result.prompt_logprobs
-            if (owner := step.owners[row.owner]) is not None and owner.wants_prompt_logprob()
+            if (owner := step.owners[row.slot]) is not None and owner.wants_prompt_logprob()
         ]
         self.logprobs += [
-            LogprobRow(owner.seq_id, row.token_ids, row.logprobs)
+            SequenceLogprobs(owner.seq_id, row.token_ids, row.logprobs)
             for row in result.logprobs
-            if (owner := step.owners[row.owner]) is not None
+            if (owner := step.owners[row.slot]) is not None
         ]
 
     def add_token(self, seq_id: int, token: int) -> None:

@@ -1,4 +1,4 @@
-"""How does the scheduler answer calls about its cache: pin, release, and show the tree?"""
+"""Answers the calls about the cache: pin, release, and show the tree."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from radixrt.base.errors import RequestError
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.replies import CacheReleased, CallReply, LeaseGranted
+from radixrt.messages.replies import CallReply, LeaseGranted
 from radixrt.scheduler.radix.view import Slices, TreeView
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -15,7 +15,7 @@ CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall
 
 
 class CacheCalls:
-    """Answers calls, at once or, where the answer takes long, piece by piece.
+    """Answers calls, at once or, for a view of the tree, piece by piece.
 
     Args:
         send: takes the replies.
@@ -28,7 +28,7 @@ class CacheCalls:
 
     @property
     def is_working(self) -> bool:
-        """Whether :meth:`work` has something to do."""
+        """Whether an answer is unfinished."""
         return bool(self._views)
 
     def take(self, call: CacheCall) -> None:
@@ -44,7 +44,7 @@ class CacheCalls:
         self._send(reply)
 
     def work(self) -> None:
-        """Go on with an answer for a few milliseconds."""
+        """Continue an unfinished answer for a few milliseconds."""
         if not self._views:
             return
         call_id, slices = self._views[0]
@@ -64,10 +64,10 @@ class CacheCalls:
             expires_in_s=call.ttl_s,
         )
 
-    def _release(self, call: ReleaseCacheCall) -> CacheReleased:
+    def _release(self, call: ReleaseCacheCall) -> int:
         if call.lease:
             lease = self._scheduler.kv.leases.release(call.lease)
             tokens = lease.num_pages * self._scheduler.limits.page_size
         else:
             tokens = self._scheduler.release_session(call.session, call.cache_salt)
-        return CacheReleased(released_tokens=tokens)
+        return tokens

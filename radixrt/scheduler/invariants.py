@@ -1,6 +1,6 @@
-"""Is every page accounted for, and every lock?
+"""Checks that every page and every lock is accounted for.
 
-Tests run this at every idle moment; a server runs it on demand.
+Tests run it after every step; a server runs it on demand.
 """
 
 from collections import Counter
@@ -13,14 +13,14 @@ from radixrt.scheduler.scheduler import Scheduler
 
 
 class InvariantError(AssertionError):
-    """The books do not balance: a bug."""
+    """The state contradicts itself: a bug."""
 
 
 def check_invariants(scheduler: Scheduler) -> None:
     """Check tree, pages, locks and slots against each other.
 
     Raises:
-        InvariantError: says what does not add up.
+        InvariantError: names the contradiction.
     """
     _check_tree(scheduler.kv.tree)
     _check_locks(scheduler)

@@ -1,4 +1,4 @@
-"""A priority queue whose items may change their place or leave at any time."""
+"""A priority queue whose items may change their key or leave at any time."""
 
 import heapq
 from typing import Any, Generic, TypeVar
@@ -8,26 +8,26 @@ Entry = tuple[Any, ...]
 """A key, and the item itself at the end."""
 
 _STALE_TO_LIVE = 4
-"""Rebuilding takes milliseconds when ten thousand wait: it has to be rare enough to stay out of the 99th percentile."""
+"""Rebuilding takes milliseconds for ten thousand items, so it must be rare enough to stay out of the 99th percentile."""
 
 
 class LazyHeap(Generic[Item]):
     """The item with the smallest key is first, and of equal keys the smallest item; O(log n) amortised.
 
-    An entry whose item has got another key or has left stays in the heap until it comes to the top, or until
-    such entries outnumber the others by far.
+    A stale entry, whose item has another key now or has left, stays in the heap until it comes to the top, or until the
+    heap is rebuilt because stale entries outnumber the others by far.
     """
 
     def __init__(self) -> None:
         self._live: dict[Item, Entry] = {}
-        """The one entry of each item that counts."""
+        """The valid entry of each item."""
         self._entries: list[Entry] = []
 
     def __len__(self) -> int:
         return len(self._live)
 
     def place(self, item: Item, *key: float) -> None:
-        """Put an item in, or move it."""
+        """Add an item, or change its key."""
         entry = self._live[item] = (*key, item)
         heapq.heappush(self._entries, entry)
         if len(self._entries) > 1024 + _STALE_TO_LIVE * len(self._live):
@@ -35,7 +35,7 @@ class LazyHeap(Generic[Item]):
             heapq.heapify(self._entries)
 
     def discard(self, item: Item) -> None:
-        """Take an item out; does nothing if it is not here."""
+        """Remove an item; does nothing if it is not here."""
         self._live.pop(item, None)
 
     def first(self) -> Item:

@@ -1,27 +1,34 @@
-"""The settings that bound what a scheduler plans."""
+"""Bounds of a plan: the settings, and what the worker says of model and memory."""
 
 from dataclasses import dataclass
 
-from radixrt.scheduler.queue.queue_order import SchedulePolicy
-from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName
+from radixrt.base.config import SchedulerSettings, ServerConfig
+from radixrt.messages.answers import EngineInfo
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
-    """The settings that bound a plan. See the flags of the same names."""
+    """Bounds of a plan. Lengths and sizes are in tokens."""
 
-    max_running_requests: int
-    max_queued_requests: int
+    settings: SchedulerSettings
     max_prefill_tokens: int
-    chunked_prefill_size: int
+    """Prompt tokens computed in one step, over all sequences."""
     context_length: int
     num_pages: int
+    """Of the KV pool."""
     page_size: int
-    schedule_policy: SchedulePolicy = "lpm"
-    eviction_policy: EvictionPolicyName = "lru"
-    max_pinned_fraction: float = 0.5
-    max_pin_seconds: float = 3600.0
-    share_prefixes: bool = True
     eos_token_ids: tuple[int, ...] = ()
     num_ranks: int = 1
-    """Workers that each load every grammar."""
+    """Workers, each of which loads every grammar."""
+
+    @staticmethod
+    def of(config: ServerConfig, info: EngineInfo) -> "SchedulerLimits":
+        return SchedulerLimits(
+            settings=config,
+            max_prefill_tokens=config.prefill_budget(info.device),
+            context_length=info.context_length,
+            num_pages=info.kv_pool_tokens // info.page_size,
+            page_size=info.page_size,
+            eos_token_ids=info.eos_token_ids,
+            num_ranks=config.tp,
+        )

@@ -1,30 +1,66 @@
-"""Which tokens does the worker compute in the next step?
+"""Plans the next step of the worker.
 
-Running sequences first, one token each; then prompts that are half computed; then those that wait, as far as the budget
-of prompt tokens and the pages go. Where a running sequence lacks a page, another gives its own up.
+Decoding sequences come first, one token each; then prompts that are partly computed; then waiting sequences, as far as
+the budget of prompt tokens and the free pages allow. If a decoding sequence lacks a page, another one is retracted.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.stats import Counters
 from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.plan_draft import PlanDraft
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.retraction import choose_victim
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.radix.kv_cache import KVCache
+from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.steps_in_flight import StepsInFlight
 
 
+@dataclass(slots=True)
+class PlanDraft:
+    """A step plan in the making; see :class:`radixrt.messages.steps.StepPlan` for the fields."""
+
+    prefill_budget: int
+    num_decoding: int = 0
+    admit: list[Admit] = field(default_factory=list)
+    block_tables: list[BlockTable] = field(default_factory=list)
+    extend_slots: list[NDArray[np.signedinteger]] = field(default_factory=list)
+    extend_pages: list[Pages] = field(default_factory=list)
+    prefill: list[Prefill] = field(default_factory=list)
+
+    def extend(self, slots: NDArray[np.signedinteger], pages: Pages) -> None:
+        if len(pages):
+            self.extend_slots.append(slots)
+            self.extend_pages.append(pages)
+
+    @property
+    def has_work(self) -> bool:
+        return self.num_decoding > 0 or bool(self.prefill)
+
+    def seal(self, step_id: int, release: list[int]) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(
+            step_id=step_id,
+            release=release,
+            admit=self.admit,
+            block_tables=self.block_tables,
+            extend_slots=_pack_all(self.extend_slots),
+            extend_pages=_pack_all(self.extend_pages),
+            prefill=self.prefill,
+        )
+
+
 class Planner:
-    """Moves sequences from the queue into slots, through their prompts, and out again."""
+    """Admits sequences, plans their prefill and decode steps, and retracts them when pages run out."""
 
     def __init__(
         self,
@@ -45,16 +81,13 @@ class Planner:
         self._counters = counters
         self._clock = clock
         self._prefilling: dict[int, Sequence] = {}
-        """By sequence id: those in slots whose prompts are not planned to their end."""
+        """By sequence id: sequences in slots whose prompts are not completely planned."""
         self._adopters: set[int] = set()
-        """Slots whose block table has changed since the worker last heard of it."""
+        """Slots whose block table has changed since it was last sent to the worker."""
         self._slots_to_release: list[int] = []
 
     def plan(self) -> StepPlan | None:
-        """Plan the next step: a token for everyone who decodes, then prompts as far as the budget goes.
-
-        Returns None if there is nothing to compute until a result or a request comes in.
-        """
+        """Plan the next step; None if there is nothing to compute until a result or a request arrives."""
         self._kv.leases.expire()
         while True:
             draft = PlanDraft(prefill_budget=self._limits.max_prefill_tokens)
@@ -65,10 +98,10 @@ class Planner:
                 return self._seal(draft)
             if not self._is_stuck():
                 return None
-            self._make_room()
+            self._free_pages()
 
     def _is_stuck(self) -> bool:
-        """Prompts half computed hold all pages, and no result is under way that could free one."""
+        """Partly computed prompts hold all pages, and no step is in flight that could free one."""
         return not self._in_flight and bool(self._prefilling)
 
     def _plan_decode(self, draft: PlanDraft) -> None:
@@ -79,7 +112,7 @@ class Planner:
             missing = slots.pages_missing(decoding)
             if missing.sum() <= self._kv.num_available:
                 break
-            self._make_room()
+            self._free_pages()
         ahead = np.maximum(missing, slots.pages_ahead(decoding))
         affordable = ahead.sum() <= self._kv.num_available
         draft.extend(*self._kv.grow_each(decoding, ahead if affordable else missing))
@@ -109,7 +142,7 @@ class Planner:
             self.admission.admitted()
             self._plan_chunk(sequence, draft)
             assert draft.prefill and draft.prefill[-1].slot == sequence.slot, (
-                "admitted without a page for its prompt: work would not go on"
+                "admitted without a page for its prompt"
             )
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
@@ -133,7 +166,7 @@ class Planner:
         )
 
     def _count_cached(self, sequence: Sequence) -> None:
-        """Note how far the tree has brought a sequence. What it had reached before a retraction counts no second time."""
+        """Count the tokens that a sequence found in the tree. Tokens planned before a retraction are not counted again."""
         found = int(self._slots.planned[sequence.slot])
         gain = found - sequence.num_reached
         if gain <= 0:
@@ -144,12 +177,12 @@ class Planner:
             self._counters.cached_tokens += gain
 
     def _plan_chunk(self, sequence: Sequence, draft: PlanDraft) -> None:
-        """Compute the next piece of a prompt, as much of it as budget and pages allow."""
+        """Plan the next chunk of a prompt, as large as budget and pages allow."""
         slots, slot = self._slots, sequence.slot
         start = int(slots.planned[slot])
         end = min(
             sequence.num_tokens,
-            start + self._limits.chunked_prefill_size,
+            start + self._limits.settings.chunked_prefill_size,
             start + draft.prefill_budget,
         )
         pages = self._kv.grow(sequence, end)
@@ -174,17 +207,17 @@ class Planner:
         released, self._slots_to_release = self._slots_to_release, []
         return draft.seal(self._in_flight.send(self._slots.owners), released)
 
-    def _make_room(self) -> None:
-        """Take back the pages of a sequence, or of a lease where the only sequence that runs could not go on.
+    def _free_pages(self) -> None:
+        """Retract a sequence; if only one runs, break a lease instead.
 
-        Leases come before the number of sequences that run at once, and never before work itself.
+        So leases reduce the number of sequences that run at once, but never stop all work.
         """
         if self._slots.num_used > 1 or not self._kv.leases.break_first():
             self._retract()
 
     def _retract(self) -> None:
-        """Take back a sequence's pages. Its KV stays in the tree until the pages are really needed, its
-        tokens in flight are dropped: the sampler draws the same ones again."""
+        """Move a sequence back to the queue. Its KV stays in the tree until it is evicted. Its tokens in flight are
+        dropped; the sampler draws the same ones again."""
         growing = [
             sequence
             for sequence in self._slots.running()
@@ -197,11 +230,11 @@ class Planner:
         self._counters.retractions += 1
 
     def leave(self, sequence: Sequence, *, keep_kv: bool = True, ended: bool = True) -> None:
-        """Take a running sequence out of its slot; the worker hears of it with the next plan.
+        """Take a running sequence out of its slot; the next plan tells the worker.
 
         Args:
-            keep_kv: what is known of its KV stays in the tree.
-            ended: it will not come back.
+            keep_kv: its full pages stay in the tree.
+            ended: it is not retracted.
         """
         slot = sequence.slot
         if self._slots.in_worker[slot]:
@@ -213,3 +246,7 @@ class Planner:
             self._kv.leave(sequence, ended=ended)
         else:
             self._kv.discard(sequence)
+
+
+def _pack_all(parts: list[NDArray[np.signedinteger]]) -> bytes:
+    return pack_ids(np.concatenate(parts)) if parts else b""

@@ -1,4 +1,4 @@
-"""The scheduler process: receive, plan, send, absorb."""
+"""The scheduler process: receives messages, absorbs results, plans steps and sends them."""
 
 import argparse
 import gc
@@ -19,16 +19,17 @@ from radixrt.messages.calls import (
     ReleaseCacheCall,
     StatsCall,
 )
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
-from radixrt.messages.replies import CacheFlushed, CallReply
+from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.steps import GrammarLoaded, StepResult
+from radixrt.messages.steps import StepResult
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
@@ -57,10 +58,10 @@ class SchedulerProcess:
         self._heartbeat = Heartbeat(channels.heartbeat_file("scheduler"))
         self._step_timeout_s = config.step_timeout or math.inf
         self._new_tokens = 0
-        """Since the last sign of life."""
-        self._max_in_flight = 1 if config.disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
+        """Since the last heartbeat."""
+        self._max_in_flight = 1 if config.debug_disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
-        self.scheduler = Scheduler(scheduler_limits(config, info))
+        self.scheduler = Scheduler(SchedulerLimits.of(config, info))
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
         self._log = None
         if config.request_log is not None:
@@ -79,7 +80,7 @@ class SchedulerProcess:
                 return message
 
     def run(self) -> None:
-        """Forever. Sleeps whenever nothing can be planned until a message comes."""
+        """Loop forever. Sleeps while nothing can be planned until a message arrives."""
         while True:
             self._heartbeat.promise(self._step_timeout_s, done=self._new_tokens)
             self._new_tokens = 0
@@ -116,7 +117,7 @@ class SchedulerProcess:
             self._refuse([refused])
 
     def _refuse(self, refused: list[SequenceRefused]) -> None:
-        """Say that these were not queued."""
+        """Report sequences that were not queued."""
         self._to_tokenizer.send(TokenBatch(refused=refused))
         if self._log is not None:
             for sequence in refused:
@@ -145,13 +146,17 @@ class SchedulerProcess:
 
     def _handle(self, message: ToScheduler) -> None:
         match message:
+            case LoadGrammar():
+                self.scheduler.grammars.load(message)
+            case DropGrammar():
+                self.scheduler.grammars.drop(message)
             case SequenceRequest():
                 self._add(message)
             case ReleaseSequences():
                 self._release(message)
             case FlushCacheCall():
-                flushed = CacheFlushed(pages_freed=self.scheduler.flush_cache())
-                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=flushed))
+                pages_freed = self.scheduler.flush_cache()
+                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
                 self._cache_calls.take(message)
             case StatsCall():
@@ -184,28 +189,8 @@ class SchedulerProcess:
             self._send_tokens(TokenBatch(finished=dropped))
 
 
-def scheduler_limits(config: ServerConfig, info: EngineInfo) -> SchedulerLimits:
-    """What the settings and the worker together allow."""
-    return SchedulerLimits(
-        max_running_requests=config.max_running_requests,
-        max_queued_requests=config.max_queued_requests,
-        max_prefill_tokens=config.prefill_budget(info.device),
-        chunked_prefill_size=config.chunked_prefill_size,
-        context_length=info.context_length,
-        num_pages=info.kv_pool_tokens // info.page_size,
-        page_size=info.page_size,
-        schedule_policy=config.schedule_policy,
-        eviction_policy=config.eviction_policy,
-        max_pinned_fraction=config.max_pinned_fraction,
-        max_pin_seconds=config.max_pin_seconds,
-        share_prefixes=not config.disable_radix_cache,
-        eos_token_ids=info.eos_token_ids,
-        num_ranks=config.tp,
-    )
-
-
 def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
     """Entry point of ``python -m radixrt.scheduler``."""
     process = SchedulerProcess(config, channels)
-    gc.freeze()  # what start-up made lives to the end: the collector need not look at it
+    gc.freeze()  # objects made at start-up live to the end, so the collector need not visit them
     process.run()

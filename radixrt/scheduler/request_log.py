@@ -1,9 +1,9 @@
-"""Who asked for how much, and how much of it was asked before? A log to replay with ``radixrt bench cache``.
+"""Logs requests (times, lengths, hashes of prefixes) for replays with ``radixrt bench cache``.
 
 One JSON object a request, written when it ends, in the format of Mooncake's traces: ``timestamp`` of its arrival in
 milliseconds, ``input_length`` and ``output_length`` in tokens, and ``hash_ids``: one id for each block of 512 prompt
-tokens, equal where everything up to there is equal. Ids are keyed with a random number of this server's start, so
-that they say nothing of the text: ids of two logs can't be compared.
+tokens, equal if all tokens up to its end are equal. The hashes are keyed with a random number of this server's start, so
+that they reveal nothing of the text; ids of two logs can't be compared.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from radixrt.base.errors import ConfigError
+from radixrt.kv.block_hash import block_hashes, namespace_hash
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
-from radixrt.scheduler.radix.eviction.page_sample import PageSample
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class LoggedRequest(msgspec.Struct):
 
 
 class RequestLog:
-    """Appends to a file what the scheduler process sees come and go.
+    """Appends a line to a file for each request that ends.
 
     A line that can't be written, because the disk is full, is dropped and counted.
 
@@ -50,7 +50,7 @@ class RequestLog:
         except OSError as error:
             raise ConfigError(f"--request-log {path} can't be written: {error}.") from error
         self._clock, self._begin = clock, clock()
-        self._blocks = PageSample(BLOCK_TOKENS, one_in=1, seed=secrets.randbits(64))
+        self._key = secrets.token_hex(16)
         self._open: dict[int, LoggedRequest] = {}
         self.dropped = 0
         """Lines that could not be written."""
@@ -62,12 +62,14 @@ class RequestLog:
         self._open[request.seq_id] = LoggedRequest(milliseconds, len(tokens), 0, hash_ids)
 
     def _hash_ids(self, tokens: TokenIds, salt: str) -> list[int]:
-        """One id a block. The last, shorter one is hashed filled up with a token that does not exist."""
+        """One id a block. The last block is padded with a token that does not exist."""
         missing = -len(tokens) % BLOCK_TOKENS
-        return self._blocks.pick(np.pad(tokens, (0, missing), constant_values=-1), salt)
+        packed = np.pad(tokens, (0, missing), constant_values=-1).tobytes()
+        hashes = block_hashes(namespace_hash(self._key + salt), packed, BLOCK_TOKENS)
+        return np.frombuffer(hashes, dtype=np.uint64).tolist()
 
     def answered(self, batch: TokenBatch) -> None:
-        """Count a step's tokens; log whoever ended."""
+        """Count a step's tokens; log the requests that ended."""
         for seq_id in unpack_ids(batch.seq_ids).tolist():
             if seq_id in self._open:
                 self._open[seq_id].output_length += 1
@@ -77,7 +79,7 @@ class RequestLog:
             self.ended(refused.seq_id)
 
     def ended(self, seq_id: int) -> None:
-        """Nobody wants more tokens of it. Unknown ids are ignored."""
+        """Log a request that has ended. Unknown ids are ignored."""
         logged = self._open.pop(seq_id, None)
         if logged is not None:
             self._write(msgspec.json.encode(logged) + b"\n")
@@ -100,5 +102,5 @@ class RequestLog:
             log.warning("%d lines of --request-log were dropped: %s.", self.dropped, error)
 
     def refused(self, seq_id: int) -> None:
-        """It was never queued: not traffic."""
+        """Forget a request that was never queued."""
         self._open.pop(seq_id, None)

@@ -1,17 +1,19 @@
-"""Continuous batching: who wants tokens, and who gets those that come back?
+"""Continuous batching: queues sequences, plans steps, and gives the sampled tokens to their sequences.
 
-The scheduler is a plain state machine without sockets: :meth:`Scheduler.add` and
-:meth:`Scheduler.release` change who wants tokens, :meth:`Scheduler.plan` makes the next step,
-:meth:`Scheduler.absorb` takes a step's tokens back. Up to two steps are in flight, so a plan is made one
-step before the tokens of the step ahead of it are known; a sequence that turns out to have ended has one
-surplus token under way, which is thrown away.
+The scheduler is a state machine without sockets: :meth:`Scheduler.add` and :meth:`Scheduler.release` add and drop
+sequences, :meth:`Scheduler.plan` makes the next step, :meth:`Scheduler.absorb` takes the result of a step. Up to two
+steps are in flight, so a step is planned before the tokens of the step before it are known. A sequence that turns out
+to have ended has one surplus token in flight, which is dropped.
 """
 
 import heapq
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.sequences import (
     SequenceRefused,
@@ -22,12 +24,11 @@ from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     NO_TOKEN,
-    GrammarLoaded,
     StepPlan,
     StepResult,
 )
 from radixrt.scheduler.batch_draft import BatchDraft
-from radixrt.scheduler.grammar_shelf import GrammarShelf
+from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue.queue_order import ORDERS
@@ -36,7 +37,7 @@ from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.stats import count_step, new_counters, stats_of
+from radixrt.scheduler.stats import count_step, new_counters
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 
 _FAILURES = {
@@ -47,18 +48,18 @@ _FAILURES = {
     ),
     GRAMMAR_FAILED: (
         422,
-        "The answer can't go on within its grammar: no token of the model's vocabulary fits, or the grammar is too "
+        "The answer can't continue within its grammar: no token of the model's vocabulary fits, or the grammar is too "
         "complex at this point. Simplify the schema, regex or grammar.",
     ),
 }
-"""HTTP status and reason, by what stands in place of a token."""
+"""HTTP status and reason, by the mark that stands in place of a token."""
 
 
 class Scheduler:
-    """Decides who runs. Owns the queues, the slots and the KV pages.
+    """Owns the queue, the slots and the KV pages, and plans the worker's steps.
 
     Args:
-        clock: seconds from any fixed moment; a replay of recorded traffic brings its own.
+        clock: seconds from any fixed moment; a replay of recorded traffic has its own.
     """
 
     def __init__(
@@ -67,13 +68,13 @@ class Scheduler:
         self.limits = limits
         self.clock = clock
         self.slots = SlotTable(
-            limits.max_running_requests,
+            limits.settings.max_running_requests,
             -(-limits.context_length // limits.page_size),
             limits.page_size,
         )
         self.kv = KVCache(limits, self.slots, clock)
-        self.waiting = WaitingQueue(ORDERS[limits.schedule_policy], self.kv)
-        self.grammars = GrammarShelf(limits.num_ranks)
+        self.waiting = WaitingQueue(ORDERS[limits.settings.schedule_policy], self.kv)
+        self.grammars = GrammarRegistry(limits.num_ranks)
         self.counters = new_counters()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
@@ -93,7 +94,7 @@ class Scheduler:
         return self.slots.num_used
 
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
-        """Queue a sequence, or say why not."""
+        """Queue a sequence, or return the reason for its refusal."""
         num_prompt = num_ids(request.token_ids) - request.num_output
         max_tokens = num_prompt + (request.sampling.max_tokens or 0)
         if max_tokens > min(
@@ -103,18 +104,19 @@ class Scheduler:
                 request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
         num_waiting = len(self.waiting) + self.grammars.num_waiting
-        if num_waiting >= self.limits.max_queued_requests:
+        if num_waiting >= self.limits.settings.max_queued_requests:
             self.counters.refused += 1
             message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
-            return SequenceRefused(request.seq_id, message, 503, self._seconds_until_room())
-        grammar = None
-        if request.constraint is not None:
-            grammar = self.grammars.use(request.constraint, request.num_output)
-        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids, grammar)
+            return SequenceRefused(request.seq_id, message, 503, self._retry_after_s())
+        grammar = request.grammar
+        if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
+            self.counters.refused += 1
+            return lost
+        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
         self._sequences[sequence.seq_id] = sequence
         if request.options.deadline is not None:
             heapq.heappush(self._deadlines, (request.options.deadline, sequence.seq_id))
-        if grammar is not None and self.grammars.is_loading(grammar):
+        if grammar is not None and self.grammars.is_loading(grammar.key):
             self.grammars.wait(sequence)
         else:
             self.waiting.add(sequence)
@@ -122,18 +124,18 @@ class Scheduler:
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
-        waited = self.grammars.loaded(message)
-        if message.error is None:
-            for sequence in waited:
+        refused = []
+        for sequence in self.grammars.loaded(message):
+            if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
                 self.waiting.add(sequence)
-            return []
-        for sequence in waited:
-            del self._sequences[sequence.seq_id]
-        self.counters.refused += len(waited)
-        return [SequenceRefused(sequence.seq_id, message.error, 400) for sequence in waited]
+            else:
+                del self._sequences[sequence.seq_id]
+                refused.append(lost)
+        self.counters.refused += len(refused)
+        return refused
 
-    def _seconds_until_room(self) -> int:
-        """A guess from the mean step time: one running batch's worth of answers."""
+    def _retry_after_s(self) -> int:
+        """An estimate of the time until the running answers have ended: mean step time times mean answer length."""
         steps = self.counters.steps
         mean_step_s = self.counters.step_seconds.total / steps if steps else 0.1
         mean_output = self.planner.admission.outputs.mean()
@@ -144,10 +146,10 @@ class Scheduler:
         return max(1, min(60, round(mean_step_s * mean_output)))
 
     def release(self, seq_ids: Pages, *, complete: bool = False) -> None:
-        """Drop sequences of which nobody wants more tokens; unknown ids are ignored.
+        """Drop sequences whose clients want no more tokens. Unknown ids are ignored.
 
         Args:
-            complete: their answers are: a stop string ended them.
+            complete: their answers are complete, because a stop string ended them.
         """
         for seq_id in seq_ids.tolist():
             sequence = self._sequences.get(seq_id)
@@ -160,7 +162,7 @@ class Scheduler:
             self._remove(sequence)
 
     def drop_expired(self, now: float) -> dict[int, AnswerReport]:
-        """Drop sequences whose deadline has passed, and leases whose time is over; ``now`` is Unix time.
+        """Drop sequences whose deadline has passed, and end expired leases; ``now`` is Unix time.
 
         Returns:
             The final reports of these sequences, by their ids.
@@ -177,22 +179,22 @@ class Scheduler:
         return dropped
 
     def next_deadline(self) -> float | None:
-        """Unix time of the earliest deadline; of a sequence that may have ended already."""
+        """Unix time of the earliest deadline, whose sequence may have ended already."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def flush_cache(self) -> int:
-        """Empty the tree of all that no running sequence uses and no lease holds; returns the pages freed."""
+        """Evict all pages that no running sequence uses and no lease holds; returns their number."""
         return self.kv.flush()
 
     def release_session(self, session: str, salt: str = "") -> int:
-        """A session has ended: what it alone has used goes first from now on; returns so many tokens."""
+        """End a session: the KV that it alone has used is evicted first. Returns the number of its tokens."""
         return self.kv.sessions.release(session, salt) * self.limits.page_size
 
     def _remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is."""
+        """Forget a sequence that waits or runs."""
         del self._sequences[sequence.seq_id]
-        if self.grammars.release(sequence):
-            return  # it was waiting for its grammar
+        if self.grammars.stop_waiting(sequence):
+            return
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence.seq_id)
         else:
@@ -201,11 +203,11 @@ class Scheduler:
     # ------------------------------------------------------------ steps
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if there is nothing to compute until a result or a request comes in."""
+        """The next step; None if there is nothing to compute until a result or a request arrives."""
         return self.planner.plan()
 
     def absorb(self, result: StepResult) -> TokenBatch:
-        """Take the tokens of the oldest step in flight; ends the sequences they end."""
+        """Take the result of the oldest step in flight; ends the sequences whose last tokens are in it."""
         step, draft = self._in_flight.take(result), BatchDraft()
         count_step(self.counters, result, step.follows)
         draft.add_logprobs(result, step)
@@ -220,14 +222,14 @@ class Scheduler:
         return draft.seal()
 
     def _goes_on(self, sequence: Sequence, token: int, draft: BatchDraft) -> bool:
-        """Give a sequence its next token; False if it was the last, or none could be sampled."""
+        """Append a token to a sequence; False if it was the last, or none could be sampled."""
         if token in _FAILURES:
             draft.refused.append(self._fail(sequence, *_FAILURES[token]))
             return False
         if sequence.first_token is None:
             report = draft.started[sequence.seq_id] = sequence.start(self.clock())
             self.counters.cache_write_tokens += report.cache_write_tokens
-        if sequence.max_output == 0:  # only its KV was wanted
+        if sequence.max_output == 0:  # a request for KV alone
             draft.finished[sequence.seq_id] = self._finish(sequence, "length", token)
             return False
         sequence.append(token)
@@ -249,7 +251,7 @@ class Scheduler:
             self.planner.admission.outputs.observe(sequence.num_output)
 
     def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
-        """Sequences that forced tokens brought further than their plan said."""
+        """Advance the sequences that got more tokens than planned, because a grammar forced them."""
         jumped, beyond = unpack_ids(result.jump_slots), unpack_ids(result.jump_tokens)
         for slot, num_tokens in zip(jumped.tolist(), beyond.tolist(), strict=True):
             if step.owners[slot] is not None:
@@ -257,10 +259,9 @@ class Scheduler:
                 self.counters.forced_tokens += num_tokens
 
     def _fail(self, sequence: Sequence, status: int, message: str) -> SequenceRefused:
-        """End a sequence that the model can't go on with. Its KV may be the cause and is not kept."""
+        """End a sequence that the model cannot continue. Its KV may be the cause, so it is not kept."""
         self.counters.aborted += 1
         del self._sequences[sequence.seq_id]
-        self.grammars.release(sequence)
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 
@@ -268,11 +269,23 @@ class Scheduler:
 
     def stats(self, malformed_frames: int = 0) -> SchedulerStats:
         """A snapshot of all counters and gauges."""
-        return stats_of(
-            self.counters,
-            self.kv,
+        kv, tree = self.kv, self.kv.tree
+        free, total = kv.allocator.num_free, kv.allocator.num_pages
+        return SchedulerStats(
+            **msgspec.structs.asdict(self.counters),
             running=self.num_running,
             waiting=len(self.waiting),
+            evicted_pages=kv.evicted_pages,
+            pages_total=total,
+            pages_owned=total - free - tree.num_pages,
+            pages_cached=tree.num_pages,
+            pages_evictable=tree.num_evictable_pages,
+            pages_free=free,
+            pages_pinned=tree.num_pinned_pages,
+            leases=len(kv.leases),
+            leases_broken=kv.leases.broken,
+            sessions=len(kv.sessions),
             grammars=len(self.grammars),
+            tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )

@@ -1,26 +1,23 @@
-"""One answer being generated, as the scheduler sees it."""
+"""A sequence: a prompt and the answer generated from it so far."""
 
 import msgspec
 import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.messages.answers import AnswerReport, AnswerTimes, FinishReason
+from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.messages.steps import GrammarUse
-from radixrt.scheduler.radix.eviction.policy import Use
 from radixrt.scheduler.radix.node import Node
 
 NO_SLOT = -1
 
 
 class Sequence:
-    """A prompt and what was generated from it so far. Where its KV lies is the slot table's matter.
+    """A prompt and the answer so far. The slot table knows the pages of its KV.
 
     Args:
-        arrived: when; on the scheduler's clock, like the other times.
+        arrived: time of arrival, in seconds on the scheduler's clock, like the other times.
         eos_token_ids: of the model.
-        grammar: what the answer is held to, as the worker knows it.
     """
 
     def __init__(
@@ -28,45 +25,42 @@ class Sequence:
         request: SequenceRequest,
         arrived: float,
         eos_token_ids: tuple[int, ...],
-        grammar: GrammarUse | None = None,
     ) -> None:
         self.options = request.options
         sampling = self.options.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
         self.seq_id = request.seq_id
         self.tokens = unpack_ids(request.token_ids)
-        """Buffer of ids; the first ``num_tokens`` count."""
+        """Buffer of ids, [at least num_tokens], int32; the first ``num_tokens`` are valid."""
         self.num_tokens = len(self.tokens)
-        """Known tokens: the prompt and every token that came back from the worker."""
+        """Known tokens: the prompt and the tokens that the worker has returned."""
         self.num_prompt = self.num_tokens - request.num_output
         self.max_output = sampling.max_tokens
         ends = () if sampling.ignore_eos else eos_token_ids
         self.stop_tokens = frozenset((*sampling.stop_token_ids, *ends))
         """Tokens that end the answer."""
         self.arrived = arrived
-        self.grammar = grammar
+        self.grammar = request.grammar
 
         self.slot = NO_SLOT
-        """Place in the worker's persistent batch while it runs."""
+        """Slot in the worker's persistent batch while it runs."""
         self.node: Node | None = None
-        """Tree node at whose end this sequence's tree pages end; locked while it runs."""
-        self.use: Use | None = None
-        """What the eviction policy has noted of it, from its first slot on."""
+        """Tree node at whose end its pages in the tree end; locked while it runs."""
 
         self.cached_tokens = 0
-        """Prompt tokens that came from the tree before the first token was out."""
+        """Prompt tokens found in the tree before the first token was out."""
         self.num_reached = 0
-        """Leading tokens that were found or planned to be computed once, even if a retraction has set it back since."""
+        """Leading tokens that were ever found or planned, even if a retraction has set it back since."""
         self.written_tokens = 0
-        """Prompt tokens whose KV it has put into the tree before the first token was out."""
+        """Prompt tokens whose KV it inserted into the tree before the first token was out."""
         self.first_planned: float | None = None
-        """When its first chunk was planned."""
+        """Time at which its first chunk was planned."""
         self.first_token: float | None = None
-        """When its first token came back."""
+        """Time at which its first token came back."""
         self.report = AnswerReport(prompt_tokens=self.num_prompt)
         self.prompt_logprobs_sent = 0
         self.prompt_logprobs_to_skip = 0
-        """Those that will come a second time, because the prompt is computed again after a retraction."""
+        """Rows that will come a second time, because the prompt is computed again after a retraction."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -82,14 +76,14 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Log-probabilities of the whole prompt need the logits of every position, cached or not."""
+        """Whether it may use cached KV. Log-probabilities of the whole prompt need the logits of every position."""
         return self.sampling.prompt_logprobs is None or self.sampling.prompt_logprobs_start > 1
 
     def cacheable_tokens(self) -> TokenIds:
-        """Those that needn't be computed if the tree has them.
+        """The tokens that need not be computed if the tree has them: [n], int32.
 
-        The last known token is always computed: its logits give the next one. So is, where log-probabilities of the
-        prompt are asked for, the token before the first of those.
+        The last known token is always computed, because its logits give the next one. If log-probabilities of the prompt
+        are asked for, so is the token before the first of them.
         """
         end = self.num_tokens - 1
         if self.sampling.prompt_logprobs is not None:
@@ -108,11 +102,11 @@ class Sequence:
         self.num_tokens += 1
 
     def begin_prompt_again(self) -> None:
-        """The worker will compute the prompt, and send its log-probabilities, from its beginning."""
+        """After a retraction: the worker will compute the prompt and send its log-probabilities from the beginning."""
         self.prompt_logprobs_to_skip = self.prompt_logprobs_sent
 
     def wants_prompt_logprob(self) -> bool:
-        """Whether the next log-probability of the prompt has not been sent before; counts it."""
+        """Whether the next log-probability of the prompt is new to the client; counts it."""
         if self.prompt_logprobs_to_skip > 0:
             self.prompt_logprobs_to_skip -= 1
             return False
@@ -120,9 +114,9 @@ class Sequence:
         return True
 
     def finish_reason(self, token: int) -> FinishReason | None:
-        """Whether ``token``, just appended, is the last one.
+        """The reason if ``token``, just appended, is the last one; otherwise None.
 
-        A grammar lets an end token through only where the answer may end, and nothing can come after it.
+        A grammar allows an end token only where the answer may end, and nothing after it, so min_tokens does not count.
         """
         long_enough = self.num_output > self.sampling.min_tokens or self.grammar is not None
         if token in self.stop_tokens and long_enough:
@@ -138,9 +132,8 @@ class Sequence:
             prompt_tokens=self.num_prompt,
             cached_tokens=cached,
             cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
-            times=AnswerTimes(
-                queued_s=self.first_planned - self.arrived, prefill_s=now - self.first_planned
-            ),
+            queued_s=self.first_planned - self.arrived,
+            prefill_s=now - self.first_planned,
         )
         return self.report
 
@@ -152,5 +145,5 @@ class Sequence:
             output_tokens=self.num_output,
             finish_reason=reason,
             stop_reason=last if stopped else None,
-            times=msgspec.structs.replace(self.report.times, total_s=now - self.arrived),
+            total_s=now - self.arrived,
         )

@@ -1,6 +1,6 @@
-"""The scheduler's copy of the worker's persistent batch: what each slot holds and how far it is planned.
+"""The scheduler's copy of the worker's persistent batch: sequence, pages and progress of each slot.
 
-Columns instead of objects: planning a decode step is a handful of numpy operations, whatever the batch size.
+It is kept in columns, so planning a decode step is a handful of numpy operations, whatever the batch size.
 """
 
 import heapq
@@ -12,35 +12,35 @@ from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 
 HEADROOM = 16
-"""Positions that a constrained sequence finds ready: as many forced tokens can be computed in one step."""
+"""Positions allocated ahead for a constrained sequence: as many forced tokens can be computed in one step."""
 
 
 class SlotTable:
-    """``max_slots`` places for running sequences; all columns are indexed by slot."""
+    """``max_slots`` slots for running sequences. All columns are indexed by slot."""
 
     def __init__(self, max_slots: int, max_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.owners: list[Sequence | None] = [None] * max_slots
         self.in_use = np.zeros(max_slots, dtype=bool)
         self.in_worker = np.zeros(max_slots, dtype=bool)
-        """The worker holds the sequence too. It lets go of one whose last tokens are under way."""
+        """The worker holds the sequence too. It releases a sequence whose last tokens are in flight."""
         self.is_decoding = np.zeros(max_slots, dtype=bool)
-        """The prompt is planned to its end and more tokens are wanted."""
+        """The whole prompt is planned and more tokens are wanted."""
         self.planned = np.zeros(max_slots, dtype=np.int64)
         """Leading positions whose KV is computed by the steps planned so far. In decode it runs ahead of
         the known tokens: the input of a planned step may not be known here yet."""
         self.last_position = np.zeros(max_slots, dtype=np.int64)
         """``planned`` at which max_tokens tokens are sampled; the last of them is never an input."""
         self.known = np.zeros(max_slots, dtype=np.int64)
-        """Tokens known at admission: the part that is prefilled."""
+        """Tokens known at admission; these are prefilled."""
         self.num_prompt = np.zeros(max_slots, dtype=np.int64)
         self.headroom = np.zeros(max_slots, dtype=np.int64)
-        """Positions to keep ready beyond the next one, for tokens that a grammar forces."""
+        """Positions to allocate beyond the next one, for tokens that a grammar forces."""
         self.num_pages = np.zeros(max_slots, dtype=np.int64)
         self.num_tree_pages = np.zeros(max_slots, dtype=np.int64)
         """Leading pages that belong to the tree; the others are the sequence's own."""
         self.num_found_pages = np.zeros(max_slots, dtype=np.int64)
-        """Leading pages that were in the tree before the sequence came."""
+        """Leading pages that were in the tree before the sequence was admitted."""
         self.block_tables = np.empty((max_slots, max_pages), dtype=np.int32)
         self._free = list(range(max_slots))
 
@@ -64,7 +64,7 @@ class SlotTable:
         self.set_tree_pages(slot, tree_pages)
 
     def set_tree_pages(self, slot: int, tree_pages: Pages) -> None:
-        """Let the block table be these pages, all of them from the tree and full."""
+        """Set the block table to these pages, which are full and in the tree."""
         count = len(tree_pages)
         self.block_tables[slot, :count] = tree_pages
         self.num_pages[slot] = self.num_tree_pages[slot] = self.num_found_pages[slot] = count
@@ -96,45 +96,45 @@ class SlotTable:
         return [owner for owner in self.owners if owner is not None]
 
     def retire_exhausted(self) -> list[int]:
-        """Slots whose max_tokens are all under way: the worker lets go of them, their pages stay until the end."""
+        """Slots whose last tokens are in flight: the worker releases them, their pages stay until the tokens are known."""
         exhausted = np.flatnonzero(self.is_decoding & (self.planned >= self.last_position))
         self.is_decoding[exhausted] = self.in_worker[exhausted] = False
         return exhausted.tolist()
 
     def pages_missing(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
-        """How many pages each of these slots lacks for its next token: 0 or 1."""
+        """Pages that each slot lacks for its next token, 0 or 1: [len(decoding)]."""
         end = self.num_pages[decoding] * self.page_size
         return (self.planned[decoding] >= end).astype(np.int64)
 
     def pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
-        """How many pages each slot would like to have ready for tokens that its grammar may force."""
+        """Pages to allocate ahead for tokens that the grammars may force: [len(decoding)]."""
         end = self.planned[decoding] + 1 + self.headroom[decoding]
         end = np.minimum(end, self.last_position[decoding])
         pages = -(-end // self.page_size) - self.num_pages[decoding]
         return np.where(self.headroom[decoding] > 0, np.maximum(pages, 0), 0)
 
-    # ------------------------------------------------------------ what running sequences will need
+    # ------------------------------------------------------------ future need of the running sequences
 
     def num_output(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Tokens of each answer, those under way included."""
+        """Tokens of each answer, those in flight included: [len(slots)]."""
         reached = np.maximum(self.planned[slots], self.known[slots]) - self.num_prompt[slots]
         return np.minimum(reached, self.max_output(slots))
 
     def max_output(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Tokens that each answer may have at most."""
+        """Most tokens of each answer: [len(slots)]."""
         return self.last_position[slots] - self.num_prompt[slots] + 1
 
     def num_pages_added(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Pages that each of these sequences has filled, or will when its prompt is computed."""
+        """Pages that each sequence has added to the pool, or will when its prompt is computed: [len(slots)]."""
         held = np.maximum(self.num_pages[slots], -(-self.known[slots] // self.page_size))
         return held - self.num_found_pages[slots]
 
     def num_pages_to_prefill(self, slots: NDArray[np.intp]) -> int:
-        """Pages that these sequences still lack for their prompts."""
+        """Pages that these sequences lack for their prompts."""
         missing = -(-self.known[slots] // self.page_size) - self.num_pages[slots]
         return int(np.maximum(missing, 0).sum())
 
     def num_pages_to_come(self, slots: NDArray[np.intp]) -> int:
-        """Pages that these sequences take yet if every answer becomes as long as it may."""
+        """Pages that these sequences will take if every answer becomes as long as allowed."""
         missing = -(-self.last_position[slots] // self.page_size) - self.num_pages[slots]
         return int(np.maximum(missing, 0).sum())

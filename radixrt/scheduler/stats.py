@@ -1,10 +1,7 @@
-"""What the scheduler counts and measures of itself."""
+"""The scheduler's counters."""
 
-import msgspec
-
-from radixrt.messages.stats import Counters, SchedulerStats, TimeHistogram
+from radixrt.messages.stats import Counters, TimeHistogram
 from radixrt.messages.steps import StepResult
-from radixrt.scheduler.radix.kv_cache import KVCache
 
 STEP_BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
 PLAN_BOUNDS = [1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25]
@@ -18,39 +15,8 @@ def new_counters() -> Counters:
 
 
 def count_step(counters: Counters, result: StepResult, follows: bool) -> None:
-    """Count a step that came back; a worker waited for us only if its plan ``follows`` another."""
+    """Count a finished step. The worker's wait counts only if the plan ``follows`` another in flight."""
     counters.steps += 1
     counters.step_seconds.observe(result.step_s)
     counters.forward_seconds += result.forward_s
     counters.wait_seconds += result.wait_s if follows else 0.0
-
-
-def stats_of(
-    counters: Counters,
-    kv: KVCache,
-    *,
-    running: int,
-    waiting: int,
-    grammars: int,
-    malformed_frames: int,
-) -> SchedulerStats:
-    """A snapshot of all counters and gauges."""
-    free, total = kv.allocator.num_free, kv.allocator.num_pages
-    return SchedulerStats(
-        **msgspec.structs.asdict(counters),
-        running=running,
-        waiting=waiting,
-        evicted_pages=kv.evicted_pages,
-        pages_total=total,
-        pages_owned=total - free - kv.tree.num_pages,
-        pages_cached=kv.tree.num_pages,
-        pages_evictable=kv.tree.num_evictable_pages,
-        pages_free=free,
-        pages_pinned=kv.tree.num_pinned_pages,
-        leases=len(kv.leases),
-        leases_broken=kv.leases.broken,
-        sessions=len(kv.sessions),
-        grammars=grammars,
-        tree_nodes=kv.tree.num_nodes,
-        malformed_frames=malformed_frames,
-    )

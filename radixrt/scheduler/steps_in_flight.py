@@ -1,4 +1,4 @@
-"""Which steps has the worker been sent, and whose are the tokens that will come back?"""
+"""The steps that the worker was sent, with the sequences that will get their tokens."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from radixrt.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that was sent and is not back."""
+    """A step without a result yet."""
 
     step_id: int
     owners: list[Sequence | None]
-    """Whose tokens these are, by slot; None once nobody wants them."""
+    """The sequence that gets the tokens, by slot; None: they are dropped."""
     follows: bool
-    """It was sent while another step was in flight: a worker that waited for it waited for us."""
+    """It was sent while another step was in flight, so a worker that waited for it waited for the scheduler."""
 
 
 class StepsInFlight:
-    """The worker answers in the order in which it was sent the steps."""
+    """A queue: the worker answers steps in the order in which they were sent."""
 
     def __init__(self) -> None:
         self._steps: deque[StepInFlight] = deque()
@@ -36,13 +36,13 @@ class StepsInFlight:
         return step_id
 
     def take(self, result: StepResult) -> StepInFlight:
-        """The step that this is the result of."""
+        """Remove and return the step of a result."""
         step = self._steps.popleft()
         assert step.step_id == result.step_id, "the worker answered steps out of order"
         return step
 
     def forget(self, sequence: Sequence) -> None:
-        """Nobody wants the tokens that are under way for this sequence."""
+        """Drop the tokens in flight of a sequence."""
         for step in self._steps:
             if step.owners[sequence.slot] is sequence:
                 step.owners[sequence.slot] = None

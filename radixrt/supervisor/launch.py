@@ -18,7 +18,7 @@ from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
 
 def prepare(config: ServerConfig) -> ServerConfig:
-    """Check what can be checked before any process starts; the model path becomes a folder.
+    """Check the settings and the checkpoint before any process starts; a hub id becomes a folder.
 
     Raises:
         ConfigError: says what to change.
@@ -43,7 +43,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet: clients are refused until the engine is ready.
 
     Raises:
-        ConfigError: the address can't be had.
+        ConfigError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

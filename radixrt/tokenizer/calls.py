@@ -25,11 +25,10 @@ from radixrt.messages.replies import (
     CallReply,
     CheckReport,
     CompileReport,
-    Detokenized,
     Tokenized,
 )
 from radixrt.messages.requests import Prompt
-from radixrt.tokenizer.constraints.structured import StructuredOutput
+from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
@@ -61,7 +60,7 @@ class Calls:
     vocabulary: Vocabulary
     encoder: PromptEncoder
     limits: Limits
-    structured: StructuredOutput
+    constraints: ConstraintManager
     queue: FairQueue
     shows_cache_texts: bool
     to_api: Send
@@ -98,7 +97,7 @@ class Calls:
             self._enqueue(reply.call_id, _num_shown_tokens(tree), work)
             return
         if reply.error is None and isinstance(call, StatsCall):
-            reply.value["structured"] = msgspec.to_builtins(self.structured.stats())
+            reply.value["structured"] = msgspec.to_builtins(self.constraints.stats())
         self.to_api(reply)
 
     def _enqueue(self, call_id: int, size: int, work: Callable[[], Any]) -> None:
@@ -129,21 +128,18 @@ class Calls:
         prompt_text = self.vocabulary.decode(token_ids) if text is None else text
         return Tokenized(token_ids=token_ids, prompt=prompt_text)
 
-    def _detokenize(self, call: DetokenizeCall) -> Detokenized:
+    def _detokenize(self, call: DetokenizeCall) -> str:
         ids = unpack_ids(call.token_ids)
         self.limits.check_call(len(ids), is_text=False)
         self.limits.check_token_ids(ids)
-        return Detokenized(text=self.vocabulary.decode(ids.tolist(), call.skip_special_tokens))
+        return self.vocabulary.decode(ids.tolist(), call.skip_special_tokens)
 
     async def _compile_ahead(self, call: CompileCall) -> CompileReport:
         begin = time.perf_counter()
-        compiled = await self.structured.compile(call.structured)
+        compiled = await self.constraints.compile(call.constraint)
         return CompileReport(
             backend=compiled.grammar.backend,
-            checks=[
-                CheckReport(pointer=check.pointer, keywords=check.keywords)
-                for check in compiled.checks
-            ],
+            checks=msgspec.convert(compiled.checks, list[CheckReport], from_attributes=True),
             unenforced=compiled.unenforced,
             seconds=time.perf_counter() - begin,
         )

@@ -15,6 +15,7 @@ import msgspec
 from radixrt.base.errors import RequestError, unexpected_error
 from radixrt.constrained.checks.checked_answer import DueCheck
 from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import (
@@ -25,7 +26,8 @@ from radixrt.messages.sequences import (
 )
 from radixrt.tokenizer.answer.answer_state import AnswerState, SequenceNews, news_by_sequence
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
-from radixrt.tokenizer.constraints.structured import StructuredOutput
+from radixrt.tokenizer.constraints.manager import ConstraintManager
+from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ class _InFlight:
     answer: AnswerState
     checked: CheckedSequence | None
     """Holds tokens back until the values in them are validated."""
+    grammar_key: GrammarKey | None
+    """Of the grammar that it uses."""
 
     @property
     def request_id(self) -> str:
@@ -49,10 +53,11 @@ class _InFlight:
 class InFlightAnswers:
     """All answers of this engine that are not complete."""
 
-    def __init__(self, structured: StructuredOutput, to_api: Send, to_scheduler: Send) -> None:
-        self._structured = structured
+    def __init__(self, constraints: ConstraintManager, to_api: Send, to_scheduler: Send) -> None:
+        self._constraints = constraints
         self._to_api = to_api
         self._to_scheduler = to_scheduler
+        self._grammars = SentGrammars(to_scheduler)
         self._by_seq_id: dict[int, _InFlight] = {}
         self._seq_ids_of: dict[str, set[int]] = {}
         """Unfinished answers of each request; empty while its prompt is being encoded."""
@@ -67,10 +72,17 @@ class InFlightAnswers:
         self._seq_ids_of[request_id] = set()
 
     def begin(
-        self, sequence: SequenceRequest, answer: AnswerState, checked: CheckedSequence | None
+        self,
+        sequence: SequenceRequest,
+        answer: AnswerState,
+        checked: CheckedSequence | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
-        """Send one answer of a registered request to the scheduler."""
-        self._add(_InFlight(sequence.seq_id, answer, checked))
+        """Send one answer of a registered request to the scheduler, with the grammar that it uses."""
+        key = None if grammar is None else grammar.key
+        if grammar is not None:
+            self._grammars.use(grammar)
+        self._add(_InFlight(sequence.seq_id, answer, checked, key))
         self._to_scheduler(sequence)
 
     def abort(self, request_id: str) -> None:
@@ -111,6 +123,8 @@ class InFlightAnswers:
         """The scheduler has dropped a sequence."""
         entry = self._by_seq_id.get(refused.seq_id)
         if entry is not None:
+            if refused.grammar_lost and entry.grammar_key is not None:
+                self._grammars.lost(entry.grammar_key)
             error = RequestError(
                 refused.message, status=refused.status, retry_after_s=refused.retry_after_s
             )
@@ -135,6 +149,7 @@ class InFlightAnswers:
                 del self._seq_ids_of[entry.request_id]
             if not is_over:
                 self._release({entry.seq_id}, complete=True)
+            self._release_grammar(entry)
         return chunk
 
     # ------------------------------------------------------------ values that are validated
@@ -150,13 +165,13 @@ class InFlightAnswers:
             return None
         answer = entry.answer
         if checked.violation is not None and not answer.unenforced:
-            spec = answer.request.structured
-            raise self._structured.report_violation(spec, checked.text, checked.violation)
+            constraint = answer.request.constraint
+            raise self._constraints.report_violation(constraint, checked.text, checked.violation)
         return self._next_chunk(entry, news, is_over=checked.is_over)
 
     async def _validate(self, entry: _InFlight, checked: CheckedSequence, due: DueCheck) -> None:
         try:
-            errors = await self._structured.validate(due)
+            errors = await self._constraints.validate(due)
             if self._is_here(entry):
                 self._take_verdict(entry, checked, due, errors)
         except Exception as error:
@@ -174,7 +189,7 @@ class InFlightAnswers:
         errors: list[SpanError],
     ) -> None:
         """Send more of an answer, or let it go on from an earlier point."""
-        again = self._structured.verdict(checked, due, errors, self.new_seq_id())
+        again = self._constraints.verdict(checked, due, errors, self.new_seq_id())
         if again is not None:
             self._remove(entry)
             self._release({entry.seq_id})
@@ -195,13 +210,19 @@ class InFlightAnswers:
 
     def _drop(self, request_id: str) -> None:
         seq_ids = self._seq_ids_of.pop(request_id, set())
-        for seq_id in seq_ids:
-            del self._by_seq_id[seq_id]
+        dropped = [self._by_seq_id.pop(seq_id) for seq_id in seq_ids]
         self._release(seq_ids)
+        for entry in dropped:
+            self._release_grammar(entry)
 
     def _release(self, seq_ids: set[int], *, complete: bool = False) -> None:
         if seq_ids:
             self._to_scheduler(ReleaseSequences(pack_ids(sorted(seq_ids)), complete))
+
+    def _release_grammar(self, entry: _InFlight) -> None:
+        """The answer is over, and the scheduler knows it or was told before."""
+        if entry.grammar_key is not None:
+            self._grammars.release(entry.grammar_key)
 
     def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
         if ready := [chunk for chunk in chunks if chunk is not None]:

@@ -1,4 +1,4 @@
-"""Can this prompt be served at all? Checked once, here, so that the scheduler needs no second look."""
+"""Checks that a prompt fits the engine, once, so that the scheduler need not."""
 
 import dataclasses
 
@@ -11,16 +11,16 @@ from radixrt.messages.answers import EngineInfo
 _TOO_LONG = "context_length_exceeded"
 
 CALL_CONTEXTS = 4
-"""A call to the tokenizer alone takes so many times the context, ..."""
+"""Most tokens of a call to the tokenizer alone, in multiples of the context length, ..."""
 LEAST_CALL_TOKENS = 1 << 16
-"""... but never less than this; ..."""
+"""... but at least this number; ..."""
 CALL_CHARS_PER_TOKEN = 4
-"""... of texts, so many characters for each token."""
+"""... for texts, in characters a token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the engine can hold, in tokens."""
+    """Limits of the engine, in tokens."""
 
     context_length: int
     kv_pool_tokens: int
@@ -36,7 +36,7 @@ class Limits:
         return max(LEAST_CALL_TOKENS, CALL_CONTEXTS * self.context_length)
 
     def check_call(self, size: int, is_text: bool) -> None:
-        """Refuse to tokenize or detokenize, for its own sake, what would take many seconds.
+        """Refuse a call to tokenize or detokenize that would take many seconds.
 
         Raises:
             RequestError: it is several times as long as any prompt could be.
@@ -78,17 +78,17 @@ class Limits:
             )
 
     def max_tokens(self, prompt_length: int, requested: int | None) -> int:
-        """Most tokens to generate: what was asked for (0: the prompt alone is computed), else what is left.
+        """Most tokens to generate: ``requested`` (0: only the prompt is computed), else all that fit.
 
         Raises:
             RequestError: the prompt is empty, or prompt and answer don't fit.
         """
         if prompt_length == 0:
             raise RequestError("The prompt is empty; give at least one token.", param="prompt")
-        room = min(self.context_length, self.kv_pool_tokens) - prompt_length
+        left = min(self.context_length, self.kv_pool_tokens) - prompt_length
         needed = 1 if requested is None else requested
-        if room >= needed:
-            return room if requested is None else requested
+        if left >= needed:
+            return left if requested is None else requested
         if self.context_length - prompt_length < needed:
             limit = f"the model's context length is {self.context_length} tokens"
         else:
@@ -101,6 +101,6 @@ class Limits:
         raise RequestError(
             f"The prompt has {prompt_length} tokens{wanted}, but {limit}. Shorten the prompt"
             + (" or lower max_tokens." if requested else "."),
-            param="max_tokens" if room >= 1 and needed else "prompt",
+            param="max_tokens" if left >= 1 and needed else "prompt",
             code=_TOO_LONG,
         )

@@ -34,7 +34,7 @@ from radixrt.tokenizer.answer.answer_state import AnswerState
 from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
 from radixrt.tokenizer.calls import Calls
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
-from radixrt.tokenizer.constraints.structured import StructuredOutput
+from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
@@ -80,18 +80,18 @@ class TokenizerProcess:
             log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
         self._info = info
         self._limits = Limits.of(info)
-        self._structured = StructuredOutput(
+        self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
-        self._structured.start()
+        self._constraints.start()
         self._in_flight = InFlightAnswers(
-            self._structured, self._to_api.send, self._to_scheduler.send
+            self._constraints, self._to_api.send, self._to_scheduler.send
         )
         self._calls = Calls(
             vocabulary=self._vocabulary,
             encoder=self._encoder,
             limits=self._limits,
-            structured=self._structured,
+            constraints=self._constraints,
             queue=self._queue,
             shows_cache_texts=not self._config.hide_cache_texts,
             to_api=self._to_api.send,
@@ -103,7 +103,7 @@ class TokenizerProcess:
                 self._serve_scheduler(), self._serve_api(), self._queue.serve(), self._beat()
             )
         finally:
-            await self._structured.close()
+            await self._constraints.close()
 
     def close(self) -> None:
         self._queue.close()
@@ -144,10 +144,10 @@ class TokenizerProcess:
         size = size_in_chars(request.prompt)
         try:
             encoding = self._queue.run(key, size, lambda: self._encode(request))
-            if request.structured is None:
+            if request.constraint is None:
                 self._start(await encoding)
             else:
-                compiling = self._structured.compile(request.structured)
+                compiling = self._constraints.compile(request.constraint)
                 encoded, compiled = await asyncio.gather(encoding, compiling)
                 self._start(encoded, compiled)
         except Exception as error:
@@ -176,9 +176,9 @@ class TokenizerProcess:
     def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
         """Hand the n answers of a request to the scheduler."""
         request, token_ids = encoded.request, encoded.token_ids
-        constraint = None
+        grammar = None
         if compiled is not None:
-            constraint = self._structured.constraint(compiled, request, encoded.text)
+            grammar = self._constraints.grammar_use(compiled, request, encoded.text)
         packed_ids = pack_ids(token_ids)
         prompt = self._prompt_info(encoded, packed_ids)
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
@@ -190,7 +190,7 @@ class TokenizerProcess:
                 seq_id=self._in_flight.new_seq_id(),
                 token_ids=packed_ids,
                 options=replace(request.options, sampling=sampling),
-                constraint=constraint,
+                grammar=grammar,
             )
             answer = AnswerState(
                 request,
@@ -199,13 +199,16 @@ class TokenizerProcess:
                 token_ids,
                 prompt=prompt,
                 continues_prompt=chat is None or chat.continue_final_message,
-                rendered_chat=encoded.text if chat and not self._config.reencode_answers else None,
+                rendered_chat=encoded.text
+                if chat and not self._config.debug_reencode_answers
+                else None,
                 unenforced=() if compiled is None else compiled.unenforced,
             )
-            checked = None if compiled is None else self._structured.checked(sequence, compiled)
+            checked = None if compiled is None else self._constraints.checked(sequence, compiled)
             if told.token_ids:
                 sequence = self._resume(sequence, answer, checked, told)
-            self._in_flight.begin(sequence, answer, checked)
+            grammar_to_send = None if compiled is None else compiled.grammar
+            self._in_flight.begin(sequence, answer, checked, grammar_to_send)
 
     def _resume(
         self,

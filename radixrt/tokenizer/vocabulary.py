@@ -1,4 +1,4 @@
-"""What do the tokens of this model stand for, and how does text become tokens?"""
+"""A checkpoint's tokenizer: encodes text, and knows the bytes of each token."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ class Vocabulary:
         backend: the ``tokenizers`` tokenizer that does the work.
         special_tokens: the control tokens, by id.
         special_ids: their ids.
-        segments: encodes conversations, and remembers what it has encoded.
+        segments: encodes chats, with a cache of encoded messages.
         longest_token: length in characters of the longest token, at most.
     """
 
@@ -87,7 +87,7 @@ class Vocabulary:
         return texts[0]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text; b"" for an id that has no token."""
+        """The bytes that a token adds to the text; b"" for an id without a token."""
         return self._token_bytes.of(token_id)
 
     def token_logprob(
@@ -135,7 +135,7 @@ def _read_template(path: Path) -> str:
 
 def _check_syntax(hf: Any, path: str) -> None:
     """Raises:
-    ConfigError: the template is no Jinja. What else it may object to depends on the conversation.
+    ConfigError: the template is not valid Jinja. Its other errors depend on the messages.
     """
     try:
         hf.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)

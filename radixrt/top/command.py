@@ -1,4 +1,4 @@
-"""How does ``radixrt top`` run? It asks a server again and again, and draws what it says."""
+"""The command ``radixrt top``: polls a server and draws its state."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ _LEAST_INTERVAL_S = 0.1
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Until interrupted; with ``--once`` for one frame. Returns the exit status."""
+    """Run until interrupted, or for one frame with ``--once``; returns the exit status."""
     watch = ServerWatch(arguments.url, arguments.api_key or os.environ.get("RADIXRT_API_KEY"))
     console = Console()
     if arguments.once:
@@ -37,7 +37,7 @@ def _once(watch: ServerWatch, console: Console) -> int:
 
 
 def _current(watch: ServerWatch, console: Console) -> RenderableType:
-    """The server's state, or that it is away: it may come back."""
+    """The server's state, or the reason why it does not answer."""
     try:
         return _frame(watch, console)
     except ServerAwayError as error:

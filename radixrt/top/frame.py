@@ -1,4 +1,4 @@
-"""How does a server's state look on a terminal? One frame of ``radixrt top``."""
+"""Draws one frame of ``radixrt top``."""
 
 from collections.abc import Iterator
 
@@ -18,10 +18,10 @@ _POOL_COLOURS = {
     "free": "bright_black",
 }
 _POOL_LETTERS = {"owned": "█", "locked": "▓", "pinned": "◆", "evictable": "▒", "free": "·"}
-"""Also told apart without colours."""
+"""For terminals without colours."""
 
 _HEAD_LINES = 8
-"""Of a frame, above the prefixes."""
+"""Lines of a frame above the prefixes."""
 _LEAST_PREFIXES = 5
 
 
@@ -66,10 +66,10 @@ def _requests(reading: Reading, rates: Rates) -> Text:
 
 
 def _hits(cache: CacheStats, rates: Rates) -> Text:
-    of_late = "-" if rates.hit_rate is None else f"{rates.hit_rate:.1%}"
+    recent = "-" if rates.hit_rate is None else f"{rates.hit_rate:.1%}"
     return Text.assemble(
         _label("hit rate"),
-        (of_late, "bold"),
+        (recent, "bold"),
         f" in the last {rates.seconds:.0f} s, {cache.hit_rate:.1%} since start; "
         f"evicted {_rate(rates.evicted_tokens_per_s)} tokens/s",
     )
@@ -119,7 +119,7 @@ def _pool_legend(cache: CacheStats) -> Text:
 
 
 def _prefixes(tree: CacheTree, most: int) -> RenderableType:
-    """The biggest prefixes of the tree; those below one are indented."""
+    """The largest prefixes of the tree; children are indented."""
     table = Table(box=None, padding=(0, 1), expand=True)
     for heading in ("below", "tokens", "idle"):
         table.add_column(heading, justify="right", no_wrap=True, style="cyan")
@@ -165,7 +165,7 @@ def _held(node: CacheTreeNode) -> Text:
 
 
 def _shown(text: str, most: int) -> str:
-    """On one line, and without what would steer the terminal: texts come from clients."""
+    """A client's text on one line, without control characters."""
     line = text[:most].replace("\n", "⏎")
     return "".join(c if c.isprintable() else "·" for c in line)
 

@@ -1,4 +1,4 @@
-"""What does a server say of itself, and what happened between two times that it was asked?"""
+"""Reads a server's state over HTTP, and computes rates between readings."""
 
 import http.client
 import time
@@ -18,11 +18,11 @@ TIMEOUT_S = 5
 TREE_LEVELS = 3
 TREE_CHILDREN = 12
 WINDOW_S = 10.0
-"""Rates are those of so many seconds."""
+"""Seconds over which rates are computed."""
 
 
 class ServerAwayError(RadixrtError):
-    """No radixrt server answers; says what to do."""
+    """No radixrt server answers; the message says what to do."""
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class _ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a server says at one time."""
+    """A server's state at one time."""
 
     time_s: float
     """On the monotonic clock."""
@@ -56,7 +56,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened of late; None: nothing by which to tell."""
+    """Rates over the last seconds; None: not known yet."""
 
     seconds: float
     hit_rate: float | None = None
@@ -67,13 +67,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerWatch:
-    """Asks a server, and remembers its answers of the last seconds."""
+    """Reads a server's state, and keeps the readings of the last seconds."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """
         Args:
-            url: of the server; a ``/v1`` at its end is left out.
-            api_key: what it was started with.
+            url: address of the server, with or without ``/v1`` at its end.
+            api_key: key of the server.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -81,7 +81,7 @@ class ServerWatch:
 
     def read(self) -> Reading:
         """Raises:
-        ServerAwayError: it does not answer, or is none of ours.
+        ServerAwayError: no radixrt server answers.
         """
         info = self._get("/get_server_info", _ServerInfo)
         tree_path = f"/v1/cache/tree?depth={TREE_LEVELS}&children={TREE_CHILDREN}"
@@ -98,13 +98,13 @@ class ServerWatch:
         return reading
 
     def rates(self) -> Rates:
-        """Over the readings that are remembered; there must be one."""
+        """Rates over the kept readings, of which there must be one."""
         return rates_between(self._readings[0], self._readings[-1])
 
     def _remember(self, reading: Reading) -> None:
         last = self._readings[-1] if self._readings else None
         if last is not None and reading.cache.prompt_tokens < last.cache.prompt_tokens:
-            self._readings.clear()  # the server was started anew
+            self._readings.clear()  # the server was restarted
         self._readings.append(reading)
         while reading.time_s - self._readings[0].time_s > WINDOW_S and len(self._readings) > 2:
             self._readings.popleft()
@@ -122,7 +122,7 @@ class ServerWatch:
             raise ServerAwayError(self._refusal(path, error.code)) from error
         except msgspec.MsgspecError as error:
             raise ServerAwayError(
-                f"What {self.url}{path} answers is not what this version of radixrt reads: {error}."
+                f"The answer of {self.url}{path} does not fit this version of radixrt: {error}."
             ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:  # the last: no such URL
             reason = getattr(error, "reason", error)
@@ -142,7 +142,7 @@ class ServerWatch:
 
 
 def rates_between(first: Reading, last: Reading) -> Rates:
-    """Of two readings of one server; they may be the same."""
+    """Rates between two readings of one server, which may be the same."""
     seconds = last.time_s - first.time_s
     if seconds <= 0:
         return Rates(seconds=0.0)

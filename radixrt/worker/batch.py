@@ -1,8 +1,7 @@
 """The worker's persistent batch: step plans change it, forward passes read it.
 
-A plan says only what changes. Everything else a forward pass needs (block tables, lengths, the tokens
-sampled last) stays here between steps; the sampled tokens stay on the device, so a decode step needs
-nothing from the scheduler.
+A plan holds only changes. The other inputs of a forward pass (block tables, lengths, the tokens sampled last) stay here
+between steps. The sampled tokens stay on the device, so a decode step needs nothing from the scheduler.
 """
 
 from collections.abc import Callable
@@ -12,18 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.kv.ragged import RaggedStep
-from radixrt.worker.kv.shared_prefixes import GroupedSlots, PrefixFinder
+from radixrt.worker.kv.shared_prefixes import PrefixFinder
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Hidden states whose next prompt tokens want log-probabilities."""
+    """Consecutive prompt positions for whose next tokens a request asks log-probabilities."""
 
     slot: int
     first_row: int
@@ -40,19 +39,18 @@ class StepInputs:
     positions: torch.Tensor  # [num_tokens] int64, on the device
     attention: AttentionMetadata
     graph_rows: int | None
-    """So many rows of a captured graph, of which the first are those that sample and the others padding; None: the
-    step is of another kind."""
+    """Rows of the captured graph that computes this step: first those that sample, then padding. None: no graph does."""
     sampling_slots: NDArray[np.int64]  # [rows] slots that sample a token
     sampling_slots_on_device: torch.Tensor  # [rows] int64
     sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
-    sampling_positions: torch.Tensor  # [rows] int64, where the sampled tokens will stand
+    sampling_positions: torch.Tensor  # [rows] int64, of the sampled tokens in their sequences
     prompt_spans: list[PromptSpan]
     jumps: "Jumps"
 
 
 @dataclass(frozen=True, slots=True)
 class Jumps:
-    """Slots whose next tokens a grammar has forced: several are computed at once."""
+    """Slots whose next tokens a grammar forces, so that several are computed in one step."""
 
     slots: list[int]
     token_ids: list[TokenIds]
@@ -62,7 +60,7 @@ class Jumps:
 
     @property
     def beyond(self) -> list[int]:
-        """How many tokens each slot is advanced by beyond the one of a plain decode step."""
+        """Tokens by which each slot advances beyond the one of a plain decode step."""
         return [len(tokens) - 1 for tokens in self.token_ids]
 
 
@@ -85,12 +83,13 @@ class PersistentBatch:
     ) -> None:
         """
         Args:
-            max_slots: sequences at a time.
-            max_pages: of one sequence.
+            max_slots: sequences in the batch at a time.
+            max_pages: pages of one sequence.
             page_size: tokens in a page.
-            device: that computes the steps.
-            spare_page: where padding writes to; no sequence has it.
-            graph_rows: to how many rows a decode step of so many is padded, or None if it isn't; None: none is.
+            device: computes the steps.
+            spare_page: page that padding writes to; no sequence has it.
+            graph_rows: from the rows of a decode step to those that it is padded to, or None where it is not padded; None:
+                no step is padded.
         """
         self.page_size = page_size
         self._graph_rows = graph_rows
@@ -109,7 +108,7 @@ class PersistentBatch:
         self._forced: dict[int, TokenIds] = {}
         """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
 
-    # ------------------------------------------------------------ what a plan changes
+    # ------------------------------------------------------------ changes by a plan
 
     def release(self, slot: int) -> None:
         self.is_decoding[slot] = False
@@ -140,8 +139,7 @@ class PersistentBatch:
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
         jumps = self._take_jumps()
-        groups = self._group_decoding(jumps.slots)
-        decoding = groups.slots
+        decoding, groups = self._group_decoding(jumps.slots)
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
         chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
@@ -163,6 +161,7 @@ class PersistentBatch:
         first_rows = step.qo_indptr[len(decoding) + len(jumps.slots) : -1]
         return self._inputs(
             step,
+            decoding,
             groups,
             [*jumps.token_ids, *prompt_tokens],
             (slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]),
@@ -173,43 +172,47 @@ class PersistentBatch:
     def _inputs(
         self,
         step: RaggedStep,
-        groups: GroupedSlots,
+        decoding: NDArray[np.int64],
+        groups: PrefixGroups,
         known_tokens: list[TokenIds],
         sampling: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]],
         prompt_spans: list[PromptSpan],
         jumps: Jumps,
     ) -> StepInputs:
-        """Everything that the device needs for a step, sent to it in one piece.
+        """The inputs of a step, sent to the device in one transfer.
 
         Args:
-            sampling: who samples a token, each [rows]: slots, their rows of the flat batch, and positions of the new tokens.
+            decoding: slots of the first rows, which decode.
+            groups: of these rows.
+            known_tokens: inputs of the other rows.
+            sampling: rows that sample a token, each [rows]: slots, their rows of the flat batch, and positions of the new
+                tokens.
         """
         sampling_slots, sampling_rows, sampling_positions = sampling
-        decoding, graph_rows = groups.slots, None
+        graph_rows = None
         if self._graph_rows is not None and not known_tokens:
             graph_rows = self._graph_rows(len(decoding))
         if graph_rows is not None:
             step = step.padded(graph_rows, self._spare_page)
             decoding = np.concatenate((decoding, np.zeros(graph_rows - len(decoding), np.int64)))
         known = np.concatenate(known_tokens) if known_tokens else NO_TOKENS
-        decoded, known_ids, positions, kv_indices, kv_slots, slots, rows, places = (
+        decoded, known_ids, positions, kv_indices, kv_locations, slots, rows, places = (
             self._device.upload(
                 decoding,
                 known.astype(np.int64),
                 step.positions,
                 step.kv_indices,
-                step.kv_slots,
+                step.kv_locations,
                 sampling_slots,
                 sampling_rows.astype(np.int64),
                 sampling_positions,
             )
         )
         token_ids = self.last_tokens[decoded]
-        shared = _shared_prefixes(groups, len(step.last_page_len))
         return StepInputs(
             token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
             positions=positions,
-            attention=step.metadata(kv_indices, kv_slots, self._device, shared),
+            attention=step.metadata(kv_indices, kv_locations, self._device, groups),
             graph_rows=graph_rows,
             sampling_slots=sampling_slots,
             sampling_slots_on_device=slots,
@@ -227,13 +230,15 @@ class PersistentBatch:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
         self._forced[slot] = token_ids
 
-    def _group_decoding(self, jumping: list[int]) -> GroupedSlots:
-        """The slots that advance by one token, those that share a prefix side by side."""
+    def _group_decoding(self, jumping: list[int]) -> tuple[NDArray[np.int64], PrefixGroups]:
+        """The slots that advance by one token, those that share a prefix side by side, and their groups."""
         decoding = np.flatnonzero(self.is_decoding)
-        groups = self._prefixes.group(
-            decoding, self.block_tables, self.computed[decoding] // self.page_size
-        )
-        return groups.without(jumping) if jumping else groups
+        whole_pages = self.computed[decoding] // self.page_size
+        slots, groups = self._prefixes.group(decoding, self.block_tables, whole_pages)
+        if not jumping:
+            return slots, groups
+        kept = ~np.isin(slots, jumping)
+        return slots[kept], groups.where(kept)
 
     def _take_jumps(self) -> Jumps:
         """Forced tokens as far as the pages of their slots reach. One position stays free: the scheduler may
@@ -252,7 +257,7 @@ class PersistentBatch:
         return Jumps(slots, inputs, complete)
 
     def _finish_prompts(self, chunk_slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which chunks reach the end of their prompt; those slots decode from the next step on."""
+        """[chunks] whether a chunk reaches the end of its prompt; those slots decode from the next step on."""
         known = np.array(
             [num_ids(self._prompts[slot].token_ids) for slot in chunk_slots.tolist()],
             dtype=np.int64,
@@ -276,15 +281,3 @@ class PersistentBatch:
                 row = first_row + first - (chunk.start + 1)
                 spans.append(PromptSpan(chunk.slot, row, following, sampling.prompt_logprobs))
         return spans
-
-
-def _shared_prefixes(groups: GroupedSlots, num_sequences: int) -> SharedPrefixes | None:
-    """The groups of a step, whose sequences are those of ``groups`` and then others that each stand alone."""
-    if not groups.num_pages.any():
-        return None
-    others = np.arange(len(groups.slots) + 1, num_sequences + 1, dtype=np.int32)
-    num_pages = np.concatenate((groups.num_pages, np.zeros(len(others), dtype=np.int32)))
-    return SharedPrefixes(
-        group_indptr_cpu=torch.from_numpy(np.concatenate((groups.indptr(), others))),
-        num_pages_cpu=torch.from_numpy(num_pages),
-    )

@@ -1,4 +1,4 @@
-"""How does a model runner come about? Weights are loaded, the largest step is tried, and the KV pool gets what is left."""
+"""Builds a model runner: loads the weights, tries the largest step, and gives the remaining memory to the KV pool."""
 
 import logging
 import math
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from radixrt.attention.cpu import CpuBackend
-from radixrt.attention.kv_dtype import kv_dtype
+from radixrt.attention.kv_spec import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.config import ServerConfig
@@ -21,14 +21,14 @@ from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
 from radixrt.messages.answers import EngineInfo
-from radixrt.messages.steps import GrammarLoaded
+from radixrt.messages.grammars import GrammarLoaded
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
-from radixrt.worker.sampling.grammars import GrammarShop
+from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.threads import use_fitting_threads
 from radixrt.worker.trial_run import try_largest_step
 
@@ -47,9 +47,9 @@ def build_runner(
     Args:
         config: of the server.
         device: of this rank.
-        tp: this rank among the others.
+        tp: this rank's place among the others.
         tokenizer_file: a tokenizer.json, read when the first grammar is loaded.
-        report_grammar: told of every grammar that is ready, from other threads.
+        report_grammar: called with every grammar that is ready, from other threads.
 
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and KV pool.
@@ -65,15 +65,15 @@ def build_runner(
     eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
     setup = _attention_setup(config, model, device, longest)
     backend_name = resolve_backend(config.attention_backend, setup)
-    shop = GrammarShop(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
+    loader = GrammarLoader(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
-    parts = RunnerParts(config, model, setup, backend, eos_token_ids, shop, taped)
+    parts = RunnerParts(config, model, setup, backend, eos_token_ids, loader, taped)
     if is_gpu(device):
         try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest)
     pool = KVPool(setup, pages)
-    return parts.runner(pool, parts.decode_graphs(pool)), EngineInfo(
+    return ModelRunner(parts, pool, parts.decode_graphs(pool)), EngineInfo(
         context_length=longest,
         vocab_size=model.vocab_size,
         kv_pool_tokens=pages * config.page_size,
@@ -91,7 +91,7 @@ def build_runner(
 
 
 def is_gpu(device: Device) -> bool:
-    """It has memory of its own, of which the KV pool gets what is left."""
+    """Whether it has memory of its own, of which the KV pool gets the rest."""
     return device.torch_device.type == "cuda"
 
 
@@ -124,15 +124,18 @@ def _load(
 def _attention_setup(
     config: ServerConfig, model: CausalLM, device: Device, longest: int
 ) -> AttentionSetup:
+    cached = kv_dtype(config.kv_cache_dtype, model.dtype)
     return AttentionSetup(
         specs=model.attention_specs(),
+        kv_specs=model.kv_specs(cached),
         dtype=model.dtype,
-        kv_dtype=kv_dtype(config.kv_cache_dtype, model.dtype),
+        kv_dtype=cached,
         page_size=config.page_size,
         max_rows=config.max_running_requests,
         max_pages=math.ceil(longest / config.page_size),
         device=device,
-        cascade=not config.disable_cascade,
+        cascade=not config.debug_disable_cascade,
+        prefill_kernel=config.prefill_kernel,
     )
 
 

@@ -1,7 +1,7 @@
-"""Decode steps as captured graphs: the layers' hundreds of kernels become one order to the device.
+"""Captures decode steps as CUDA graphs, so that the layers' hundreds of kernels are launched at once.
 
 A graph's shapes and addresses are fixed. So there is one for each rung of a ladder of batch sizes, steps are padded to
-the next rung, and what changes from step to step (tokens, positions, page tables) is copied into place before a replay.
+the next rung, and the inputs (tokens, positions, page tables) are copied into place before a replay.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """One graph a rung, from token ids to hidden states; logits and sampling depend on who samples and stay outside."""
+    """One graph a rung, from token ids to hidden states; logits and sampling depend on the rows and stay outside."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, str], _Graph] = {}
 
     def rows_for(self, rows: int) -> int | None:
-        """The rung for a decode step of so many rows; None: there is none, or nothing to compute."""
+        """The rung for a decode step of ``rows`` rows; None: there is none, or nothing to compute."""
         if rows == 0:
             return None
         return next((rung for rung in self._rungs if rung >= rows), None)
@@ -80,7 +80,7 @@ class DecodeGraphs:
             )
         except RuntimeError as error:
             raise lacks_kernels(error) or ConfigError(
-                f"A decode step of {rung} sequences could not be captured as a CUDA graph: start with --disable-cuda-graph, "
+                f"A decode step of {rung} sequences could not be captured as a CUDA graph: start with --debug-disable-cuda-graph, "
                 f"or with a smaller --cuda-graph-max-batch-size. ({error})"
             ) from error
         return _Graph(attention, replay, hidden)
@@ -102,5 +102,5 @@ class DecodeGraphs:
         no_tables = np.empty((0, 1), dtype=np.int32)
         step = RaggedStep.of(no_tables, self._pool.page_size, nothing, nothing, nothing)
         step = step.padded(rows, self._pool.spare_page)
-        kv_indices, kv_slots = self._device.upload(step.kv_indices, step.kv_slots)
-        return step.metadata(kv_indices, kv_slots, self._device)
+        kv_indices, kv_locations = self._device.upload(step.kv_indices, step.kv_locations)
+        return step.metadata(kv_indices, kv_locations, self._device)

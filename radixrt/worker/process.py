@@ -1,4 +1,4 @@
-"""The worker process: execute step plans in order, and answer as their tokens come."""
+"""The worker process: executes step plans in order, and sends their tokens as these arrive."""
 
 import argparse
 import gc
@@ -20,7 +20,7 @@ from radixrt.worker.build import build_runner
 from radixrt_kernels.memory import keep_freed_memory
 
 LOOK_AGAIN_S = 20e-6
-"""Between two looks for a plan and for the end of a step. No system call waits for both a socket and a GPU."""
+"""Seconds between two polls of the socket and of the device. No system call waits for both."""
 
 
 class WorkerProcess:
@@ -45,7 +45,7 @@ class WorkerProcess:
             self._outbox.send(info)
 
     def run(self) -> None:
-        """Forever."""
+        """Execute plans until the process is ended."""
         while True:
             message, idle_s = self._next_order()
             if isinstance(message, StepPlan):
@@ -55,13 +55,13 @@ class WorkerProcess:
                 for result in results:
                     self._heartbeat.worked(result.step_s)
             else:
-                self._runner.grammars.shop.order(message)
+                self._runner.matchers.loader.order(message)
 
     def _next_order(self) -> tuple[ToWorker, float]:
-        """Wait for the scheduler, and meanwhile for the step that the device works on: whichever comes first.
+        """Wait for the scheduler's next message, and answer a step that the device finishes before it comes.
 
         Returns:
-            the order, and how long the device had nothing to do before it came
+            the message, and the seconds that the device was idle before it came
         """
         while (step := self._runner.in_flight) is not None:
             message = self._inbox.receive_now()
@@ -125,6 +125,6 @@ def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> Tens
 def run_worker(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
     """Entry point of ``python -m radixrt.worker``."""
     process = WorkerProcess(config, channels, arguments.rank)
-    keep_freed_memory()  # weights and KV pool are there; what follows comes again in every step
+    keep_freed_memory()  # weights and KV pool are allocated; later allocations recur in every step
     gc.freeze()
     process.run()

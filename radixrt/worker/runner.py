@@ -1,9 +1,9 @@
-"""One step on the worker: apply the plan, run the model, sample.
+"""Executes a step on the worker: applies the plan, runs the model, samples.
 
 On a GPU, steps overlap. A step's forward pass is launched before the tokens of the step ahead of it are on the host: its
-inputs are on the device. While it is computed, those tokens come back, grammars take them and say what this
-step may sample; then its sampling is launched, and the next plan is taken up. The host is a step behind the device
-and never waits for what it has just ordered. On a CPU a step is over when it returns.
+inputs are on the device. While it is computed, those tokens arrive, the matchers take them and fill this step's mask;
+then its sampling is launched, and the next plan is taken up. The host is one step behind the device and never waits for
+kernels that it has just launched. On a CPU a step is over when it returns.
 """
 
 import time
@@ -12,60 +12,66 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.backend import AttentionBackend, ForwardContext
-from radixrt.device.device import Device, Mark
+from radixrt.attention.backend import ForwardContext
+from radixrt.device.device import Mark
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult
-from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
 from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.kv.pool import KVPool
-from radixrt.worker.sampling.grammars import GrammarState
+from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs
+from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.logprobs import raw_logprobs
+from radixrt.worker.sampling.matchers import SlotMatchers
 from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
 from radixrt.worker.sampling.state import SamplingState
-from radixrt.worker.step_in_flight import SpanLogprobs, StepInFlight
 from radixrt.worker.step_tapes import StepTapes
 
 PROMPT_LOGITS_ROWS = 256
 """Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128 MiB."""
 
 SHORTEST_JUMP = 4
-"""Where steps overlap: fewer forced tokens are sampled one by one. A jump takes the step out of the captured graphs and
-saves one step less than it has tokens. To be measured on a GPU."""
+"""Where steps overlap, fewer forced tokens than this are sampled one by one. A jump cannot use a captured graph, and saves
+one step less than it has tokens. Not measured on a GPU yet."""
 
 
 class ModelRunner:
     """Holds the model, its KV pool and the persistent batch; executes step plans in order."""
 
     def __init__(
-        self,
-        model: CausalLM,
-        backend: AttentionBackend,
-        pool: KVPool,
-        batch: PersistentBatch,
-        sampling: SamplingState,
-        grammars: GrammarState,
-        device: Device,
-        graphs: DecodeGraphs | None = None,
-        *,
-        taped: bool = False,
+        self, parts: RunnerParts, pool: KVPool, graphs: DecodeGraphs | None = None
     ) -> None:
-        self._model = model
-        self._backend = backend
-        self._batch = batch
-        self._sampling = sampling
-        self.grammars = grammars
+        """
+        Args:
+            graphs: captured on the same ``pool``; None: every step is launched kernel by kernel.
+        """
+        config, device, vocab_size = parts.config, parts.setup.device, parts.model.vocab_size
+        slots, ends = config.max_running_requests, parts.eos_token_ids
+        self._model = parts.model
+        self._backend = parts.backend
         self._device = device
+        self._batch = PersistentBatch(
+            slots,
+            parts.setup.max_pages,
+            config.page_size,
+            device,
+            spare_page=pool.spare_page,
+            graph_rows=None if graphs is None else graphs.rows_for,
+        )
+        self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
+        jumps = not config.debug_disable_jump_forward
+        self.matchers = SlotMatchers(
+            parts.loader, vocab_size, eos_token_ids=ends, jump_forward=jumps
+        )
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
-        self._context = ForwardContext(backend, pool.kv_caches)
-        self._tapes = StepTapes(model, self._context) if taped else None
-        self._in_flight: StepInFlight | None = None
+        self._context = ForwardContext(parts.backend, pool.kv_caches)
+        self._tapes = StepTapes(parts.model, self._context) if parts.taped else None
+        self._in_flight: LaunchedStep | None = None
         self._last_end: Mark | None = None
 
     @property
-    def in_flight(self) -> StepInFlight | None:
+    def in_flight(self) -> LaunchedStep | None:
         """The step that was launched and is not collected."""
         return self._in_flight
 
@@ -76,7 +82,7 @@ class ModelRunner:
         """Launch one plan, for which the worker has waited ``waited_s``.
 
         Returns:
-            What the step ahead of it has brought, where steps overlap; else its own result.
+            The result of the step ahead of it, where steps overlap; else its own.
         """
         begun = time.perf_counter()
         self._apply(plan)
@@ -90,9 +96,9 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         tensors = [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
-        # Before the download: what comes before the mark is done when that is there.
+        # Before the download: once that has arrived, everything before this mark is done.
         sampled_all = self._device.mark()
-        self._in_flight = StepInFlight(
+        self._in_flight = LaunchedStep(
             step_id=plan.step_id,
             slots=inputs.sampling_slots,
             jumps=inputs.jumps,
@@ -109,12 +115,12 @@ class ModelRunner:
         return results if self._device.overlaps else self.collect()
 
     def collect(self) -> list[StepResult]:
-        """Wait for the step in flight; what it has brought, or nothing if there is none."""
+        """Wait for the step in flight. Returns its result, or nothing if there is none."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return []
         token_ids, logprobs, prompt_logprobs = step.read()
-        slots, token_ids = self._advance_grammars(step, token_ids)
+        slots, token_ids = self._advance_matchers(step, token_ids)
         step_s = time.perf_counter() - step.begun
         if self._device.overlaps:
             ahead = step.launched if self._last_end is None else self._last_end
@@ -135,13 +141,13 @@ class ModelRunner:
             )
         ]
 
-    # ------------------------------------------------------------ what a plan changes
+    # ------------------------------------------------------------ changes by a plan
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.release:
             self._batch.release(slot)
             self._sampling.release(slot)
-            self.grammars.release(slot)
+            self.matchers.release(slot)
             if self._in_flight is not None:
                 self._in_flight.released.add(slot)
         for admit in plan.admit:
@@ -158,7 +164,7 @@ class ModelRunner:
         if admit.grammar is not None:
             output = token_ids[len(token_ids) - admit.num_output :]
             may_jump = admit.sampling.logprobs is None  # a forced token has no logits
-            self.grammars.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
+            self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
 
     # ------------------------------------------------------------ on the device
 
@@ -179,7 +185,7 @@ class ModelRunner:
         slots = inputs.sampling_slots
         if not len(slots):
             return None
-        mask = self.grammars.mask(slots)
+        mask = self.matchers.mask(slots)
         sampled = sample(self._sampling, logits, slots, inputs.sampling_positions, mask, self._draw)
         self._batch.record(inputs, sampled.token_ids)
         return sampled
@@ -197,15 +203,15 @@ class ModelRunner:
 
     # ------------------------------------------------------------ grammars and jumps
 
-    def _advance_grammars(
-        self, step: StepInFlight, token_ids: TokenIds
+    def _advance_matchers(
+        self, step: LaunchedStep, token_ids: TokenIds
     ) -> tuple[NDArray[np.int64], TokenIds]:
         """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their slots."""
         slots = step.slots
-        if not step.forced and not self.grammars.holds_any:
+        if not step.forced and not self.matchers.holds_any:
             return slots, token_ids
         to_take = ~np.isin(slots, [*step.forced, *step.released])
-        failed = self.grammars.advance(slots[to_take], token_ids[to_take])
+        failed = self.matchers.advance(slots[to_take], token_ids[to_take])
         token_ids[np.isin(slots, failed) & to_take] = GRAMMAR_FAILED
         forced = {slot: tokens[1:] for slot, tokens in step.forced.items()}
         if not self._device.overlaps:
@@ -220,19 +226,19 @@ class ModelRunner:
         return np.repeat(slots, lengths), np.concatenate(new_tokens).astype(np.int32)
 
     def _jump_at_once(self, slots: NDArray[np.int64], token_ids: TokenIds) -> dict[int, list[int]]:
-        """Let the next step compute the tokens just sampled and what the grammars force after them, by slot."""
+        """Let the next step compute the tokens just sampled and those forced after them. Returns the forced, by slot."""
         sampled = dict(zip(slots.tolist(), token_ids.tolist(), strict=True))
-        forced = self.grammars.take_forced(slots[token_ids >= 0])
+        forced = self.matchers.take_forced(slots[token_ids >= 0])
         for slot, tokens in forced.items():
             self._jump(slot, [sampled[slot], *tokens])
         return forced
 
     def _force_next(self, inputs: StepInputs) -> dict[int, list[int]]:
-        """What is forced after the tokens that have come back begins with the token that this step is about to sample, so
-        it is known before; the step after this one computes all of it. By slot."""
-        forced = self.grammars.take_forced(inputs.sampling_slots, SHORTEST_JUMP)
+        """The tokens forced after those that have arrived, by slot. The first is the token that this step is about to
+        sample; the step after this one computes all of them."""
+        forced = self.matchers.take_forced(inputs.sampling_slots, SHORTEST_JUMP)
         for slot, tokens in forced.items():
-            self.grammars.sample_next(slot, tokens[0])
+            self.matchers.sample_next(slot, tokens[0])
             self._jump(slot, tokens)
         return forced
 

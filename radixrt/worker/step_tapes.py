@@ -1,4 +1,4 @@
-"""Steps on the CPU as tapes: what is computed again and again for a number of tokens is repeated without the model's Python."""
+"""Replays steps on a CPU from tapes of their kernel calls, without the model's Python."""
 
 import logging
 
@@ -11,14 +11,16 @@ from radixrt_kernels import tape
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 64
-"""In larger steps the Python between the kernels is lost in their time. A tape takes about a megabyte, and some kilobytes a token."""
+"""In larger steps the kernels take much longer than the Python between them. A tape takes about a megabyte, and some
+kilobytes a token."""
 
 COMPUTED_BEFORE = 3
-"""Recording takes as long as ten replays save. Sizes of decode steps come again and again, those of prompts rarely do."""
+"""Recording takes as long as ten replays save. Sizes of decode steps recur, those of prompts rarely do."""
 
 
 class StepTapes:
-    """One tape a number of tokens, from token ids to hidden states, recorded when that number has come some times.
+    """One tape for each number of tokens, from token ids to hidden states. It is recorded when that number has occurred more
+    than ``COMPUTED_BEFORE`` times.
 
     The backend of ``context`` must call its kernels by ``radixrt_kernels.tape``.
     """
@@ -32,7 +34,7 @@ class StepTapes:
         self._recordable = True
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What the model's ``forward`` computes; overwritten by the next step."""
+        """The result of the model's ``forward``, [num_tokens, hidden_size]; the next step overwrites it."""
         count = len(token_ids)
         if count > MOST_TOKENS or not self._recordable:
             return self._compute(token_ids, positions)

@@ -1,4 +1,4 @@
-"""How much memory does the largest step take? It is run once, before the KV pool gets what is left."""
+"""Runs the largest step once, so that the KV pool gets only memory that no step needs."""
 
 import math
 
@@ -9,13 +9,30 @@ from radixrt.attention.flashinfer import lacks_kernels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.bitmask import bitmask_words
+from radixrt.device.device import Device
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
+from radixrt.worker.sampling.matchers import ALL_TOKENS, TokenMask
+from radixrt.worker.sampling.sampler import fastest_draw, sample
+from radixrt.worker.sampling.state import SamplingState
 
 DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
 """Sorts every row."""
+
+OTHER_SAMPLING = SamplingParams(
+    temperature=1.0,
+    seed=0,
+    repetition_penalty=1.1,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    logit_bias={0: -1.0},
+    logprobs=1,
+)
+"""What computes by kernels that the steps before have not called."""
 
 
 def try_largest_step(parts: RunnerParts, context_length: int) -> None:
@@ -28,10 +45,11 @@ def try_largest_step(parts: RunnerParts, context_length: int) -> None:
     plan = largest_step(parts.config, context_length)
     decode = StepPlan(step_id=1)  # of every slot: other kernels, which are loaded now
     try:
-        runner = parts.runner(KVPool(parts.setup, num_pages(plan), one_for_all=True))
+        runner = ModelRunner(parts, KVPool(parts.setup, num_pages(plan), one_for_all=True))
         runner.step(plan)
         runner.step(decode)
         runner.collect()
+        draw_every_way(parts.model.vocab_size, parts.setup.device)
     except torch.OutOfMemoryError as error:
         raise _too_large(parts.config, error) from error
     except RuntimeError as error:
@@ -39,6 +57,22 @@ def try_largest_step(parts: RunnerParts, context_length: int) -> None:
         if explained is None:
             raise
         raise explained from error
+
+
+@torch.inference_mode()
+def draw_every_way(vocab_size: int, device: Device) -> None:
+    """Draw a token with penalties, a bias and log-probabilities, under a mask: Triton compiles a kernel when it is called
+    first, which would take seconds out of the serving loop."""
+    state = SamplingState(2, vocab_size, device=device)
+    token_ids = np.zeros(2, dtype=np.int32)
+    state.admit(0, DEAREST_SAMPLING, token_ids, 1)
+    state.admit(1, OTHER_SAMPLING, token_ids, 1)
+    logits = torch.zeros((2, vocab_size), dtype=torch.float32, device=device.torch_device)
+    (positions,) = device.upload(np.full(2, len(token_ids)))
+    everything = np.full((1, bitmask_words(vocab_size)), ALL_TOKENS, dtype=np.int32)
+    mask = TokenMask(rows=np.array([1]), bits=everything)
+    sampled = sample(state, logits, [0, 1], positions, mask, fastest_draw(device.torch_device))
+    device.download(sampled.tensors()).wait()
 
 
 def largest_step(config: ServerConfig, context_length: int) -> StepPlan:
@@ -61,7 +95,7 @@ def num_pages(plan: StepPlan) -> int:
 
 
 def _too_large(config: ServerConfig, error: torch.OutOfMemoryError) -> ConfigError:
-    """What to say when it does not fit."""
+    """The error for a step that does not fit."""
     return ConfigError(
         f"A step of --max-prefill-tokens {config.prefill_budget('cuda')} and --max-running-requests "
         f"{config.max_running_requests} does not fit into the memory that the weights leave: lower one of them, or spread "

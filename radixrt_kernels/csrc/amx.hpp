@@ -1,10 +1,10 @@
-// AMX's operations on tiles, and the same in plain C++ for processors that lack them.
+// AMX operations on tiles, and an emulation in plain C++ for processors without AMX.
 //
-// A tile register holds up to 16 rows of up to 64 bytes. Its shape, and whether it holds anything, is the thread's state: whoever
-// multiplies says the shapes first and gives them back, and presumes nothing about what other libraries left there.
+// A tile register has up to 16 rows of up to 64 bytes. The tile configuration is thread state. A product configures its tiles first
+// and releases them afterwards. It does not rely on a configuration left by other libraries.
 //
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TILESTORED, TDPBF16PS and
-// TDPBSUD. The emulation does what their "Operation" sections say, and traps where the processor would.
+// TDPBSUD. The emulation follows their "Operation" sections, and traps where the processor would.
 #pragma once
 
 #if defined(RADIXRT_EMULATED_AMX) || (defined(__AMX_BF16__) && defined(__AMX_INT8__))
@@ -16,7 +16,7 @@ namespace radixrt::RADIXRT_ISA::amx {
 
 inline constexpr int kRows = 16, kRowBytes = 64;
 
-// The shapes of tiles 0 to 7 as LDTILECFG reads them; a tile of no rows and no bytes is not used.
+// The shapes of tiles 0 to 7 as LDTILECFG reads them; a tile with 0 rows and 0 bytes is unused.
 struct alignas(64) Shapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -31,8 +31,8 @@ static_assert(sizeof(Shapes) == 64);
 
 #if !defined(RADIXRT_EMULATED_AMX)
 
-// Assembler rather than the compiler's intrinsics: those of GCC take only a digit for a tile, and do not say that they read and
-// write memory, so that a store before them may come too late.
+// Assembler instead of intrinsics: GCC's intrinsics take only a literal digit for a tile, and are not declared to read and write
+// memory, so the compiler may move a store behind them.
 
 RADIXRT_INLINE void configure(const Shapes& shapes) { __asm__ volatile("ldtilecfg %0" : : "m"(shapes) : "memory"); }
 RADIXRT_INLINE void release() { __asm__ volatile("tilerelease" : : : "memory"); }
@@ -119,7 +119,7 @@ inline void require_product(int sums, int left, int right) {
   require(s.rows[sums] == s.rows[left] && s.row_bytes[sums] == s.row_bytes[right] && s.row_bytes[left] / 4 == s.rows[right]);
 }
 
-// Numbers too small for a normal float count as zero, before a product and after each addition.
+// Subnormal numbers are flushed to zero, before a product and after each addition.
 inline float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0, x) : x; }
 
 inline float widened(const uint8_t* bfloat16) {
@@ -134,7 +134,7 @@ void add_products_of_bfloat16() {
   require_product(kSums, kLeft, kRight);
   for (int row = 0; row < state.shapes.rows[kSums]; ++row) {
     for (int i = 0; i < state.shapes.row_bytes[kSums]; i += 4) {
-      float of_parity[2] = {}, sum;  // a tile's even and odd products are summed apart
+      float of_parity[2] = {}, sum;  // even and odd products have separate sums
       for (int k = 0; k < state.shapes.rows[kRight]; ++k)
         for (int odd = 0; odd < 2; ++odd) {
           float left = widened(&state.data[kLeft][row][4 * k + 2 * odd]), right = widened(&state.data[kRight][k][i + 2 * odd]);

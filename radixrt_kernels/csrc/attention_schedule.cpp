@@ -1,4 +1,4 @@
-// Cuts queries into tiles and, where threads would wait for one another, keys into parts.
+// Divides queries into tiles and, if threads would wait for one another, keys into parts.
 #include "attention_schedule.hpp"
 
 #include <algorithm>
@@ -7,22 +7,22 @@ namespace radixrt {
 
 namespace {
 
-// A shared prefix below this many tokens costs more to merge than it saves to read.
+// Below this number of tokens, merging a shared prefix costs more than reading it once saves.
 constexpr int64_t kWorthSharing = 32;
 
-// Keys are loaded and packed once a task, which costs about as much as computing this many rows.
+// Loading and packing the keys of a task costs about as much as computing this number of rows.
 constexpr int64_t kRowsOfPacking = 12;
 
-// Elements of neighbouring KV heads that a task of few rows reads at a time: memory gives long rows faster.
+// Elements of neighbouring KV heads that a task of few rows reads together: longer reads have more bandwidth.
 constexpr int kRowElements = 1024;
 
-// Parts of keys are not made smaller than this.
+// Minimum number of keys in a part.
 constexpr int64_t kLeastKeys = 256;
 
-// Parts a thread: more of them even out better, fewer leave less to merge.
+// Parts per thread: more parts balance better, fewer parts need fewer merges.
 constexpr int64_t kPartsPerThread = 3;
 
-// A tile of queries against a range of keys, the same for every KV head.
+// A tile of queries and a range of keys, the same for every KV head.
 struct Piece {
   int first_token, num_tokens;
   const int32_t* pages;
@@ -53,7 +53,7 @@ class Cutter {
   }
 
  private:
-  // Tiles of the queries begin..end-1 against the keys from `first_key` up to `end_key` of a sequence, as far as they see them.
+  // Tiles of the queries begin..end-1 against the keys from `first_key` up to `end_key` of a sequence, as far as they are visible.
   void add_tiles(int begin, int end, int sequence, int64_t first_key, int64_t end_key) {
     const int32_t* pages = step_.pages.data() + step_.page_indptr[sequence];
     for (int token = begin; token < end; token += tokens_at_most_) {
@@ -70,9 +70,9 @@ class Cutter {
   std::vector<Piece> pieces_;
 };
 
-// Which KV heads of a piece make one task?
+// Divides the KV heads of a piece into tasks.
 struct HeadsTogether {
-  int few_rows;  // pieces of more rows are computed head by head
+  int few_rows;  // pieces with more rows are computed head by head
   int most;
 
   int of(const Piece& piece, const AttentionLayer& layer) const {
@@ -84,7 +84,7 @@ struct HeadsTogether {
   }
 };
 
-// Pieces so large that one thread would still compute when the others have nothing left become several.
+// Splits pieces that one thread would still compute after the others have finished.
 std::vector<Piece> split_keys(const std::vector<Piece>& pieces, const AttentionLayer& layer, int threads, HeadsTogether together) {
   if (threads == 1) return pieces;
   int64_t total = 0;

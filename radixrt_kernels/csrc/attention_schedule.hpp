@@ -1,4 +1,4 @@
-// Into which tasks is a step's attention cut, so that threads are evenly busy and what sequences share is read once?
+// Divides the attention of a step into tasks of balanced size that read shared prefixes once.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace radixrt {
 
-// A step's flat batch; AttentionMetadata in radixrt/attention/metadata.py says what each means. Everything was checked.
+// The flat batch of a step; AttentionMetadata in radixrt/attention/metadata.py describes the fields. All values are checked.
 struct StepLayout {
   std::vector<int32_t> query_indptr;  // [sequences + 1]
   std::vector<int32_t> page_indptr;   // [sequences + 1]
@@ -23,9 +23,9 @@ struct StepLayout {
 };
 
 struct AttentionSchedule {
-  std::vector<AttentionTask> tasks;  // those that take longest first
+  std::vector<AttentionTask> tasks;  // longest tasks first
   std::vector<MergeTask> merges;
-  std::vector<int64_t> partial_rows;  // what the merges point into
+  std::vector<int64_t> partial_rows;  // indices used by the merges
   int64_t num_partial_rows = 0;
 };
 

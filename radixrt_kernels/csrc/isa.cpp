@@ -1,4 +1,4 @@
-// What the processor has, by cpuid, and what its operating system saves, by xgetbv.
+// Detects the features of the processor by cpuid, and the register states that the operating system saves by xgetbv.
 #include "isa.hpp"
 
 #include <stdexcept>
@@ -40,7 +40,7 @@ unsigned saved_states() {
   return low;
 }
 
-// Linux gives a process the tile registers when it asks.
+// Linux grants the tile registers to a process on request.
 bool may_use_tiles() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;

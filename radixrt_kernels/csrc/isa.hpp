@@ -1,4 +1,4 @@
-// Which instruction sets are the kernels compiled for, which does this processor have, and which is in use?
+// Instruction sets: compiled, supported by this processor, and in use.
 #pragma once
 
 #include <string>
@@ -16,10 +16,10 @@ extern Isa isa_in_use;
 
 const char* name_of(Isa isa);
 
-// Those that are compiled in and that this processor and its operating system support, in ascending order of speed.
+// The compiled instruction sets that the processor and the operating system support, in ascending order of speed.
 std::vector<Isa> usable_isas();
 
-// The usable one of that name. Raises std::invalid_argument, which names them all.
+// The usable instruction set with this name. Throws std::invalid_argument with the list of usable names.
 Isa usable_isa(const std::string& name);
 
 // The kernels of one family for one instruction set: a struct of function pointers, `Table`, of which
@@ -27,7 +27,7 @@ Isa usable_isa(const std::string& name);
 template <class Table, Isa isa>
 const Table& table_of();
 
-// The kernels of one family, for the instruction set in use or another one.
+// The kernels of one family, by default for the instruction set in use.
 template <class Table>
 const Table& kernels(Isa isa = isa_in_use) {
 #define RADIXRT_CASE(name) \

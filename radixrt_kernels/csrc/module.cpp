@@ -1,4 +1,4 @@
-// The Python module radixrt_kernels._native: which processor features are used, how many threads, and the kernels.
+// The Python module radixrt_kernels._native: instruction set, number of threads, and the kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

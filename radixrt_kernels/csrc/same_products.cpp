@@ -1,4 +1,4 @@
-// One small product of each packed form, by two instruction sets.
+// Computes one small product of each packed form with two instruction sets.
 #include "same_products.hpp"
 
 #include <cstring>
@@ -11,7 +11,7 @@ namespace radixrt {
 
 namespace {
 
-// Panels by fours and alone, the last one not full; whole tiles of tokens and of columns, and what is left of each.
+// Groups of four panels and single panels, a partial last panel; whole and partial tiles of tokens and of columns.
 constexpr int64_t kRows = 90, kColumns = 216, kGroup = 128;
 constexpr int kPanels = 6, kTokens = 37;
 
@@ -24,7 +24,7 @@ struct Numbers {
   }
 };
 
-uint16_t bfloat16_of(int x) {  // of at most 8 significant bits
+uint16_t bfloat16_of(int x) {  // x has at most 8 significant bits
   auto wide = static_cast<float>(x);
   uint32_t bits;
   memcpy(&bits, &wide, sizeof bits);
@@ -54,11 +54,11 @@ std::vector<char> groupwise_products(const GroupwiseKernels& kernels, int bits) 
   Numbers numbers;
   constexpr int64_t kGroups = (kColumns + kGroup - 1) / kGroup;
   std::vector<uint8_t> codes(kPanels * 16 * kColumns * bits / 8), zeros(kPanels * 16 * kGroups);
-  std::vector<uint16_t> scales(zeros.size(), 0x3800);  // a half
+  std::vector<uint16_t> scales(zeros.size(), 0x3800);  // 0.5
   std::vector<float> hidden(kTokens * kColumns);
   for (auto& code : codes) code = static_cast<uint8_t>(numbers.below(256));
   for (auto& zero : zeros) zero = static_cast<uint8_t>(numbers.below(1 << bits));
-  for (size_t i = 0; i < hidden.size(); ++i)  // each chunk's largest is 127, so that its scale is 1
+  for (size_t i = 0; i < hidden.size(); ++i)  // the largest value of each chunk is 127, so its scale is 1
     hidden[i] = static_cast<float>(i % kColumns % kGroup ? numbers.below(255) - 127 : 127);
   int64_t prepared_bytes = kernels.prepared_bytes(kColumns, kGroup);
   std::vector<char> prepared(kTokens * prepared_bytes), output(kTokens * kRows * sizeof(float));

@@ -1,8 +1,8 @@
 // The widest float vectors of the instruction set that a file is compiled for, and conversions from and to half precision.
 //
-// Arithmetic is the compiler's own on vector types (`a * b + c` becomes a fused multiply-add); intrinsics appear only where
-// the language has no word. Everything is in the namespace of the instruction set: a function that two of them shared could
-// be linked in the version that this processor lacks. For the same reason kernels use no templates of the standard library.
+// Arithmetic uses the compiler's operators on vector types (`a * b + c` becomes a fused multiply-add). Intrinsics are used only for
+// operations without an operator. All code is in the namespace of the instruction set: the linker could otherwise keep the version of a
+// function that the processor does not support. For the same reason kernels use no templates of the standard library.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace radixrt {
 
-// Storage types: what tensors of torch hold.
+// Storage types of torch's tensors.
 struct BFloat16 {
   uint16_t bits;
 };
@@ -86,7 +86,7 @@ RADIXRT_INLINE Shorts to_float16(Floats x) { return (Shorts)_mm256_cvtps_ph((__m
 RADIXRT_INLINE Floats from_float16(Shorts bits) { return (Floats)vcvt_f32_f16((float16x4_t)bits); }
 RADIXRT_INLINE Shorts to_float16(Floats x) { return (Shorts)vcvt_f16_f32((float32x4_t)x); }
 #else
-// The exponent is moved by a multiplication, which also makes the subnormal ones come out right.
+// A multiplication adjusts the exponent; it also converts subnormal numbers correctly.
 RADIXRT_INLINE Floats from_float16(Shorts bits) {
   UInts wide = __builtin_convertvector(bits, UInts);
   UInts sign = (wide & 0x8000) << 16, magnitude = (wide & 0x7fff) << 13;
@@ -158,7 +158,7 @@ using AllLanes = Lanes<0, 1, 2, 3, 4, 5, 6, 7>;
 using AllLanes = Lanes<0, 1, 2, 3>;
 #endif
 
-// Lanes that lie `distance` (a power of two) apart change places.
+// Swaps lanes at the distance `distance` (a power of two).
 template <int distance, int... lanes>
 RADIXRT_INLINE Floats swap_lanes(Floats x, Lanes<lanes...>) {
   return pick<(lanes ^ distance)...>(x, x);
@@ -189,7 +189,7 @@ RADIXRT_INLINE void swap_blocks(UInts& upper, UInts& lower, Lanes<lanes...>) {
   upper = left;
 }
 
-// kWidth rows become kWidth columns: blocks off the diagonal change places, ever smaller ones.
+// Transposes kWidth rows: swaps off-diagonal blocks of decreasing size.
 template <int distance = kWidth / 2>
 RADIXRT_INLINE void transpose(UInts (&rows)[kWidth]) {
 #pragma GCC unroll 16
@@ -198,7 +198,7 @@ RADIXRT_INLINE void transpose(UInts (&rows)[kWidth]) {
   if constexpr (distance > 1) transpose<distance / 2>(rows);
 }
 
-// 2^x for x in [-1/2, 1/2]: Taylor's polynomial, up to a unit in the last place.
+// 2^x for x in [-1/2, 1/2]: Taylor polynomial, error up to one unit in the last place.
 RADIXRT_INLINE Floats exp2_of_fraction(Floats x) {
   Floats p = splat(1.5403530393381609954e-4f);
   p = p * x + 1.3333558146428443423e-3f;
@@ -213,15 +213,15 @@ RADIXRT_INLINE Floats exp2_of_fraction(Floats x) {
 #if defined(__AVX512F__)
 RADIXRT_INLINE Floats exp2(Floats x) {
   Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  whole = maximum(splat(-200.0f), whole);  // minus infinity has no fraction; of NaN, the second operand is taken
+  whole = maximum(splat(-200.0f), whole);  // minus infinity has no fraction; for NaN, the second operand is returned
   Floats p = exp2_of_fraction(maximum(splat(-200.0f), x) - whole);
   return (Floats)_mm512_scalef_ps((__m512)p, (__m512)whole);
 }
 #else
 RADIXRT_INLINE Floats exp2(Floats x) {
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
+  const float shift = 12582912.0f;  // 1.5 * 2^23: after the addition, the low bits are the nearest integer
   Floats shifted = maximum(minimum(x, splat(127.5f)), splat(-127.5f)) + shift;
-  Ints power = (Ints)shifted << 23;  // the whole number, in the exponent's place
+  Ints power = (Ints)shifted << 23;  // the integer as exponent
   Floats result = (Floats)((Ints)exp2_of_fraction(x - (shifted - shift)) + power);
   result = x < -126.0f ? splat(0.0f) : result;
   result = x >= 128.0f ? splat(__builtin_inff()) : result;

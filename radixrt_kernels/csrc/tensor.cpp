@@ -1,4 +1,4 @@
-// Tensors by DLPack's exchange table: some tens of nanoseconds each, where `__dlpack__()` takes microseconds.
+// Reads tensors through DLPack's exchange table: some tens of nanoseconds per tensor; `__dlpack__()` takes microseconds.
 // The structures are those of the DLPack specification, version 1.2: https://dmlc.github.io/dlpack/latest/c_api.html
 #include "tensor.hpp"
 
@@ -51,7 +51,7 @@ struct ExchangeTable {
 
 }  // namespace dlpack
 
-// The table of a Python type, or null. Types are few; the last one seen is nearly always torch.Tensor.
+// The table of a Python type, or null. The last type is cached; it is nearly always torch.Tensor.
 const dlpack::ExchangeTable* exchange_table(PyTypeObject* type) {
   static PyTypeObject* last_type = nullptr;
   static const dlpack::ExchangeTable* last_table = nullptr;
@@ -64,7 +64,7 @@ const dlpack::ExchangeTable* exchange_table(PyTypeObject* type) {
   }
   Py_XDECREF(capsule);
   PyErr_Clear();
-  Py_INCREF(type);  // a type that is freed could have its address taken by another
+  Py_INCREF(type);  // another type could get the address of a freed type
   last_type = type;
   last_table = table;
   return table;
@@ -114,7 +114,7 @@ Tensor by_attributes(nb::handle object) {
 
 Tensor by_table(const dlpack::ExchangeTable& table, nb::handle object) {
   dlpack::TensorInfo info;
-  if (table.describe(object.ptr(), &info) != 0) {  // what DLPack has no word for: another device or dtype
+  if (table.describe(object.ptr(), &info) != 0) {  // a device or dtype that DLPack does not have
     PyErr_Clear();
     return by_attributes(object);
   }

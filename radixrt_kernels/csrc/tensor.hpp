@@ -1,4 +1,4 @@
-// What does a kernel see of a tensor? A pointer, a shape and strides, checked before anything is read.
+// The kernels' view of a tensor: pointer, dtype, shape and strides, checked before the data is read.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +14,7 @@ enum class DType { float32, bfloat16, float16, int32, int64, int8, uint8 };
 const char* name_of(DType dtype);
 int size_of(DType dtype);
 
-// A tensor that Python holds on to for the length of a call.
+// A tensor; Python keeps it alive during the call.
 struct Tensor {
   static constexpr int kMostDimensions = 8;
 
@@ -29,19 +29,19 @@ struct Tensor {
     return static_cast<T*>(data);
   }
 
-  // Elements from one index of dimension `first` to the next, if the dimensions after it lie without gaps.
+  // Elements from one index of dimension `first` to the next, if the later dimensions have no gaps.
   bool dense_after(int first) const;
   bool dense() const { return dense_after(-1); }
   int64_t elements() const;
   std::string describe() const;  // bfloat16[3, 5]
 };
 
-// Describes a CPU tensor: through DLPack's C table where its type has one (torch 2.10 and later), else by its attributes.
+// Describes a CPU tensor: through DLPack's C table if its type has one (torch 2.10 and later), otherwise by its attributes.
 //
-// Raises TypeError or ValueError: no tensor, not on the CPU, or of a dtype that no kernel takes.
+// Raises TypeError or ValueError: not a tensor, not on the CPU, or an unsupported dtype.
 Tensor tensor_of(nanobind::handle object);
 
-// Raises ValueError, worded `what` and what `tensor` is, unless `holds`.
+// Raises ValueError with the text `what` and a description of `tensor`, unless `holds`.
 inline void require(bool holds, const char* what, const Tensor& tensor) {
   if (!holds) [[unlikely]]
     throw nanobind::value_error((std::string(what) + "; it is " + tensor.describe()).c_str());
@@ -54,7 +54,7 @@ inline void require(bool holds, const char* what) {
 
 }  // namespace radixrt
 
-// Functions that are bound take `const Tensor&`.
+// Bound functions take `const Tensor&`.
 template <>
 struct nanobind::detail::type_caster<radixrt::Tensor> {
   NB_TYPE_CASTER(radixrt::Tensor, const_name("torch.Tensor"))

@@ -1,8 +1,8 @@
-// A small thread pool that is quiet when it has nothing to do.
+// A thread pool whose threads spin briefly and then sleep.
 //
-// A step of a model is hundreds of parallel regions with some microseconds of Python between them. Waking a sleeping
-// thread costs more than most regions, so threads spin for about as long as such a gap is before they sleep; no longer,
-// since the cores also belong to torch's threads and to the server's other processes.
+// A step of a model has hundreds of parallel regions with some microseconds of Python between them. Waking a sleeping
+// thread costs more than most regions, so threads spin for about the length of such a gap before they sleep. They do not spin longer,
+// because torch's threads and the other processes of the server use the same cores.
 #include "threads.hpp"
 
 #include <pthread.h>
@@ -31,7 +31,7 @@ void pause_briefly() {
 #endif
 }
 
-// Spins until `done()`, for `kSpin` at most; whether it is done.
+// Spins until `done()`, for at most `kSpin`. Returns whether it is done.
 template <class Done>
 bool spin_until(Done done) {
   auto end = std::chrono::steady_clock::now() + kSpin;
@@ -53,10 +53,10 @@ int usable_cores() {
   return cores_there ? static_cast<int>(cores_there) : 1;
 }
 
-// One round is one call of `run`. Each thread has a range of its indices and takes them from the front, so that it works on
-// neighbours and can fetch ahead; then it takes from the backs of the others' ranges. A range also holds its round's number: a
-// worker that wakes late finds nothing left, or another round's, and so never touches a context that is gone: nobody waits for
-// sleepers.
+// One round is one call of `run`. Each thread has a range of indices. It takes them from the front, so that it works on adjacent
+// indices and can prefetch. Then it takes indices from the back of the other threads' ranges. A range also has the number of its
+// round. A worker that wakes late finds an empty range, or a range of a later round, so it never uses an old context. The caller does
+// not wait for sleeping workers.
 class Pool {
  public:
   static constexpr int64_t kMostIndices = (1 << 20) - 1;
@@ -83,7 +83,7 @@ class Pool {
   }
 
  private:
-  // 24 bits of round (a worker would have to sleep through 2^24 of them), 20 of the first index and 20 of the end.
+  // 24 bits of round (it repeats after 2^24 rounds), 20 bits of the first index and 20 bits of the end.
   struct Range {
     uint64_t bits;
     static Range of(uint32_t round, uint64_t begin, uint64_t end) { return {uint64_t{round} << 40 | begin << 20 | end}; }
@@ -126,7 +126,7 @@ class Pool {
     }
   }
 
-  // Whether `owner` had an index left.
+  // Returns whether `owner` had an index left.
   bool take_one(int owner, int thread) {
     auto& left = ranges_[owner].left;
     Range range{left.load(std::memory_order_acquire)};
@@ -134,7 +134,7 @@ class Pool {
       detail::Work work = work_.load(std::memory_order_relaxed);
       void* context = context_.load(std::memory_order_relaxed);
       Range rest = owner == thread ? range.without_first() : range.without_last();
-      // If this succeeds, the round was not over and what was read above is its own.
+      // If this succeeds, the round was not over and the values read above belong to it.
       if (!left.compare_exchange_weak(range.bits, rest.bits, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
       work(context, owner == thread ? range.begin() : rest.end(), thread);
       if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
@@ -153,10 +153,10 @@ class Pool {
 };
 
 std::mutex in_use;
-Pool* pool = nullptr;  // made at the first parallel call; never torn down at exit, where its threads may be gone already
+Pool* pool = nullptr;  // made at the first parallel call; not destroyed at exit, because its threads may have ended already
 int wanted_threads = usable_cores();
 
-// A forked child has none of its parent's threads, and a lock that may be held by one of them.
+// A forked child has none of the parent's threads; a thread of the parent may hold the lock.
 void forget_pool() {
   pool = nullptr;
   new (&in_use) std::mutex;

@@ -1,4 +1,4 @@
-// How is a kernel's work shared among threads?
+// Divides a kernel's work among threads.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace radixrt {
 
-// Threads that compute, the calling one included. By default as many as the process may run on.
+// Number of computing threads, including the calling one. Default: the number of cores that the process may use.
 int num_threads();
 void set_num_threads(int threads);
 
@@ -16,10 +16,10 @@ void run_in_parallel(int64_t count, Work work, void* context);
 }  // namespace detail
 
 // Calls `body(index, thread)` once for each index in 0..count-1, in any order, and returns when all are done. `thread` is in
-// 0..num_threads()-1 and names a thread's scratch memory. Indices are handed out one by one, so those that take longest
-// should come first and none should take less than a microsecond.
+// 0..num_threads()-1 and selects the thread's scratch memory. Indices are distributed one by one. Put the longest ones
+// first; each should take at least a microsecond.
 //
-// Threads look for further work for some microseconds and then sleep. A call while another one is under way (from another
+// Threads spin for some microseconds and then sleep. A call during another call (from another
 // Python thread) is computed by its caller alone. `body` must not throw and must not call `parallel_for`.
 template <class Body>
 void parallel_for(int64_t count, Body&& body) {
@@ -32,7 +32,7 @@ void parallel_for(int64_t count, Body&& body) {
       &body);
 }
 
-// As `parallel_for` over ranges of 0..count-1, `body(begin, end)`, each of at least `grain` indices.
+// Same as `parallel_for` over ranges of 0..count-1, with `body(begin, end)`. Each range has at least `grain` indices.
 template <class Body>
 void parallel_ranges(int64_t count, int64_t grain, Body&& body) {
   int64_t most = (count + grain - 1) / grain;

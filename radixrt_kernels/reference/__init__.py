@@ -1,1 +1,1 @@
-"""What each kernel computes, in plain torch: short enough to read, and what the kernels are tested against."""
+"""Reference implementations of the kernels in plain torch, used by the tests and by the self-check."""

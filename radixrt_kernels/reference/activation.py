@@ -1,4 +1,4 @@
-"""Gated activations: half of a merged projection, activated, times the other half."""
+"""Gated activations: the activated first half of a merged projection times the second half."""
 
 from collections.abc import Callable
 
@@ -13,6 +13,6 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def gated_activation(gate_up: torch.Tensor, name: str) -> torch.Tensor:
-    """Computed in float32 and rounded once. [num_tokens, 2 * size] -> [num_tokens, size]; gate first"""
+    """[num_tokens, 2 * size], gate first -> [num_tokens, size]. Computed in float32 and rounded once."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (_ACTIVATIONS[name](gate) * up).to(gate_up.dtype)

@@ -1,4 +1,4 @@
-"""Causal attention over a paged KV cache, one sequence and one softmax at a time."""
+"""Causal attention over a paged KV cache, one sequence at a time."""
 
 import torch
 
@@ -15,10 +15,12 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Arguments as in :class:`radixrt_kernels.attention.AttentionPlan`; the new keys and values are in the cache.
+    """Compute attention; the new keys and values are already in the cache.
+
+    The arguments are those of :class:`radixrt_kernels.attention.AttentionPlan`.
 
     Returns:
-        [num_tokens, num_heads, head_dim] in float64, whatever the inputs are.
+        [num_tokens, num_heads, head_dim] in float64 for every input dtype
     """
     outputs = []
     for i, last in enumerate(last_page_len.tolist()):
@@ -39,7 +41,7 @@ def _attention(
     sliding_window: int | None,
     soft_cap: float | None,
 ) -> torch.Tensor:
-    """Queries are the last positions of the keys."""
+    """Attention of one sequence; the queries are the last positions of the keys."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * scale

@@ -1,4 +1,4 @@
-"""Linear layers of 4- or 8-bit codes: decode, round the activations, multiply."""
+"""Linear layers with 4- or 8-bit weights: decode the weights, round the activations, multiply."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ LONGEST_CHUNK = 128
 
 
 def dequantize(matrix: PackedCodes) -> torch.Tensor:
-    """float64 [rows, columns]"""
+    """The weights: float64 [rows, columns]."""
     codes = matrix.codes
     if matrix.bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1, 2)
@@ -26,7 +26,7 @@ def dequantize(matrix: PackedCodes) -> torch.Tensor:
 
 
 def chunk_size(matrix: PackedCodes) -> int:
-    """Columns that share an activation scale: as many as 128 that divide a group."""
+    """Number of columns with one activation scale: the largest power of two up to 128 that divides a group."""
     chunk = LONGEST_CHUNK
     while matrix.group_size < matrix.columns and matrix.group_size % chunk:
         chunk //= 2
@@ -35,13 +35,11 @@ def chunk_size(matrix: PackedCodes) -> int:
 
 
 def round_activations(hidden: torch.Tensor, chunk: int) -> torch.Tensor:
-    """float64 [num_tokens, columns]: each chunk's values as whole numbers of at most 127 times a scale"""
+    """Round each chunk to integers of at most 127 times a scale. Returns float64 [num_tokens, columns]."""
     parts = []
     for part in hidden.float().split(chunk, dim=1):
         reach = part.abs().amax(dim=1, keepdim=True).clamp(min=1e-36)
-        inverse = (
-            torch.full_like(reach, 127) / reach
-        )  # torch divides a number by a tensor in two roundings
+        inverse = torch.full_like(reach, 127) / reach  # torch rounds twice in number / tensor
         parts.append((part * inverse).round().double() * (reach / 127))
     return torch.cat(parts, dim=1)
 
@@ -57,13 +55,13 @@ def linear(
 def grouped_linear(
     hidden: torch.Tensor, tokens: torch.Tensor | None, starts: torch.Tensor, stack: PackedCodes
 ) -> torch.Tensor:
-    """Matrix by matrix: [n, rows]"""
+    """Apply :func:`linear` matrix by matrix. Returns [n, rows]."""
     inputs = hidden if tokens is None else hidden[tokens.long()]
     groups = inputs.split(starts.diff().tolist())
     return torch.cat([linear(own, matrix_of(stack, i)) for i, own in enumerate(groups)])
 
 
 def matrix_of(stack: PackedCodes, index: int) -> PackedCodes:
-    """One of a stack's matrices."""
+    """One matrix of a stack."""
     parts = {name: getattr(stack, name)[index] for name in ("codes", "scales", "zeros")}
     return dataclasses.replace(stack, **parts)

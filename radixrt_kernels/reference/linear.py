@@ -1,4 +1,4 @@
-"""Linear layers of packed matrices: unpack, then multiply."""
+"""Linear layers with packed weights: unpack, then multiply."""
 
 import torch
 
@@ -13,7 +13,7 @@ def unpack(weights: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 def linear(
     hidden: torch.Tensor, weights: torch.Tensor, rows: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Summed in float64 and rounded once. [num_tokens, columns] -> [num_tokens, rows]"""
+    """[num_tokens, columns] -> [num_tokens, rows]. Summed in float64 and rounded once."""
     output = hidden.double() @ unpack(weights, rows, hidden.shape[1]).double().T
     return (output if bias is None else output + bias.double()).to(hidden.dtype)
 
@@ -25,7 +25,7 @@ def grouped_linear(
     weights: torch.Tensor,
     rows: int,
 ) -> torch.Tensor:
-    """Matrix by matrix: [n, rows]"""
+    """Apply :func:`linear` matrix by matrix. Returns [n, rows]."""
     inputs = hidden if tokens is None else hidden[tokens.long()]
     groups = inputs.split(starts.diff().tolist())
     return torch.cat(

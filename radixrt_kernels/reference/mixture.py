@@ -1,4 +1,4 @@
-"""What a mixture of experts does beside its products: full sorts and sums in float64."""
+"""Operations of a mixture of experts besides its products: full sorts, and sums in float64."""
 
 import torch
 

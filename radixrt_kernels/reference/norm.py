@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang & Sennrich, 2019), rounded as Llama's and as Gemma's code round it."""
+"""RMSNorm (Zhang & Sennrich, 2019) with the rounding of Llama's and of Gemma's code."""
 
 import torch
 

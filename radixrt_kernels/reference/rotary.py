@@ -1,10 +1,10 @@
-"""Rotary position embedding (Su et al., 2021) of the first features of each head."""
+"""Rotary position embedding (Su et al., 2021) on the first features of each head."""
 
 import torch
 
 
 def rotated(states: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Each pair of features (i, i + half) as a complex number, turned by its angle.
+    """Rotate each pair of features (i, i + half), as a complex number, by its angle.
 
     Args:
         states: [num_tokens, heads, head_dim]

@@ -1,8 +1,8 @@
-"""Kernels in Triton: the GPU's versions of what FlashInfer lacks, or of everything where it is not installed.
+"""Triton kernels for GPUs: the operations that FlashInfer lacks, or all operations if FlashInfer is not installed.
 
-Each file holds one operation: the kernel, and a function over torch tensors that launches it. With
-``TRITON_INTERPRET=1`` set before the import they run on a CPU, which is how they are tested without a GPU.
+Each file has one operation: the kernel, and a function over torch tensors that launches it. With
+``TRITON_INTERPRET=1`` set before the import, the kernels run on a CPU. The tests without a GPU use this.
 
-Triton compiles a kernel anew for arguments that are 1 or a multiple of 16. What changes from step to step (tokens,
-pairs) is exempt from that (``do_not_specialize``), or a server would stop to compile while it serves.
+Triton compiles a separate version of a kernel for arguments equal to 1 or divisible by 16. Arguments that change from step to
+step (tokens, pairs) are excluded from this (``do_not_specialize``), so that a server does not compile during requests.
 """

@@ -37,11 +37,11 @@ def _gated_activation_kernel(
 
 
 def gated_activation(name: str, gate_up: torch.Tensor) -> torch.Tensor:
-    """The activation of the first half of the features times the second half.
+    """Compute ``activation(gate) * up``.
 
     Args:
         name: one of GATED_ACTIVATIONS.
-        gate_up: [num_tokens, 2 * size], gate first; each row adjacent in memory.
+        gate_up: [num_tokens, 2 * size], gate first; rows are contiguous.
 
     Returns:
         [num_tokens, size]

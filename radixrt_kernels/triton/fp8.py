@@ -1,4 +1,4 @@
-"""Activations in float8_e4m3fn, with a scale a token: the left side of an fp8 product."""
+"""Rounds activations to float8_e4m3fn with one scale per token, for the left operand of an fp8 product."""
 
 import torch
 import triton
@@ -7,10 +7,10 @@ import triton.language as tl
 from radixrt_kernels.triton.launching import block_of, warps_for
 
 LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""The largest value of float8_e4m3fn."""
 
 SMALLEST_SCALE = 1e-12
-"""A row of zeros has a scale too."""
+"""The smallest scale, for rows of zeros."""
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def _quantize_rows_kernel(
 
 
 def quantize_rows(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[tokens, columns], each row adjacent in memory -> float8_e4m3fn alike, and its scales [tokens, 1] float32."""
+    """Round [tokens, columns] with contiguous rows. Returns float8_e4m3fn of the same shape, and scales [tokens, 1] float32."""
     tokens, columns = hidden.shape
     quantized = torch.empty((tokens, columns), dtype=torch.float8_e4m3fn, device=hidden.device)
     scales = torch.empty((tokens, 1), dtype=torch.float32, device=hidden.device)

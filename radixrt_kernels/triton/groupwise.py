@@ -1,11 +1,11 @@
-"""Products with matrices of 4 or 8 bits a weight, which are taken apart on the way into the tensor cores.
+"""Products with 4- or 8-bit weights, which the kernel decodes before the tensor cores.
 
-Few tokens: the product reads a quarter or half of the bytes that plain weights have, and that is its time. Many
-tokens: it is bound by the tensor cores, and decoding the weights again for every block of tokens would
-cost more than writing them out once, so callers use :func:`dequantize` and a plain product then.
+Few tokens: memory is the limit, and the product reads a quarter or half of the bytes of 16-bit weights. Many
+tokens: the tensor cores are the limit. Decoding the weights again for every block of tokens would then
+cost more than decoding them once, so callers use :func:`dequantize` and a normal product.
 
-At 4 bits a byte holds two columns that stand ``half`` columns apart (see :func:`pack`), so the two halves of a
-block of codes meet two adjacent blocks of activations and nothing has to be interleaved in registers.
+At 4 bits a byte has two columns at a distance of ``half`` columns (see :func:`pack`). The two halves of a
+block of codes are therefore multiplied by two adjacent blocks of activations, without interleaving in registers.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from radixrt_kernels.triton.launching import block_of
 
 WIDEST_HALF = 64
 NARROWEST_HALF = 16
-"""A product of tensor cores has at least so many inner columns."""
+"""Minimum number of inner columns of a tensor-core product."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """``weight[row, column] = (code - zero) * scale``, the last two of the group that holds the column."""
+    """A packed matrix: ``weight[row, column] = (code - zero) * scale``, with zero and scale of the column's group."""
 
     codes: torch.Tensor  # uint8 [rows, blocks * half] at 4 bits, [rows, columns] at 8
     scales: torch.Tensor  # float16 [rows, groups]
@@ -33,11 +33,11 @@ class PackedCodes:
     bits: int
     group_size: int
     half: int
-    """Columns that are decoded together, all of one group."""
+    """Columns that are decoded together; they are in one group."""
 
 
 def half_of(columns: int, group_size: int) -> int | None:
-    """The largest power of two of columns that always lie in one group; None: too few for the kernels."""
+    """The largest power of two of columns that are always in one group; None: too small for the kernels."""
     half = WIDEST_HALF
     if group_size < columns:
         half = min(half, group_size & -group_size)
@@ -47,14 +47,14 @@ def half_of(columns: int, group_size: int) -> int | None:
 def pack(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, group_size: int
 ) -> PackedCodes:
-    """The form that the kernels read.
+    """Pack codes for the kernels.
 
     Args:
-        codes: uint8 [rows, columns], one code an element
+        codes: uint8 [rows, columns], one code per element
         scales: float16 [rows, groups]
         zeros: uint8 [rows, groups]
         bits: 4 or 8
-        group_size: columns of a group; ``half_of`` says which sizes can be packed.
+        group_size: columns per group; ``half_of`` returns None for unsupported sizes.
     """
     rows, columns = codes.shape
     half = half_of(columns, group_size)
@@ -71,7 +71,7 @@ def pack(
 
 @triton.jit
 def _weights(codes, scales, zeros, row, inside, groups, group, DTYPE: tl.constexpr):
-    """Codes [rows, half] of one group as numbers, rounded to the activations' dtype."""
+    """Decode codes [rows, half] of one group to the activations' dtype."""
     place = row * groups + group
     scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
     zero = tl.load(zeros + place, mask=inside, other=0).to(tl.float32)
@@ -110,7 +110,7 @@ def _linear_kernel(
                 hidden_at + start + HALF,
                 mask=real_token[:, None] & (column < columns)[None, :], other=0.0,
             )  # fmt: skip
-            # Beyond the last column the activations are 0; the group only has to exist.
+            # After the last column the activations are 0; the group index only has to be valid.
             group = tl.minimum((start + HALF) // group_size, groups - 1)
             second = _weights(both >> 4, scales, zeros, row, real_row, groups, group, dtype)
             sums = tl.dot(x, tl.trans(second), sums, input_precision="ieee")
@@ -155,7 +155,7 @@ def _dequantize_kernel(
 
 
 def linear(hidden: torch.Tensor, packed: PackedCodes, bias: torch.Tensor | None) -> torch.Tensor:
-    """hidden [tokens, columns], bias [rows] -> [tokens, rows]; the weights are decoded inside the product."""
+    """hidden [tokens, columns], bias [rows] -> [tokens, rows]. The weights are decoded inside the product."""
     tokens = hidden.shape[0]
     output = torch.empty((tokens, packed.rows), dtype=hidden.dtype, device=hidden.device)
     if not tokens:
@@ -176,7 +176,7 @@ def linear(hidden: torch.Tensor, packed: PackedCodes, bias: torch.Tensor | None)
 
 
 def dequantize(packed: PackedCodes, dtype: torch.dtype) -> torch.Tensor:
-    """The weights [rows, columns]."""
+    """Return the decoded weights [rows, columns]."""
     shape = (packed.rows, packed.columns)
     output = torch.empty(shape, dtype=dtype, device=packed.codes.device)
     step = 2 * packed.half if packed.bits == 4 else packed.half

@@ -1,25 +1,25 @@
-"""What every launch needs: block sizes that fit the data."""
+"""Block sizes and strides for kernel launches."""
 
 import torch
 import triton
 
 
 def block_of(size: int, at_most: int = 1 << 30) -> int:
-    """The smallest power of two that holds ``size``, up to ``at_most`` (a power of two)."""
+    """The smallest power of two of at least ``size``, limited to ``at_most`` (a power of two)."""
     return min(triton.next_power_of_2(max(1, size)), at_most)
 
 
 def warps_for(elements: int) -> int:
-    """Warps of a program that holds ``elements`` numbers at a time: some 16 a thread, at most 16 warps."""
+    """Number of warps for a program with ``elements`` numbers: about 16 per thread, at most 16 warps."""
     return max(1, min(16, triton.next_power_of_2(elements // 512)))
 
 
 def rows_of(tensor: torch.Tensor) -> tuple[int, int, int, int]:
-    """How a tensor [..., size] is walked row by row.
+    """The row layout of a tensor [..., size].
 
     Args:
-        tensor: [rows, size] or [rows, heads, size], the last dimension adjacent in memory; the others
-            may be a view into something wider.
+        tensor: [rows, size] or [rows, heads, size], with a contiguous last dimension; it may be a view of a
+            wider tensor.
 
     Returns:
         (rows, heads, stride of rows, stride of heads), heads 1 for two dimensions

@@ -1,9 +1,9 @@
 """A mixture of experts in four launches: sort the (token, expert) pairs, multiply, activate, multiply.
 
-Pairs of one expert are put side by side and padded to whole blocks, so that each block of the matrix product
-meets one expert's weights. How many blocks that makes is known on the device only; the grid has as many as
-there could be at most, and the surplus ones return at once. So nothing waits for the device, and a
-captured graph replays for any routing. The layout follows the fused MoE kernels of vLLM and SGLang; the sort
+The pairs of one expert are consecutive and padded to whole blocks, so each block of the matrix product has the
+weights of one expert. The number of blocks is known only on the device. The grid has the maximum number of blocks,
+and surplus blocks return at once. The host therefore does not wait for the device, and a
+captured graph can be replayed for any routing. The layout follows the fused MoE kernels of vLLM and SGLang. The sort
 has no atomics, so equal inputs give equal bits.
 """
 
@@ -17,7 +17,7 @@ from radixrt_kernels.triton.activation import gated_activation
 from radixrt_kernels.triton.launching import block_of
 
 SCAN = 1024
-"""Pairs that a program of the sort looks at together."""
+"""Pairs that a program of the sort processes together."""
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -36,7 +36,7 @@ def _place_kernel(
     experts, counts, sorted_pairs, block_experts, num_blocks, pairs, num_experts,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """Write one expert's pairs, in their order, into its blocks; the rest of its last block keeps ``pairs``."""
+    """Write one expert's pairs in order to its blocks. The rest of its last block keeps the value ``pairs``."""
     expert = tl.program_id(0)
     other = tl.arange(0, EXPERTS)
     blocks = (tl.load(counts + other, mask=other < num_experts, other=0) + ROWS - 1) // ROWS
@@ -63,7 +63,7 @@ def _grouped_matmul_kernel(
     PAIRS_A_ROW: tl.constexpr, WEIGHTED: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
-    """``output[pair] = matrices[expert of pair] @ hidden[pair // PAIRS_A_ROW]``, one block of each."""
+    """Compute one block of ``output[pair] = matrices[expert of pair] @ hidden[pair // PAIRS_A_ROW]``."""
     block = tl.program_id(1)
     if block < tl.load(num_blocks):
         expert = tl.load(block_experts + block).to(tl.int64)
@@ -73,7 +73,7 @@ def _grouped_matmul_kernel(
         out = tl.program_id(0) * OUT + tl.arange(0, OUT)
         inner = tl.arange(0, IN)
         hidden_at = hidden + row[:, None] * hidden_stride + inner[None, :]
-        # Outputs beyond the matrix read its first rows again, and are not written.
+        # Outputs after the last row read the first rows again, and are not written.
         matrix_row = (out % rows_out).to(tl.int64)
         matrix_at = (
             matrices + expert * matrix_stride + matrix_row[None, :] * columns + inner[:, None]
@@ -99,22 +99,22 @@ def _grouped_matmul_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Blocks of the grouped matrix product."""
+    """Block sizes of the grouped matrix product."""
 
     rows: int
-    """Pairs of a block."""
+    """Pairs per block."""
     out: int
-    """Output features of a block."""
+    """Output features per block."""
     inner: int
-    """Input features of a step."""
+    """Input features per step."""
     warps: int
     stages: int
 
     @staticmethod
     def of(pairs: int, num_experts: int) -> "Tiling":
-        """By how many pairs an expert has on average. Few: the product streams weights, so blocks are flat and
-        many loads are under way; many: it is bound by the tensor cores, so blocks are square. Chosen by
-        reckoning; not yet measured on a GPU."""
+        """Select block sizes by the average number of pairs per expert. Few pairs: reading weights is the limit, so
+        blocks are flat with many loads in flight. Many pairs: the tensor cores are the limit, so blocks are
+        square. The sizes are estimates; not yet measured on a GPU."""
         average = pairs / num_experts
         if average <= 16:
             return Tiling(16, 64, 128, 4, 5)
@@ -127,11 +127,9 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The pairs of a step, expert by expert, in whole blocks."""
+    """The pairs of a step, sorted by expert, in whole blocks."""
 
-    sorted_pairs: (
-        torch.Tensor
-    )  # [max_blocks * rows] int32; the number of pairs where a block is padded
+    sorted_pairs: torch.Tensor  # [max_blocks * rows] int32; padding has the number of pairs
     block_experts: torch.Tensor  # [max_blocks] int32
     num_blocks: torch.Tensor  # [1] int32
     max_blocks: int
@@ -142,10 +140,10 @@ def route(experts: torch.Tensor, num_experts: int, rows: int) -> Routing:
 
     Args:
         experts: [num_tokens, top_k] integers; pair ``i`` is token ``i // top_k``.
-        rows: of a block.
+        rows: per block.
     """
     pairs = experts.numel()
-    # Each expert with pairs may pad one block; the full blocks are at most pairs // rows.
+    # Each expert with pairs may have one padded block; there are at most pairs // rows full blocks.
     max_blocks = pairs // rows + min(num_experts, pairs)
     device = experts.device
     counts = torch.empty(num_experts, dtype=torch.int32, device=device)
@@ -169,7 +167,7 @@ def _multiply(
     pairs: int,
     pair_weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[rows, columns] by the matrices [num_experts, rows_out, columns] of its pairs -> [pairs, rows_out]"""
+    """Multiply [rows, columns] by the pairs' matrices [num_experts, rows_out, columns]. Returns [pairs, rows_out]."""
     rows_out, columns = matrices.shape[1:]
     output = torch.empty((pairs, rows_out), dtype=hidden.dtype, device=hidden.device)
     inner = block_of(columns, tiling.inner) if columns >= 16 else 16
@@ -192,12 +190,12 @@ def experts_mlp(
     down: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """The weighted sum of the chosen experts' gated MLPs, accumulated in float32.
+    """Compute the weighted sum of the selected experts' gated MLPs, accumulated in float32.
 
     Args:
         hidden: [num_tokens, hidden_size]
         weights: [num_tokens, top_k] float32
-        experts: [num_tokens, top_k] integers, no expert twice for a token
+        experts: [num_tokens, top_k] integers; the experts of a token are different
         gate_up: [num_experts, 2 * size, hidden_size], contiguous
         down: [num_experts, hidden_size, size], contiguous
         activation: one of ``GATED_ACTIVATIONS``.

@@ -1,4 +1,4 @@
-"""The Gumbel noise of :mod:`radixrt.worker.sampling.noise` inside a kernel: the same bits for the same three numbers."""
+"""Gumbel noise inside a kernel, with the same bits as :mod:`radixrt.worker.sampling.noise` for the same arguments."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _mix_64(bits):
-    """splitmix64's finaliser (Steele et al., 2014); uint64"""
+    """The finalizer of splitmix64 (Steele et al., 2014); uint64."""
     bits = (bits ^ (bits >> 30)) * tl.full((), 0xBF58476D1CE4E5B9, tl.uint64)
     bits = (bits ^ (bits >> 27)) * tl.full((), 0x94D049BB133111EB, tl.uint64)
     return bits ^ (bits >> 31)
@@ -14,11 +14,11 @@ def _mix_64(bits):
 
 @triton.jit
 def gumbel_noise(seed_key, position, token_ids):
-    """Standard Gumbel noise that is a pure function of (seed, position, token id).
+    """Standard Gumbel noise as a pure function of (seed, position, token id).
 
     Args:
-        seed_key: int64, a seed's ``radixrt.worker.sampling.noise.seed_keys``.
-        position: int64, of the token being sampled in its sequence.
+        seed_key: int64, from ``radixrt.worker.sampling.noise.seed_keys``
+        position: int64, position of the sampled token in its sequence
         token_ids: int32 [n]
 
     Returns:
@@ -43,7 +43,7 @@ def gumbel_noise(seed_key, position, token_ids):
 
 @triton.jit
 def _log1p_minus(u):
-    """log(1 - u) for u in (0, 1), to float32's precision also where u is small: that is the largest noise."""
+    """log(1 - u) for u in (0, 1), with float32 precision also for small u, which give the largest noise."""
     s = u / (
         2.0 - u
     )  # log(1 - u) = -2 artanh(s); the next term of the series is below 2**-27 of the sum

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang & Sennrich, 2019), alone and after a residual addition, rounding as the references do."""
+"""RMSNorm (Zhang & Sennrich, 2019), alone and after a residual addition, with the rounding of the references."""
 
 import torch
 import triton
@@ -7,12 +7,12 @@ import triton.language as tl
 from radixrt_kernels.triton.launching import block_of, rows_of, warps_for
 
 ELEMENTS = 1024
-"""A program norms as many rows as this holds: the heads of a query-key norm have 64 to 256 features each."""
+"""Elements per program. It normalizes several short rows: the heads of a query-key norm have 64 to 256 features each."""
 
 
 @triton.jit
 def _norm(summed, weight, eps, size, UNIT_OFFSET: tl.constexpr):
-    """The norm of rows that are already in the activations' dtype: [rows, size] -> [rows, size]"""
+    """Normalize rows in the activations' dtype: [rows, size] -> [rows, size]."""
     x = summed.to(tl.float32)
     mean_square = tl.sum(x * x, axis=1) / size
     x = x * tl.rsqrt(mean_square + eps)[:, None]
@@ -58,13 +58,13 @@ def _add_rms_norm_kernel(
 def rms_norm(
     hidden: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
 ) -> torch.Tensor:
-    """``hidden / rms(hidden) * weight`` over the last dimension, computed in float32.
+    """Compute ``hidden / rms(hidden) * weight`` over the last dimension, in float32.
 
     Args:
-        hidden: [rows, size] or [rows, heads, size], perhaps a view into a merged projection.
+        hidden: [rows, size] or [rows, heads, size], may be a view of a merged projection
         weight: [size]
-        unit_offset: multiply by ``1 + weight`` and round once, as Gemma does; else round before the weight
-            too, as Llama does.
+        unit_offset: True: multiply by ``1 + weight`` and round once (Gemma); False: also round before the
+            multiplication (Llama)
 
     Returns:
         as hidden, contiguous
@@ -89,10 +89,10 @@ def add_rms_norm(
     eps: float,
     unit_offset: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in place: ``residual += hidden``, rounded to its dtype, and ``hidden = rms_norm(residual)``.
+    """Set ``residual += hidden``, rounded to its dtype, and ``hidden = rms_norm(residual)``, both in place.
 
     Args:
-        hidden, residual: [rows, size], each row adjacent in memory.
+        hidden, residual: [rows, size] with contiguous rows
 
     Returns:
         (hidden, residual)
@@ -111,5 +111,5 @@ def add_rms_norm(
 
 
 def _tile(size: int) -> int:
-    """Rows of one program."""
+    """Rows per program."""
     return max(1, ELEMENTS // block_of(size))

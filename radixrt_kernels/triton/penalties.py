@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties, in place, one pass over the logits of the rows that have any."""
+"""Repetition, frequency and presence penalties in place, in one pass over the rows with penalties."""
 
 import torch
 import triton
@@ -40,14 +40,14 @@ def penalise(
     in_prompt: torch.Tensor,
     in_output: torch.Tensor,
 ) -> None:
-    """Repetition penalty over prompt and answer, then frequency and presence over the answer.
+    """Apply the repetition penalty over prompt and answer, then frequency and presence penalties over the answer.
 
     Args:
-        logits: [batch, vocab] float32, changed in the given rows.
-        rows, counts_rows: [n] int64, into logits and into the counts.
+        logits: [batch, vocab] float32; the given rows are changed
+        rows, counts_rows: [n] int64, indices into logits and into the counts
         repetition, presence, frequency: [n, 1] float32
         in_prompt: [counts, vocab] bool
-        in_output: [counts, vocab] int32, how often each token came in the answer.
+        in_output: [counts, vocab] int32, occurrences of each token in the answer
     """
     vocab = logits.shape[1]
     _penalise_kernel[(len(rows), triton.cdiv(vocab, BLOCK))](

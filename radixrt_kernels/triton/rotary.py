@@ -11,7 +11,7 @@ from radixrt_kernels.triton.launching import block_of, rows_of, warps_for
 def _rotate_heads(
     start, heads, head_stride, cos, sin, half, HEADS: tl.constexpr, HALF: tl.constexpr
 ):
-    """Rotate the heads of one token: pairs are feature ``i`` and feature ``i + half``."""
+    """Rotate the heads of one token. A pair is the features ``i`` and ``i + half``."""
     head = tl.arange(0, HEADS)
     pair = tl.arange(0, HALF)
     inside = (head < heads)[:, None] & (pair < half)[None, :]
@@ -44,11 +44,11 @@ def _rotate_kernel(
 def rotate(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate the first ``rotary_dim`` features of each head in place; the others stay.
+    """Rotate the first ``rotary_dim`` features of each head in place. The others are not changed.
 
     Args:
         positions: [num_tokens] int32 or int64
-        query, key: [num_tokens, heads, head_dim], perhaps views into one merged projection
+        query, key: [num_tokens, heads, head_dim], may be views of one merged projection
         cos_sin: [context_length, rotary_dim] float32, cosines then sines, contiguous
 
     Returns:

@@ -1,13 +1,13 @@
-"""From a step's logits to a token a row in one launch: grammar mask, temperature, top-k, top-p, min-p, one draw.
+"""Samples one token per row of logits in one launch: grammar mask, temperature, top-k, top-p, min-p, one draw.
 
-No row is sorted. What top-k and top-p keep is decided by a threshold on the value, so it is found by
-bisection: over the 32 bits of a float, each step counts (or weighs) what lies above the middle. Before
-that, the few tokens that can matter are collected, so that the bisection reads some hundred numbers in
-place of a vocabulary: the k-th largest of the maxima of any partition of a row is no larger than the row's
-k-th largest, and what has less than (1 - top_p) / vocab of the probability is outside every nucleus.
+Rows are not sorted. Top-k and top-p are thresholds on the value, found by bisection over the 32 bits of a
+float: each step counts (or weighs) the values above the middle. Before the bisection, candidates are collected,
+so that it reads some hundred numbers instead of a vocabulary. Two facts bound the candidates: the k-th largest
+of the maxima of any partition of a row is at most the row's k-th largest value; a token with less than
+(1 - top_p) / vocab of the probability is outside every nucleus.
 
-A row is one program that walks its row in one order, whatever the batch: the same logits give the same
-token in any slot. Which token says ``radixrt.worker.sampling.sampler``, the reference.
+One program processes a row in a fixed order, so the same logits give the same token in any slot and any batch.
+The reference is ``radixrt.worker.sampling.sampler``.
 """
 
 import torch
@@ -18,26 +18,26 @@ from radixrt_kernels.triton.launching import block_of
 from radixrt_kernels.triton.noise import gumbel_noise
 
 BLOCK = 4096
-"""Numbers that a program looks at together."""
+"""Numbers that a program processes together."""
 
 CANDIDATES = 8192
-"""How many tokens are collected at most; where more can matter, the whole row is bisected."""
+"""Maximum number of candidates; with more candidates, the bisection reads the whole row."""
 
 SETTINGS = 6
 """Columns of the packed settings, int32: temperature, top_k, top_p, log_min_p, low and high half of the seed
-key. The floats are there by their bits; temperature 0 is greedy, top_p above 1 and top_k >= vocab no limit."""
+key. Floats are stored as their bits. Temperature 0: greedy; top_p above 1 and top_k >= vocab: no limit."""
 
 
 @triton.jit
 def _order(values):
-    """Integers that compare as the floats do."""
+    """Integers with the same order as the floats."""
     bits = values.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _middle(low, high):
-    """Halfway, rounded up: the difference of two int32 takes 33 bits."""
+    """The middle, rounded up; the difference of two int32 has 33 bits."""
     return (low + ((high.to(tl.int64) - low.to(tl.int64) + 1) >> 1)).to(tl.int32)
 
 
@@ -49,19 +49,19 @@ def _is_allowed(bits, token, inside):
 
 @triton.jit
 def _scaled(row_logits, bits, token, vocab, temperature, MASKED: tl.constexpr):
-    """Logits of some tokens over the temperature; minus infinity where the grammar or the vocabulary ends."""
+    """Logits of tokens divided by the temperature; minus infinity for masked tokens and after the vocabulary."""
     inside = token < vocab
     value = tl.load(row_logits + token, mask=inside, other=float("-inf"))
     if MASKED:
         value = tl.where(_is_allowed(bits, token, inside), value, float("-inf"))
     return (
         tl.div_rn(value, temperature) + 0.0
-    )  # no negative zeros: they compare equal and order apart
+    )  # no negative zeros: they compare equal but have a different order
 
 
 @triton.jit
 def _kth_largest(values, length, k, low, high, BLOCK: tl.constexpr):
-    """The order of the k-th largest of ``values[:length]``, known to be in low..high; low where there are fewer."""
+    """The order of the k-th largest of ``values[:length]``, which is in low..high; low if there are fewer than k."""
     lane = tl.arange(0, BLOCK)
     while low < high:
         middle = _middle(low, high)
@@ -78,7 +78,7 @@ def _kth_largest(values, length, k, low, high, BLOCK: tl.constexpr):
 
 @triton.jit
 def _kth_largest_lane(lanes, k, low, high):
-    """As _kth_largest, of numbers that are in registers."""
+    """Same as _kth_largest, for values in registers."""
     order = _order(lanes)
     while low < high:
         middle = _middle(low, high)
@@ -91,7 +91,7 @@ def _kth_largest_lane(lanes, k, low, high):
 
 @triton.jit
 def _mass_from(values, length, peak, order, BLOCK: tl.constexpr):
-    """The sum of ``exp(value - peak)`` over the values whose order is at least ``order``."""
+    """The sum of ``exp(value - peak)`` over the values with an order of at least ``order``."""
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, length, BLOCK):
@@ -102,8 +102,7 @@ def _mass_from(values, length, peak, order, BLOCK: tl.constexpr):
 
 @triton.jit
 def _nucleus(values, length, peak, wanted, low, high, BLOCK: tl.constexpr):
-    """The order of the smallest value before which, from the largest on, less than ``wanted`` mass has come: the
-    largest value from which on the mass is at least ``wanted``."""
+    """The order of the largest value such that all values from it upwards have a mass of at least ``wanted``."""
     while low < high:
         middle = _middle(low, high)
         if _mass_from(values, length, peak, middle, BLOCK) < wanted:
@@ -115,11 +114,11 @@ def _nucleus(values, length, peak, wanted, low, high, BLOCK: tl.constexpr):
 
 @triton.jit
 def _survey(row_logits, bits, vocab, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """One pass over the row as the model gave it.
+    """Read the row's logits once.
 
     Returns:
-        for each lane the largest allowed logit and the first token that has it, [BLOCK] each; the row's
-        largest logit before the mask, NaN where any is
+        per lane the largest allowed logit and its first token, [BLOCK] each; the row's
+        largest logit before the mask, NaN if any is NaN
     """
     lane = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -147,7 +146,7 @@ def _lowest_order(
     row_logits, bits, lanes, vocab, temperature, top_k, top_p, peak,
     MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """An order that neither top-k nor top-p goes below, and the mass of the whole row where top-p needs it."""
+    """A lower bound of the orders that top-k and top-p keep, and the mass of the whole row if top-p needs it."""
     least = _order(tl.full((), float("-inf"), tl.float32))
     high = _order(peak)
     mass = tl.full((), 0.0, tl.float32)
@@ -172,10 +171,10 @@ def _collect(
     row_logits, bits, vocab, temperature, bound, values, tokens, capacity,
     MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the scaled logits of order ``bound`` or more, and their tokens, as far as there is room.
+    """Write the scaled logits with an order of at least ``bound``, and their tokens, up to the buffer's size.
 
     Returns:
-        how many there are, which may be more than there was room for
+        their number, which may exceed the buffer's size
     """
     lane = tl.arange(0, BLOCK)
     count = 0
@@ -202,7 +201,7 @@ def _draw_kernel(
     lane = tl.arange(0, BLOCK)
     bits = mask_bits
     if MASKED:
-        # Row 0 of the bits allows everything: rows without a grammar need no branch.
+        # Row 0 of the bits allows every token, so rows without a grammar need no branch.
         bits += (tl.load(mask_rows + row).to(tl.int64) + 1) * mask_words
     best, best_token, row_peak = _survey(row_logits, bits, vocab, MASKED, BLOCK)
     tl.store(peaks + row, row_peak)
@@ -242,7 +241,7 @@ def _draw_kernel(
                     tl.store(row_logits + token, value, mask=token < vocab)
                 values = row_logits
                 length = vocab
-            tl.debug_barrier()  # what other threads have written is read from here on
+            tl.debug_barrier()  # from here on, values written by other threads are read
             high = _order(peak)
             kept = tl.minimum(bound, high)
             if top_k < vocab:
@@ -285,19 +284,19 @@ def draw_tokens(
     block: int = BLOCK,
     candidates: int = CANDIDATES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each row. Launches one kernel and waits for nothing.
+    """Sample one token per row. Launches one kernel and does not wait for it.
 
     Args:
         logits: [rows, vocab] float32, contiguous; may be overwritten.
         settings: [rows, SETTINGS] int32
-        positions: [rows] int64, of the sampled token in its sequence.
-        mask_rows: [rows] int32, which row of the bits holds for each row; -1: it may sample every token.
-        mask_bits: [1 + n, words] int32, bit ``i`` of word ``i // 32`` allows a token; row 0 is all ones and
-            stands before the rows that ``mask_rows`` counts from 0.
-        block, candidates: as BLOCK and CANDIDATES; smaller in tests.
+        positions: [rows] int64, position of the sampled token in its sequence
+        mask_rows: [rows] int32, index of each row's mask; -1: no mask
+        mask_bits: [1 + n, words] int32; bit ``i % 32`` of word ``i // 32`` allows token ``i``. Row 0 is all ones; mask
+            ``m`` is row ``m + 1``.
+        block, candidates: BLOCK and CANDIDATES; smaller in tests
 
     Returns:
-        token ids [rows] int64; the rows' largest logits [rows] float32, NaN where a row holds one
+        token ids [rows] int64; the largest logit of each row [rows] float32, NaN if the row has a NaN
     """
     rows, vocab = logits.shape
     capacity = min(candidates, vocab)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from radixrt.api import app as app_module
 from radixrt.api.http import body
 from tests.api.conftest import RunningServer, StartServer
 
@@ -229,8 +230,11 @@ def test_a_number_beyond_all_bounds_is_refused(server: RunningServer) -> None:
     assert post_raw(server, b'{"prompt": "hi", "temperature": 1e999}')[0] == 400
 
 
-def test_a_large_body_is_refused(start_server: StartServer) -> None:
-    server = start_server(max_body_bytes=2048)
+def test_a_large_body_is_refused(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "MAX_BODY_BYTES", 2048)
+    server = start_server()
     large = json.dumps({"prompt": "x" * 5000}).encode()
     status, error = post_raw(server, large)
     assert status == 413 and "2048" in error["message"]

@@ -102,7 +102,7 @@ def test_an_openai_request_can_be_aborted_by_its_id(
         rid = answer.headers["x-request-id"]
         assert rid == "mine" or name is None
         again = other.post(path, json=body | {"rid": rid, "stream": False})
-        assert again.status_code == 400 and "under way" in again.text
+        assert again.status_code == 400 and "in flight" in again.text
         assert other.post("/abort_request", json={"rid": rid}).status_code == 200
         assert '"finish_reason":"abort"' in "".join(lines)
     wait_until(lambda: server.scheduler.num_running == 0)

@@ -1,5 +1,6 @@
 """Every field that can hold a constraint, the tools and the thought, through HTTP."""
 
+import argparse
 import json
 from typing import Any
 
@@ -12,18 +13,19 @@ from radixrt.api.requests.tools import tool_constraint
 from radixrt.api.responses import Usage, structured_extras
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
-from radixrt.constrained.grammar import Unenforced
-from radixrt.constrained.spec import (
+from radixrt.cli.config_flags import add_arguments, config_from_arguments
+from radixrt.constrained.constraint import (
     AnyJson,
     Choice,
+    Constraint,
     Ebnf,
     JsonSchema,
     Lark,
     Regex,
-    Spec,
     StructuralTag,
     Tag,
 )
+from radixrt.constrained.grammar import Unenforced
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from tests.api.conftest import RunningServer, StartServer
@@ -31,14 +33,14 @@ from tests.api.conftest import RunningServer, StartServer
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT = {"messages": HELLO}
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
-SPEC = JsonSchema(schema=json.dumps(SCHEMA))
+HELD = JsonSchema(schema=json.dumps(SCHEMA))
 GBNF = 'root ::= "a"'
 STRUCTURAL = {
     "structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}],
     "triggers": ["<a"],
 }
-STRUCTURAL_SPEC = StructuralTag(
-    tags=(Tag(begin="<a>", content=SPEC, end="</a>"),), triggers=("<a",)
+STRUCTURAL_HELD = StructuralTag(
+    tags=(Tag(begin="<a>", content=HELD, end="</a>"),), triggers=("<a",)
 )
 CONFIG = ServerConfig()
 
@@ -47,8 +49,8 @@ def openai_form(schema: Any = SCHEMA, **fields: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}}  # fmt: skip
 
 
-def asked(fields: dict[str, Any], config: ServerConfig = CONFIG) -> Spec | None:
-    return asked_constraint(msgspec.convert(fields, ConstraintFields), config).spec
+def asked(fields: dict[str, Any], config: ServerConfig = CONFIG) -> Constraint | None:
+    return asked_constraint(msgspec.convert(fields, ConstraintFields), config).constraint
 
 
 def post(server: RunningServer, path: str, body: object) -> tuple[int, dict[str, Any]]:
@@ -58,37 +60,39 @@ def post(server: RunningServer, path: str, body: object) -> tuple[int, dict[str,
 
 
 @pytest.mark.parametrize(
-    ("fields", "spec"),
+    ("fields", "constraint"),
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, AnyJson()),
-        (openai_form(), SPEC),
-        (openai_form(strict=True), SPEC),
-        (openai_form(strict=None), SPEC),
-        (openai_form(strict=False), JsonSchema(schema=SPEC.schema, strict=False)),
-        ({"response_format": {"type": "structural_tag", **STRUCTURAL}}, STRUCTURAL_SPEC),
-        ({"guided_json": SCHEMA}, SPEC),
-        ({"guided_json": json.dumps(SCHEMA)}, SPEC),
+        (openai_form(), HELD),
+        (openai_form(strict=True), HELD),
+        (openai_form(strict=None), HELD),
+        (openai_form(strict=False), JsonSchema(schema=HELD.schema, strict=False)),
+        ({"response_format": {"type": "structural_tag", **STRUCTURAL}}, STRUCTURAL_HELD),
+        ({"guided_json": SCHEMA}, HELD),
+        ({"guided_json": json.dumps(SCHEMA)}, HELD),
         ({"guided_regex": "a+"}, Regex(pattern="a+")),
         ({"guided_choice": ["b", "a"]}, Choice(options=("b", "a"))),
         ({"guided_grammar": GBNF}, Ebnf(grammar=GBNF)),
         ({"guided_grammar": 'start: "a"'}, Lark(grammar='start: "a"')),
-        ({"structured_outputs": {"json": SCHEMA}}, SPEC),
+        ({"structured_outputs": {"json": SCHEMA}}, HELD),
         ({"structured_outputs": {"regex": "a+", "disable_fallback": True}}, Regex(pattern="a+")),
         ({"structured_outputs": {"choice": ["a"]}}, Choice(options=("a",))),
         ({"structured_outputs": {"grammar": GBNF}}, Ebnf(grammar=GBNF)),
         ({"structured_outputs": {"json_object": True}}, AnyJson()),
         ({"structured_outputs": {"json_object": False}}, None),
-        ({"structured_outputs": {"structural_tag": json.dumps(STRUCTURAL)}}, STRUCTURAL_SPEC),
-        ({"json_schema": json.dumps(SCHEMA)}, SPEC),
+        ({"structured_outputs": {"structural_tag": json.dumps(STRUCTURAL)}}, STRUCTURAL_HELD),
+        ({"json_schema": json.dumps(SCHEMA)}, HELD),
         ({"regex": "a+"}, Regex(pattern="a+")),
         ({"ebnf": GBNF}, Ebnf(grammar=GBNF)),
-        ({"structural_tag": json.dumps(STRUCTURAL)}, STRUCTURAL_SPEC),
+        ({"structural_tag": json.dumps(STRUCTURAL)}, STRUCTURAL_HELD),
         ({"regex": "a", "guided_decoding_backend": "auto"}, Regex(pattern="a")),
     ],
 )
-def test_every_field_becomes_its_constraint(fields: dict[str, Any], spec: Spec | None) -> None:
-    assert asked(fields) == spec
+def test_every_field_becomes_its_constraint(
+    fields: dict[str, Any], constraint: Constraint | None
+) -> None:
+    assert asked(fields) == constraint
 
 
 BAD = [
@@ -152,12 +156,23 @@ def test_what_is_not_clear_is_refused_by_name(
     assert words in error["message"]
 
 
+@pytest.mark.parametrize("name", ["fsm", "outlines"])
+def test_the_finite_state_machine_is_also_called_outlines(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = config_from_arguments(parser.parse_args(["--grammar-backend", name]))
+    config = ServerConfig(grammar_backend=name).validate()  # type: ignore[arg-type]
+    assert given.grammar_backend == config.grammar_backend == "fsm"
+    fields = ConstraintFields(regex="a", guided_decoding_backend=name)
+    assert asked_constraint(fields, config).constraint == Regex(pattern="a")
+
+
 def test_what_asks_for_what_happens_anyway_is_fine() -> None:
     compact = ServerConfig(grammar_whitespace="compact", grammar_backend="llguidance")
     options = {"disable_any_whitespace": True, "whitespace_pattern": ""}
-    assert asked({"structured_outputs": {"json": SCHEMA, **options}}, compact) == SPEC
+    assert asked({"structured_outputs": {"json": SCHEMA, **options}}, compact) == HELD
     same = {"guided_decoding_backend": "guidance", "guided_whitespace_pattern": ""}
-    assert asked({"guided_json": SCHEMA, **same}, compact) == SPEC
+    assert asked({"guided_json": SCHEMA, **same}, compact) == HELD
 
 
 @pytest.mark.parametrize("depth", [300, 480, 2000])
@@ -188,9 +203,9 @@ def test_the_scheduler_gets_the_constraint(server: RunningServer) -> None:
     server.answer_with("yes")
     body = {"prompt": ["a", "b"], "n": 2, "guided_choice": ["yes", "no"]}
     assert post(server, "/v1/completions", body)[0] == 200
-    constraints = [request.constraint for request in server.scheduler.requests]
-    assert len(constraints) == 4 and constraints[0] is not None
-    assert all(c == constraints[0] for c in constraints)
+    grammars = [request.grammar for request in server.scheduler.requests]
+    assert len(grammars) == 4 and grammars[0] is not None
+    assert all(grammar == grammars[0] for grammar in grammars)
 
 
 # ---------------------------------------------------------------- native
@@ -201,7 +216,7 @@ def test_native_constraints_stand_in_sampling_params(server: RunningServer) -> N
     ask = {"text": ["a", "b"], "sampling_params": [{"regex": "yes|no"}, {}]}
     with server.http as http:
         assert http.post("/generate", json=ask).status_code == 200
-    held = [request.constraint is not None for request in server.scheduler.requests]
+    held = [request.grammar is not None for request in server.scheduler.requests]
     assert sorted(held) == [False, True]
 
 
@@ -256,11 +271,11 @@ TIME = {"type": "function", "function": {"name": "time", "strict": True}}
 NAMED = {"type": "function", "function": {"name": "time"}}
 
 
-def held_by_tools(other: Spec | None = None, form: str = "hermes", **fields: Any) -> Any:
+def held_by_tools(other: Constraint | None = None, form: str = "hermes", **fields: Any) -> Any:
     body = {"messages": HELLO, "tools": [WEATHER, TIME], **fields}
     wanted = msgspec.convert(body, ChatCompletionRequest)
     content = AskedConstraint(other, asked_constraint(wanted, CONFIG).field)
-    return tool_constraint(wanted, FORMATS[form], content).spec
+    return tool_constraint(wanted, FORMATS[form], content).constraint
 
 
 @pytest.mark.parametrize(
@@ -281,9 +296,15 @@ def held_by_tools(other: Spec | None = None, form: str = "hermes", **fields: Any
 def test_tool_choice(
     fields: dict[str, Any], names: list[str], free_text: bool, least: int, most: int | None
 ) -> None:
-    spec = held_by_tools(**fields)
-    assert [json.loads(tag.begin.split("name")[1][3:].split(",")[0]) for tag in spec.tags] == names
-    assert (spec.free_text, spec.min_tags, spec.max_tags) == (free_text, least, most)
+    constraint = held_by_tools(**fields)
+    assert [
+        json.loads(tag.begin.split("name")[1][3:].split(",")[0]) for tag in constraint.tags
+    ] == names
+    assert (constraint.free_text, constraint.min_tags, constraint.max_tags) == (
+        free_text,
+        least,
+        most,
+    )
 
 
 def test_only_strict_tools_must_be_enforced_in_full() -> None:
@@ -292,8 +313,8 @@ def test_only_strict_tools_must_be_enforced_in_full() -> None:
 
 
 def test_without_calls_the_other_constraint_stays() -> None:
-    assert held_by_tools(SPEC, tool_choice="none") == SPEC
-    assert held_by_tools(SPEC, tools=[]) == SPEC
+    assert held_by_tools(HELD, tool_choice="none") == HELD
+    assert held_by_tools(HELD, tools=[]) == HELD
     assert held_by_tools(None, tools=None) is None
 
 
@@ -301,19 +322,19 @@ def test_a_call_that_must_come_overrides_response_format_and_contradicts_other_c
     None
 ):
     asked = {"tool_choice": "required", "response_format": {"type": "json_object"}}
-    assert held_by_tools(SPEC, **asked) == held_by_tools(tool_choice="required")
+    assert held_by_tools(HELD, **asked) == held_by_tools(tool_choice="required")
     with pytest.raises(RequestError, match="leave one of them out"):
-        held_by_tools(SPEC, tool_choice="required", guided_json={"type": "object"})
+        held_by_tools(HELD, tool_choice="required", guided_json={"type": "object"})
 
 
 def test_either_a_call_or_json() -> None:
-    spec = held_by_tools(SPEC)
-    assert spec.tags[-1] == Tag(begin="", content=SPEC, end="")
-    assert (spec.free_text, spec.min_tags, spec.max_tags) == (False, 1, 1)
+    constraint = held_by_tools(HELD)
+    assert constraint.tags[-1] == Tag(begin="", content=HELD, end="")
+    assert (constraint.free_text, constraint.min_tags, constraint.max_tags) == (False, 1, 1)
     for other, form, fields in [
         (Regex(pattern="a"), "hermes", {}),
-        (SPEC, "llama3_json", {}),
-        (SPEC, "hermes", {"parallel_tool_calls": True}),
+        (HELD, "llama3_json", {}),
+        (HELD, "hermes", {"parallel_tool_calls": True}),
     ]:
         with pytest.raises(RequestError):
             held_by_tools(other, form, **fields)
@@ -413,10 +434,10 @@ def test_a_constraint_begins_after_the_thought(thinking: RunningServer) -> None:
     thinking.answer_with("<think>Hm, </think>yes")
     body = {"model": "tiny", "messages": HELLO, "max_tokens": 200}
     constrained = thinking.openai.chat.completions.create(**body, extra_body={"regex": "yes|no"})
-    constraint = thinking.scheduler.requests[-1].constraint
+    grammar = thinking.scheduler.requests[-1].grammar
     closing = thinking.vocabulary.encode("</think>", add_special_tokens=False)
-    assert constraint is not None
-    assert list(memoryview(constraint.begin_after).cast("i")) == closing
+    assert grammar is not None
+    assert list(memoryview(grammar.begin_after).cast("i")) == closing
     message = constrained.choices[0].message
     assert (message.reasoning_content, message.content) == ("Hm,", "yes")
 

@@ -40,14 +40,22 @@ class _Wrapper:
     def __init__(self, library: "FakeFlashInfer", *arguments: Any, **options: Any) -> None:
         self.library = library
         library.note(self.name, (*arguments,), options)
+        self.backend = options.get("backend")
+        self._may_fail("__init__")
         workspace = arguments[0]
         assert workspace.dtype == torch.uint8 and workspace.data_ptr() % 16 == 0
         self.in_graph = options.get("use_cuda_graph", False)
         self.options = options
         self.plan_buffer = torch.zeros(8, dtype=torch.uint8)
         self.mark = 0
+        self.num_launches = 0
         self.planned: _Plan | None = None
         self.num_plans = 0
+        self._cached_module = types.SimpleNamespace(paged_run=self._paged_run)
+
+    def _may_fail(self, place: str) -> None:
+        if self.backend == "fa3" and self.library.fa3_fails_in == place:
+            raise RuntimeError(f"no kernel image for FA3 in {place}")
 
     def reset_workspace_buffer(self, *arguments: Any) -> None:
         self.library.note(f"{self.name}.reset_workspace_buffer", (None, *arguments), {})
@@ -92,7 +100,30 @@ class _Wrapper:
 
     def run(self, query: torch.Tensor, kv_cache: Any, **options: Any) -> Any:
         self.library.note(f"{self.name}.run", (None, query, kv_cache), options)
-        query, kv_cache = plain(query), plain(kv_cache)
+        out, lse = options.get("out"), options.get("lse")
+        if out is None:
+            out = torch.empty_like(query)
+        if options.get("return_lse"):
+            lse = torch.empty(query.shape[:2])
+        # As the library's own: the compiled module gets all that it has prepared, in one call.
+        self._cached_module.paged_run(self.plan_buffer, query, *kv_cache, out, lse, self.mark)
+        return (out, lse) if options.get("return_lse") else out
+
+    def _paged_run(
+        self,
+        plan_buffer: torch.Tensor,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        mark: int,
+    ) -> None:
+        """What the compiled module computes."""
+        self._may_fail("run")
+        self.num_launches += 1
+        query, kv_cache = plain(query), plain((keys, values))
+        assert mark == self.mark and plan_buffer is self.plan_buffer, "of another plan"
         plan = self.planned
         assert plan is not None, "plan() comes before run()"
         assert self.plan_buffer[:8].view(torch.int64)[0] == self.mark, "the plan was overwritten"
@@ -100,10 +131,10 @@ class _Wrapper:
         assert kv_cache[0].dtype == kv_cache[1].dtype == plan.options["kv_data_type"]
         assert kv_cache[0].stride() == kv_cache[1].stride(), "another module would be compiled"
         assert query.shape == (int(plan.qo_indptr[-1]), plan.heads, plan.head_dim)
-        out, lse = attend(query, kv_cache, plan)
-        if options.get("out") is not None:
-            out = options["out"].copy_(out)
-        return (out, lse) if options.get("return_lse") else out
+        attended, sums = attend(query, kv_cache, plan)
+        out.copy_(attended)
+        if lse is not None:
+            lse.copy_(sums)
 
 
 def attend(query: torch.Tensor, kv_cache: Any, plan: _Plan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,6 +187,7 @@ class BatchPrefill(_Wrapper):
     def plan(self, *arguments: Any, **options: Any) -> None:
         self.library.note(f"{self.name}.plan", (None, *arguments), options)
         arguments = plain(arguments)
+        self._may_fail("plan")
         assert "causal" in options, "the default is to see everything"
         options = dict(options)
         self._keep(_Plan(*arguments, causal=options.pop("causal"), options=options))
@@ -171,7 +203,12 @@ class FakeFlashInfer:
 
     num_plans = 0
 
-    def __init__(self, *, hopper: bool = True) -> None:
+    def __init__(self, *, hopper: bool = True, fa3_fails_in: str | None = None) -> None:
+        """
+        Args:
+            fa3_fails_in: "__init__", "plan" or "run" of a wrapper for FA3.
+        """
+        self.fa3_fails_in = fa3_fails_in
         self.calls: list[Call] = []
         self.wrappers: list[_Wrapper] = []
         self.utils = types.SimpleNamespace(is_sm90a_supported=lambda device: hopper)

@@ -4,18 +4,19 @@ import math
 import random
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
 from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
 
 
 @dataclass
 class Step:
-    """A step over a cache in which earlier tokens already lie, and every unused slot is NaN."""
+    """A step over a cache in which earlier tokens already lie, and every unused location is NaN."""
 
     metadata: AttentionMetadata
     key_cache: torch.Tensor
@@ -48,30 +49,30 @@ def make_step(
     order = random.Random(0).sample(range(sum(pages) + 3), sum(pages))
     shape = (sum(pages) + 3, page_size, spec.num_kv_heads, spec.head_dim)
     caches = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)]
-    sequences, new_slots = [], []
+    sequences, new_locations = [], []
     first_page = 0
     for (new, total), count in zip(lengths, pages, strict=True):
         table = order[first_page : first_page + count]
         first_page += count
-        slots = [table[p // page_size] * page_size + p % page_size for p in range(total)]
+        locations = [table[p // page_size] * page_size + p % page_size for p in range(total)]
         sequence = (randn(total, spec.num_kv_heads), randn(total, spec.num_kv_heads))
         for cache, states in zip(caches, sequence, strict=True):
-            cache.flatten(0, 1)[slots[: total - new]] = states[: total - new]
-        new_slots += slots[total - new :]
+            cache.flatten(0, 1)[locations[: total - new]] = states[: total - new]
+        new_locations += locations[total - new :]
         sequences.append(sequence)
     metadata = AttentionMetadata(
         qo_indptr_cpu=indptr([new for new, _ in lengths]),
         kv_indptr_cpu=indptr(pages),
         last_page_len_cpu=torch.tensor([(kv - 1) % page_size + 1 for _, kv in lengths]).int(),
         kv_indices=torch.tensor(order).int(),
-        kv_slots=torch.tensor(new_slots),
+        kv_locations=torch.tensor(new_locations),
         page_size=page_size,
     )
     new_keys, new_values = (
         torch.cat([s[i][-new:] for s, (new, _) in zip(sequences, lengths, strict=True)])
         for i in range(2)
     )
-    query = randn(len(new_slots), spec.num_heads)
+    query = randn(len(new_locations), spec.num_heads)
     return Step(metadata, *caches, query, new_keys, new_values, sequences)
 
 
@@ -122,9 +123,9 @@ def share(step: Step, groups: list[tuple[int, int]]) -> Step:
                 for of_leader, own in zip(step.sequences[first], step.sequences[row], strict=True)
             )
         first += rows
-    prefixes = SharedPrefixes(
-        torch.tensor([0, *(rows for rows, _ in groups)]).cumsum(0).int(),
-        torch.tensor([pages for _, pages in groups]).int(),
+    prefixes = PrefixGroups(
+        np.cumsum([0, *(rows for rows, _ in groups)], dtype=np.int32),
+        np.array([pages for _, pages in groups], dtype=np.int32),
     )
     metadata = replace(step.metadata, kv_indices=indices, shared_prefixes=prefixes)
     return replace(step, metadata=metadata, sequences=sequences)

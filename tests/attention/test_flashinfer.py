@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from radixrt.attention import flashinfer, flashinfer_rules
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, lacks_kernels, why_not
-from radixrt.attention.kv_dtype import to_kv_dtype
-from radixrt.attention.metadata import SharedPrefixes
-from radixrt.attention.page_tables import PrefixGroups
+from radixrt.attention.kv_spec import to_kv_dtype
+from radixrt.attention.metadata import PrefixGroups
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
+from radixrt.base.errors import ConfigError
 from radixrt.device.flashinfer_library import load_flashinfer
-from tests.attention.fake_flashinfer import FakeFlashInfer
+from tests.attention.fake_flashinfer import BatchPrefill, FakeFlashInfer
 from tests.attention.steps import Step, make_step, share, written_out
 from tests.fake_device import FakeDevice
 
@@ -99,6 +99,37 @@ def test_each_kind_of_layer_is_planned_once_a_step() -> None:
         result = backend.attend(step.query, step.key, step.value, caches, spec)
         torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)
     assert sum(wrapper.num_plans for wrapper in library.wrappers) == 3 * 2
+
+
+def test_the_library_prepares_a_steps_arguments_for_its_first_layer_alone() -> None:
+    """Later layers put in their own queries, caches and outputs; a new plan begins anew."""
+    library = FakeFlashInfer()
+    step = make_step([(1, 9), (1, 20), (7, 11)], 4, PLAIN, torch.float32)
+    backend = FlashInferBackend(setup_for(step, *[PLAIN] * 3), library)
+    for _ in range(2):
+        backend.plan(step.metadata)
+        for layer in range(3):
+            caches = step.key_cache * (1 + layer), step.value_cache * (1 + layer)
+            query, key, value = (t * (1 + layer) for t in (step.query, step.key, step.value))
+            result = backend.attend(query, key, value, caches, PLAIN)
+            alone = FlashInferBackend(setup_for(step, PLAIN), FakeFlashInfer())
+            alone.plan(step.metadata)
+            caches = step.key_cache * (1 + layer), step.value_cache * (1 + layer)
+            assert torch.equal(result, alone.attend(query, key, value, caches, PLAIN))
+    runs = [call for call in library.calls if call.name.endswith(".run")]
+    assert len(runs) == 2 * 2  # decodes and prefills, of each plan
+    assert sum(wrapper.num_launches for wrapper in library.wrappers) == 2 * 2 * 3
+
+
+def test_arguments_that_can_not_be_told_apart_are_prepared_for_each_layer() -> None:
+    library = FakeFlashInfer()
+    step = make_step([(1, 9), (7, 11)], 4, PLAIN, torch.float32)
+    backend = FlashInferBackend(setup_for(step, PLAIN), library)
+    backend.plan(step.metadata)
+    same = torch.stack((step.key_cache, step.value_cache)).nan_to_num(0).sum(0)
+    for _ in range(2):
+        backend.attend(step.query, step.key, step.value, (same, same), PLAIN)
+    assert len([call for call in library.calls if call.name.endswith(".run")]) == 2 * 2
 
 
 def test_the_cache_holds_what_the_reference_writes() -> None:
@@ -179,9 +210,9 @@ def test_groups_that_save_the_most_find_room_first(
     groups: list[tuple[int, int]], count: int, cut: int
 ) -> None:
     pages = [pages if size > 1 else 0 for size, pages in groups]
-    indptr = torch.tensor([0, *(size for size, _ in groups)]).cumsum(0).int()
+    indptr = np.cumsum([0, *(size for size, _ in groups)], dtype=np.int32)
     num_rows = max(1, int(indptr[-1]) - cut)
-    all_groups = PrefixGroups.of(SharedPrefixes(indptr, torch.tensor(pages).int()), num_rows)
+    all_groups = PrefixGroups(indptr, np.array(pages, dtype=np.int32)).first(num_rows)
     limited = all_groups.at_most(count)
     assert len(limited.num_pages) == count and limited.indptr[-1] == num_rows
 
@@ -301,6 +332,74 @@ def test_fa3_takes_long_fresh_prompts_and_fa2_short_extensions() -> None:
     assert flashinfer_rules.prefill_kernel(np.array([2048] * 4), 32) == "fa3"
     assert flashinfer_rules.prefill_kernel(np.array([256]), 32) == "fa2"
     assert flashinfer_rules.prefill_kernel(np.array([1, 17]), 32) == "fa2"
+
+
+@pytest.fixture
+def fa3_step(monkeypatch: pytest.MonkeyPatch) -> Step:
+    """One that FA3 computes, if it can; its rule has a test of its own."""
+    monkeypatch.setattr(flashinfer_rules, "FA3_FROM_TILES", 4)
+    return make_step([(1, 9), (7, 11)], 4, PLAIN, torch.float32)
+
+
+def kernels_that_ran(library: FakeFlashInfer) -> set[str]:
+    wrappers = [w for w in library.wrappers if isinstance(w, BatchPrefill) and w.num_launches]
+    return {str(wrapper.backend) for wrapper in wrappers}
+
+
+@pytest.mark.parametrize(("asked", "ran"), [("auto", "fa3"), ("fa2", "fa2"), ("fa3", "fa3")])
+def test_the_kernel_for_prompts_can_be_set(fa3_step: Step, asked: Any, ran: str) -> None:
+    library, step = FakeFlashInfer(), fa3_step
+    backend = FlashInferBackend(setup_for(step, PLAIN, prefill_kernel=asked), library)
+    assert_attends(step, PLAIN, backend)
+    assert kernels_that_ran(library) == {ran}
+
+
+def test_fa3_is_taken_for_short_prompts_too_where_it_is_asked_for() -> None:
+    step = make_step([(3, 9)], 4, PLAIN, torch.float32)
+    library = FakeFlashInfer()
+    attend(FlashInferBackend(setup_for(step, PLAIN, prefill_kernel="fa3"), library), step, PLAIN)
+    assert kernels_that_ran(library) == {"fa3"}
+
+
+@pytest.mark.parametrize("place", ["__init__", "plan", "run"])
+def test_where_fa3_fails_fa2_computes_and_one_warning_says_so(
+    fa3_step: Step, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    library, step = FakeFlashInfer(fa3_fails_in=place), fa3_step
+    local = replace(PLAIN, sliding_window=5)
+    backend = FlashInferBackend(setup_for(step, PLAIN, local), library)
+    for _ in range(2):
+        for spec in (PLAIN, local):
+            assert_attends(step, spec, backend)
+    assert kernels_that_ran(library) == {"fa2"}
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "--prefill-kernel fa2" in record.message
+    assert f"no kernel image for FA3 in {place}" in record.message
+
+
+def test_fa3_that_was_asked_for_and_fails_is_an_error(fa3_step: Step) -> None:
+    step = fa3_step
+    setup = setup_for(step, PLAIN, prefill_kernel="fa3")
+    for place in ("plan", "run"):
+        with pytest.raises(RuntimeError, match="no kernel image"):
+            attend(FlashInferBackend(setup, FakeFlashInfer(fa3_fails_in=place)), step, PLAIN)
+    with pytest.raises(ConfigError, match="--prefill-kernel fa3 needs a Hopper"):
+        FlashInferBackend(setup, FakeFlashInfer(hopper=False))
+    with pytest.raises(ConfigError, match="KV cache of the activations' type"):
+        FlashInferBackend(replace(setup, kv_dtype=torch.float8_e4m3fn), FakeFlashInfer())
+
+
+def test_a_lack_of_memory_is_no_reason_to_leave_fa3(
+    fa3_step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    step = fa3_step
+    backend = FlashInferBackend(setup_for(step, PLAIN), FakeFlashInfer())
+    monkeypatch.setattr(BatchPrefill, "plan", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        backend.plan(step.metadata)
 
 
 def test_why_flashinfer_can_not_be_used_says_what_to_do() -> None:

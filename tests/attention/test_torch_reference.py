@@ -71,7 +71,7 @@ def test_a_sequence_reads_pages_that_another_writes_in_the_same_step() -> None:
         kv_indptr_cpu=indptr([2, 3]),
         last_page_len_cpu=torch.tensor([4, 1]).int(),
         kv_indices=torch.tensor([*pages, *pages, spare]).int(),
-        kv_slots=torch.cat([m.kv_slots, torch.tensor([spare * 4])]),
+        kv_locations=torch.cat([m.kv_locations, torch.tensor([spare * 4])]),
         page_size=4,
     )
     (keys, values), extra = step.sequences[0], torch.ones(1, 1, 8)

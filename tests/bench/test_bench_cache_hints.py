@@ -78,7 +78,7 @@ def test_in_a_closed_loop_the_next_request_waits_for_the_answer() -> None:
     assert run.ttft_s == pytest.approx([1032 / 100_000, second_s])
 
 
-@pytest.mark.parametrize("policy", ["lru", "duel"])
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
 @pytest.mark.parametrize(("hints", "found"), [("none", 1), ("session", 4), ("exact", 4)])
 def test_a_session_that_has_ended_makes_room_for_one_that_goes_on(
     policy: str, hints: str, found: int
@@ -117,7 +117,7 @@ def test_who_tells_more_finds_more_and_the_same_each_time(closed_loop: bool) -> 
     trace = tools_and_humans(1)
 
     def hits(hints: str) -> int:
-        setup = Setup(80 * BLOCK_TOKENS, "duel", hints=hints, closed_loop=closed_loop)  # type: ignore[arg-type]
+        setup = Setup(80 * BLOCK_TOKENS, "lru", hints=hints, closed_loop=closed_loop)  # type: ignore[arg-type]
         first, second = replay(trace, setup), replay(trace, setup)
         assert first == second
         assert sorted(first.order) == list(range(len(trace.requests)))

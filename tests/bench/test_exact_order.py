@@ -4,10 +4,12 @@ from collections import OrderedDict
 
 import pytest
 
+from radixrt.base.config import SchedulePolicyName
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
 from radixrt.scheduler.queue import waiting_queue
-from radixrt.scheduler.queue.queue_order import SchedulePolicy
+from radixrt.scheduler.radix.eviction.by_key import least_recently_used
+from radixrt.scheduler.radix.eviction.registry import POLICIES
 from tests.bench.test_bench_cache import SYMBOL, TRACES, conversations, touch
 
 PER_PAGE = BLOCK_TOKENS // SYMBOL
@@ -66,7 +68,7 @@ def cost(cache: PageSet, request: TraceRequest, policy: str) -> int:
     return {"lpm": uncached - symbols(request), "suf": uncached, "fcfs": 0}[policy]
 
 
-def check(trace: Trace, num_pages: int, policy: SchedulePolicy) -> None:
+def check(trace: Trace, num_pages: int, policy: SchedulePolicyName) -> None:
     together = [
         TraceRequest(0.0, r.input_tokens, r.output_tokens, r.blocks)
         for r in trace.requests
@@ -81,6 +83,12 @@ def check(trace: Trace, num_pages: int, policy: SchedulePolicy) -> None:
 
 
 @pytest.fixture(autouse=True)
+def plain_lru(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated cache evicts by use alone, without regard to the queue."""
+    monkeypatch.setitem(POLICIES, "lru", lambda clock: least_recently_used())
+
+
+@pytest.fixture(autouse=True)
 def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many lookups as it takes: how many a pick may do is bounded, and so is how well it knows."""
     monkeypatch.setattr(waiting_queue, "LOOKUPS_PER_PICK", 10**6)
@@ -90,7 +98,7 @@ def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs"])
 @pytest.mark.parametrize("num_pages", [60, 200])
 def test_replay_of_a_made_up_crowd_has_the_exact_order_and_hits(
-    policy: SchedulePolicy, num_pages: int
+    policy: SchedulePolicyName, num_pages: int
 ) -> None:
     check(conversations(2, 250, num_users=25), num_pages, policy)
 
@@ -99,6 +107,6 @@ def test_replay_of_a_made_up_crowd_has_the_exact_order_and_hits(
 @pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs"])
 @pytest.mark.parametrize("name", ["conversation_first60", "synthetic", "agent_dev"])
 def test_replay_of_a_recorded_crowd_has_the_exact_order_and_hits(
-    name: str, policy: SchedulePolicy
+    name: str, policy: SchedulePolicyName
 ) -> None:
     check(read_trace(TRACES / f"{name}.jsonl.gz", limit=300), 1024, policy)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -107,8 +108,30 @@ def test_overlapping_kernels_are_busy_once_and_gaps_are_idle() -> None:
             kernel("BatchPrefillWithPagedKVCacheKernel", 80, 20),
         ]
     )
-    assert busy.span == 100 and busy.busy == 80 and busy.idle_share == pytest.approx(0.2)
+    assert busy.span == 100 and busy.busy == 80
+    assert (busy.long_gaps, busy.long_gap_share, busy.launch_gap_share) == (1, 0.2, 0)
     assert busy.by_kind == {"matrix products": 40, "sampling": 20, "attention": 20}
+
+
+def test_gaps_between_launches_are_told_apart_from_waits_for_the_host() -> None:
+    starts = [0.0, 12.0, 23.0, 60.0]  # after each other, but for 2, 1 and 27 µs
+    busy = busy_time(
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": ts, "dur": 10.0} for ts in starts
+    )
+    assert busy.span == 70 and busy.launch_gap_share == 3 / 70
+    assert busy.long_gaps == 1 and busy.long_gap_share == pytest.approx(27 / 70)
+
+
+def test_decoding_alone_may_reach_34000_tokens_a_second_on_an_h200() -> None:
+    """256 sequences of 512 tokens: the bound of the case that part 6 measures first."""
+    (batch, context), *_ = Sizes().anatomy
+    assert (batch, context) == (256, 512)
+    tokens = batch * context
+    step_s, _, _ = step_seconds(
+        LLAMA_31_8B, Ceilings(4.3e12, 780e12),
+        tokens=batch, rows=batch, context=tokens, attended=tokens,
+    )  # fmt: skip
+    assert batch / step_s == pytest.approx(34_000, rel=0.02)
 
 
 def test_kernels_are_told_apart_by_name() -> None:
@@ -151,14 +174,18 @@ def test_sessions_run_one_after_the_other_in_processes_of_their_own(tmp_path: Pa
         "bench.gpu",
         "--dry-run",
         "--out",
-        str(tmp_path),
+        str(tmp_path / "run"),
         "--only",
         "6",
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [result.part for result in Results(tmp_path).read()] == [0, 6]
-    assert "anatomy: done" in done.stdout and "## 6." in (tmp_path / "results.md").read_text()
+    assert [result.part for result in Results(tmp_path / "run").read()] == [0, 6]
+    table = (tmp_path / "run/results.md").read_bytes()
+    assert "anatomy: done" in done.stdout and b"## 6." in table
+    with tarfile.open(tmp_path / "run.tar.gz") as archive:
+        packed = archive.extractfile("./results.md")
+        assert packed is not None and packed.read() == table
 
 
 @pytest.mark.parametrize("session", sessions.SESSIONS, ids=lambda session: session.name)
@@ -178,8 +205,8 @@ def test_a_budget_leaves_out_what_no_longer_fits(
         return 0
 
     monkeypatch.setattr(sessions, "_run_alone", run_alone)
-    options = Options(tmp_path, only=(1, 6), dry_run=True, budget_s=30, settings={})
+    options = Options(tmp_path, only=(1, 7), dry_run=True, budget_s=30, settings={})
     assert sessions.run_all(options, []) == 1
-    assert ran == ["ceilings", "anatomy"], (
+    assert ran == ["ceilings", "kernels"], (
         "30 s are less than a third of what the first engine takes"
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bench.structured.libraries import compile_llguidance, compile_xgrammar
+from bench.capabilities.libraries import compile_llguidance, compile_xgrammar
 from radixrt.bench.structured_engines import values_at
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.auditing import audit

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from bench.structured.hand_probes import FORMATS, PATTERNS
-from bench.structured.make_table import TABLE, measure, table, table_text
+from bench.capabilities.hand_probes import FORMATS, PATTERNS
+from bench.capabilities.make_table import TABLE, measure, table, table_text
 from radixrt.constrained.json_schema.auditing.capabilities import Verdict, capabilities
 from radixrt.constrained.json_schema.auditing.patterns import pattern_features
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
@@ -13,7 +13,7 @@ from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pat
 
 def test_the_table_is_what_the_installed_libraries_do() -> None:
     text = table_text(table(measure()))
-    assert text == TABLE.read_text("utf-8"), "run `python -m bench.structured.make_table`"
+    assert text == TABLE.read_text("utf-8"), "run `python -m bench.capabilities.make_table`"
 
 
 @pytest.mark.parametrize(

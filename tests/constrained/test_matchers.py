@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import fsm_compiler, llguidance, xgrammar
 from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
@@ -265,7 +266,7 @@ def test_a_machine_for_another_vocabulary_is_refused() -> None:
     with pytest.raises(GrammarExhausted):
         load_grammar(fsm_or_none(HELLO, facts), facts_of("byte_level_json"))
     with pytest.raises(GrammarExhausted):
-        load_grammar(Grammar("fsm", b"\0" * 100), facts)
+        load_grammar(Grammar.compiled("fsm", b"\0" * 100), facts)
 
 
 # ---------------------------------------------------------------- EBNF
@@ -330,7 +331,7 @@ SCHEMAS = [
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_whatever_is_sampled_is_valid_json(
-    kind: str, whitespace: llguidance.Whitespace, schema: object, data: st.DataObject
+    kind: str, whitespace: WhitespaceName, schema: object, data: st.DataObject
 ) -> None:
     facts = facts_of(kind)
     grammar = llguidance.compile_json_schema(json.dumps(schema), facts, whitespace)

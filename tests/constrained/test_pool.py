@@ -14,13 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.children import end, start
 from radixrt.base.errors import RequestError
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
-from radixrt.constrained.compiler.route import CompileOptions, compile_spec
+from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.constraint import AnyJson, Choice, Constraint, Ebnf, JsonSchema, Regex
 from radixrt.constrained.loader import load_grammar
-from radixrt.constrained.spec import AnyJson, Choice, Ebnf, JsonSchema, Regex, Spec
 from tests.constrained.test_matchers import accepts
 from tests.constrained.vocabularies import KINDS, facts_of
 
@@ -89,14 +90,14 @@ def all_helpers() -> list[psutil.Process]:
     return found
 
 
-async def refusal(pool: CompilePool, spec: Spec) -> RequestError:
+async def refusal(pool: CompilePool, constraint: Constraint) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        await pool.compile(spec)
+        await pool.compile(constraint)
     return caught.value
 
 
 def test_what_comes_back_is_what_compiling_here_gives(with_pool: Callable[..., Any]) -> None:
-    specs: list[Spec] = [
+    specs: list[Constraint] = [
         JsonSchema(schema='{"type":"object","properties":{"b":{},"a":{}},"required":["b","a"]}'),
         AnyJson(),
         Regex(pattern="[a-z]+@[a-z]+"),
@@ -107,8 +108,8 @@ def test_what_comes_back_is_what_compiling_here_gives(with_pool: Callable[..., A
     async def body(pool: CompilePool) -> None:
         facts = facts_of(KIND)
         results = await asyncio.gather(*map(pool.compile, specs))
-        for spec, result in zip(specs, results, strict=True):
-            assert result == compile_spec(spec, facts, CompileOptions())
+        for constraint, result in zip(specs, results, strict=True):
+            assert result == compile_constraint(constraint, facts, CompileOptions())
         balanced = load_grammar(results[-1].grammar, facts)
         assert accepts(balanced, facts, "((()))") and not accepts(balanced, facts, "(()")
 
@@ -116,10 +117,10 @@ def test_what_comes_back_is_what_compiling_here_gives(with_pool: Callable[..., A
 
 
 def test_equal_constraints_are_compiled_once(with_pool: Callable[..., Any]) -> None:
-    spec = Regex(pattern="[0-9]{4}-[0-9]{2}")
+    constraint = Regex(pattern="[0-9]{4}-[0-9]{2}")
 
     async def body(pool: CompilePool) -> None:
-        results = await asyncio.gather(*(pool.compile(spec) for _ in range(20)))
+        results = await asyncio.gather(*(pool.compile(constraint) for _ in range(20)))
         assert all(result is results[0] for result in results)
         assert await pool.compile(Regex(pattern="[0-9]{4}-[0-9]{2}")) is results[0]
         assert pool.compiled.hits == 1 and len(pool.compiled) == 1
@@ -155,8 +156,8 @@ def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
 
 def test_what_can_not_be_enforced_is_an_error_of_the_request(with_pool: Callable[..., Any]) -> None:
     async def body(pool: CompilePool) -> None:
-        for spec in (Regex(pattern="("), JsonSchema(schema="{"), Choice(options=())):
-            error = await refusal(pool, spec)
+        for constraint in (Regex(pattern="("), JsonSchema(schema="{"), Choice(options=())):
+            error = await refusal(pool, constraint)
             assert error.status == 400 and error.param == "structured"
         assert pool.killed == 0
 
@@ -206,7 +207,7 @@ def exponential(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": definitions}
 
 
-HOSTILE: dict[str, Callable[[], Spec]] = {
+HOSTILE: dict[str, Callable[[], Constraint]] = {
     "deep": lambda: JsonSchema(schema='{"items":' * DEEP + "{}" + "}" * DEEP),
     "exponential": lambda: JsonSchema(schema=json.dumps(exponential(40))),
     "loop": lambda: JsonSchema(schema='{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}}'),
@@ -235,7 +236,7 @@ def test_hostile_constraints_end_in_bounded_time_and_others_go_on(
     with_pool: Callable[..., Any], name: str
 ) -> None:
     """Compiled or refused; whichever, it is over by the time limit, and quick ones are served meanwhile."""
-    spec = HOSTILE[name]()
+    constraint = HOSTILE[name]()
 
     async def body(pool: CompilePool) -> None:
         await pool.compile(AnyJson())
@@ -252,7 +253,7 @@ def test_hostile_constraints_end_in_bounded_time_and_others_go_on(
                 await asyncio.sleep(0.05)
 
         watcher = asyncio.create_task(watch())
-        hostile = asyncio.create_task(pool.compile(spec))
+        hostile = asyncio.create_task(pool.compile(constraint))
         for i in range(5):
             assert (await pool.compile(Regex(pattern=f"quick{i}"))).grammar.source
         try:
@@ -369,15 +370,15 @@ def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
     import msgspec
 
     config = config_of(tokenizer_json, time_limit_s=100.0, patience_s=100.0)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, msgspec.json.encode(config)], stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", code, msgspec.json.encode(config)]
+    parent = start(command, stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline() == b"busy\n"
     children = psutil.Process(parent.pid).children(recursive=True)
     assert len(children) == 2
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     _, alive = psutil.wait_procs(children, timeout=10)
+    end(parent)
     assert not alive
 
 
@@ -435,12 +436,14 @@ def test_a_helper_that_was_killed_is_not_the_users_fault(with_pool: Callable[...
 
 
 @pytest.mark.parametrize(
-    "spec", [Choice(options=("x" * 4_000_000,)), Regex(pattern="(abcd){1000000}")]
+    "constraint", [Choice(options=("x" * 4_000_000,)), Regex(pattern="(abcd){1000000}")]
 )
-def test_what_would_hold_up_the_worker_is_refused(with_pool: Callable[..., Any], spec: Any) -> None:
+def test_what_would_hold_up_the_worker_is_refused(
+    with_pool: Callable[..., Any], constraint: Any
+) -> None:
     async def body(pool: CompilePool) -> None:
         with pytest.raises(RequestError) as error:
-            await pool.compile(spec)
+            await pool.compile(constraint)
         assert error.value.status == 400
 
     with_pool(body)

@@ -13,8 +13,7 @@ from typing_extensions import TypedDict
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests, tool_calls
-from radixrt.constrained.json_schema.normal import document
-from radixrt.constrained.spec import (
+from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
     Choice,
@@ -25,6 +24,7 @@ from radixrt.constrained.spec import (
     StructuralTag,
     Tag,
 )
+from radixrt.constrained.json_schema.normal import document
 from radixrt.constrained.structural_tags import structural_tag
 
 GBNF = 'root ::= "yes" | "no" again\nagain ::= root'
@@ -176,10 +176,10 @@ def test_both_forms_of_structural_tags_mean_the_same() -> None:
 
 def test_each_kind_of_content() -> None:
     def content(**fields: Any) -> Any:
-        spec = structural_tag(new("tag", begin="<", content=fields, end=">"), "t")
-        assert isinstance(spec, StructuralTag)
-        assert (spec.min_tags, spec.max_tags, spec.free_text) == (1, 1, False)
-        return spec.tags[0].content
+        constraint = structural_tag(new("tag", begin="<", content=fields, end=">"), "t")
+        assert isinstance(constraint, StructuralTag)
+        assert (constraint.min_tags, constraint.max_tags, constraint.free_text) == (1, 1, False)
+        return constraint.tags[0].content
 
     assert content(type="regex", pattern="a+") == Regex(pattern="a+")
     assert content(type="grammar", grammar=GBNF) == Ebnf(grammar=GBNF)

@@ -7,23 +7,23 @@ import msgspec
 import pytest
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.compiler.route import CompileOptions, compile_spec
-from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.loader import load_grammar
-from radixrt.constrained.regex_text import alternatives
-from radixrt.constrained.spec import (
+from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
     Choice,
+    Constraint,
     Content,
     Ebnf,
     JsonSchema,
     Lark,
     Regex,
-    Spec,
     StructuralTag,
     Tag,
 )
+from radixrt.constrained.grammar import Compiled
+from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from tests.constrained.vocabularies import KINDS, facts_of
 
@@ -35,8 +35,8 @@ SCHEMA = {
 }
 
 
-def compiled(spec: Spec, facts: TokenizerFacts, **options: object) -> Compiled:
-    return compile_spec(spec, facts, msgspec.convert(options, CompileOptions))
+def compiled(constraint: Constraint, facts: TokenizerFacts, **options: object) -> Compiled:
+    return compile_constraint(constraint, facts, msgspec.convert(options, CompileOptions))
 
 
 def ids_of(text: str, facts: TokenizerFacts) -> list[int]:
@@ -48,16 +48,16 @@ def ids_of(text: str, facts: TokenizerFacts) -> list[int]:
     return ids
 
 
-def takes(spec: Spec, facts: TokenizerFacts, text: str, **options: object) -> bool:
+def takes(constraint: Constraint, facts: TokenizerFacts, text: str, **options: object) -> bool:
     """Whether the answer may be this text, and end there."""
-    matcher = load_grammar(compiled(spec, facts, **options).grammar, facts)
+    matcher = load_grammar(compiled(constraint, facts, **options).grammar, facts)
     ids = [*ids_of(text, facts), facts.eos_token_ids[-1]]
     return matcher.advance(ids) == len(ids)
 
 
-def refusal(spec: Spec, **options: object) -> str:
+def refusal(constraint: Constraint, **options: object) -> str:
     with pytest.raises(RequestError) as caught:
-        compiled(spec, facts_of("byte_level_json"), **options)
+        compiled(constraint, facts_of("byte_level_json"), **options)
     assert caught.value.status == 400 and caught.value.param == "structured"
     return caught.value.message
 
@@ -78,8 +78,8 @@ def test_where_each_kind_goes() -> None:
         "fsm": [small, Regex(pattern="[0-9]{3}")],
     }
     for backend, specs in backends.items():
-        for spec in specs:
-            assert compiled(spec, facts).grammar.backend == backend
+        for constraint in specs:
+            assert compiled(constraint, facts).grammar.backend == backend
     assert compiled(small, facts, backend="llguidance").grammar.backend == "llguidance"
 
 
@@ -88,11 +88,11 @@ def test_where_each_kind_goes() -> None:
 def test_choices_are_taken_literally(kind: str, backend: str) -> None:
     facts = facts_of(kind)
     options = ("a b", "a.b", "é&~\n", "x/#-", "", "\U0001f600\\", "(?i)a", "^b$", "\t{2}", "[a-c]")
-    spec = Choice(options=options)
+    constraint = Choice(options=options)
     for text in options:
-        assert takes(spec, facts, text, backend=backend), text
+        assert takes(constraint, facts, text, backend=backend), text
     for text in ("axb", "x", "A", "b", "a", "a b ", "\t\t"):
-        assert not takes(spec, facts, text, backend=backend), text
+        assert not takes(constraint, facts, text, backend=backend), text
 
 
 def test_alternatives_mean_in_re_what_they_mean_here() -> None:
@@ -141,7 +141,7 @@ def test_what_a_regex_can_not_have_is_said(pattern: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
+    "constraint",
     [
         Choice(options=()),
         Lark(grammar="start: missing"),
@@ -151,10 +151,10 @@ def test_what_a_regex_can_not_have_is_said(pattern: str, reason: str) -> None:
         JsonSchema(schema='{"$ref":"http://127.0.0.1:9/x"}'),
         Regex(pattern="a" * (17 << 20)),
     ],
-    ids=lambda spec: type(spec).__name__,
+    ids=lambda constraint: type(constraint).__name__,
 )
-def test_what_can_not_be_enforced_is_refused(spec: Spec) -> None:
-    assert refusal(spec)
+def test_what_can_not_be_enforced_is_refused(constraint: Constraint) -> None:
+    assert refusal(constraint)
 
 
 def test_json_mode() -> None:
@@ -169,10 +169,10 @@ def test_json_mode() -> None:
 def test_ebnf_is_not_cut_into_lexemes() -> None:
     """A lexer that takes the longest piece would take ``abc`` here, and then not ``d``."""
     facts = facts_of("byte_level_json")
-    spec = Ebnf(grammar='root ::= [a-z]* "abc"')
+    constraint = Ebnf(grammar='root ::= [a-z]* "abc"')
     for text in ("abc", "xabc", "abcdabc", "ababc"):
-        assert takes(spec, facts, text)
-    assert not takes(spec, facts, "abcd")
+        assert takes(constraint, facts, text)
+    assert not takes(constraint, facts, "abcd")
 
 
 # ---------------------------------------------------------------- structural tags
@@ -202,11 +202,15 @@ def test_the_content_of_a_tag_is_held_to_its_constraint(
     content, good, bad = case
     facts = facts_of(kind)
     tag = Tag(begin="<tool_call>\n", content=content, end="\n</tool_call>")
-    spec = StructuralTag(tags=(tag,), triggers=("<tool_call>",))
+    constraint = StructuralTag(tags=(tag,), triggers=("<tool_call>",))
     for text in good:
-        assert takes(spec, facts, f"Let me see. <tool_call>\n{text}\n</tool_call> Done."), text
+        assert takes(constraint, facts, f"Let me see. <tool_call>\n{text}\n</tool_call> Done."), (
+            text
+        )
     for text in bad:
-        assert not takes(spec, facts, f"Let me see. <tool_call>\n{text}\n</tool_call> Done."), text
+        assert not takes(
+            constraint, facts, f"Let me see. <tool_call>\n{text}\n</tool_call> Done."
+        ), text
 
 
 def two_tools(**settings: object) -> StructuralTag:
@@ -228,24 +232,24 @@ G = '<tool_call>{"name": "g", "arguments": [1]}</tool_call>'
 @each_kind
 def test_free_text_can_not_write_a_trigger(kind: str) -> None:
     facts = facts_of(kind)
-    spec = two_tools()
+    constraint = two_tools()
     for text in ("", "Hello.", f"{F}", f"a {F} b {G}{F} c", f"<{F}", "<tool_cal", "a <tool_cals>"):
-        assert takes(spec, facts, text), text
+        assert takes(constraint, facts, text), text
     wrong = F.replace("12", "[1]"), G.replace("[1]", "12"), F.replace('"f"', '"h"')
     for text in ("<tool_call>", "a <tool_call> b", *wrong, f"a {F[:-3]}"):
-        assert not takes(spec, facts, text), text
+        assert not takes(constraint, facts, text), text
 
 
 @each_kind
 def test_numbers_of_tags(kind: str) -> None:
     facts = facts_of(kind)
     for least, most in [(0, None), (1, None), (0, 1), (1, 1), (2, 3)]:
-        spec = two_tools(min_tags=least, max_tags=most)
+        constraint = two_tools(min_tags=least, max_tags=most)
         alone = two_tools(min_tags=least, max_tags=most, free_text=False, separator=",\n")
         for count in range(5):
             fits = least <= count and (most is None or count <= most)
             calls = [(F, G)[i % 2] for i in range(count)]
-            assert takes(spec, facts, "Well: " + " and ".join(calls)) == fits
+            assert takes(constraint, facts, "Well: " + " and ".join(calls)) == fits
             assert takes(alone, facts, ",\n".join(calls)) == fits
         assert not takes(alone, facts, f"Well: {F}")
         assert not takes(alone, facts, f"{F}{G}")
@@ -254,9 +258,9 @@ def test_numbers_of_tags(kind: str) -> None:
 def test_the_first_place_where_a_trigger_stands_counts() -> None:
     facts = facts_of("byte_level_json")
     tag = Tag(begin="aab", content=Choice(options=("1",)), end="")
-    spec = StructuralTag(tags=(tag,), triggers=("aa",))
-    assert takes(spec, facts, "xaab1") and takes(spec, facts, "aab1aab1")
-    assert not takes(spec, facts, "aaab1")
+    constraint = StructuralTag(tags=(tag,), triggers=("aa",))
+    assert takes(constraint, facts, "xaab1") and takes(constraint, facts, "aab1aab1")
+    assert not takes(constraint, facts, "aaab1")
 
 
 def test_several_triggers() -> None:
@@ -266,18 +270,18 @@ def test_several_triggers() -> None:
         Tag(begin="<b>", content=AnyText(), end="</b>"),
         Tag(begin="<c>?", content=Regex(pattern="[0-9?]*"), end="??"),
     )
-    spec = StructuralTag(tags=tags, triggers=("<a>", "<b>", "<c"))
+    constraint = StructuralTag(tags=tags, triggers=("<a>", "<b>", "<c"))
     for text in ("<a>1</a><b><a>no tag</b>", "<c>?1??", "<c>????? <b>?</b>", "c <b></b>"):
-        assert takes(spec, facts, text), text
+        assert takes(constraint, facts, text), text
     for text in ("<a>x</a>", "<b>never closed", "<a>1</a><a>", "<c>?1?", "<c>1??"):
-        assert not takes(spec, facts, text), text
+        assert not takes(constraint, facts, text), text
 
 
 TAG = Tag(begin="<a>", content=AnyText(), end="</a>")
 
 
 @pytest.mark.parametrize(
-    ("spec", "reason"),
+    ("constraint", "reason"),
     [
         (StructuralTag(tags=(), triggers=()), "between 1"),
         (StructuralTag(tags=(TAG,), triggers=()), "must begin with one trigger"),
@@ -325,8 +329,8 @@ TAG = Tag(begin="<a>", content=AnyText(), end="</a>")
         ),
     ],
 )
-def test_tags_that_can_not_be_held_to_are_refused(spec: StructuralTag, reason: str) -> None:
-    assert reason in refusal(spec)
+def test_tags_that_can_not_be_held_to_are_refused(constraint: StructuralTag, reason: str) -> None:
+    assert reason in refusal(constraint)
 
 
 def test_a_content_can_not_switch_checks_off() -> None:
@@ -334,10 +338,10 @@ def test_a_content_can_not_switch_checks_off() -> None:
     tag = Tag(begin="<a>", content=JsonSchema(schema=schema), end="</a>")
     assert refusal(StructuralTag(tags=(tag,), triggers=("<a>",)))
     with_slash = JsonSchema(schema='{"x-guidance":{"whitespace_pattern":"[^}]*"},"type":"array"}')
-    spec = StructuralTag(
+    constraint = StructuralTag(
         tags=(Tag(begin="<a>", content=with_slash, end="</a>"),), triggers=("<a>",)
     )
     try:
-        assert not takes(spec, facts_of("byte_level_json"), "<a>[ nonsense ]</a>")
+        assert not takes(constraint, facts_of("byte_level_json"), "<a>[ nonsense ]</a>")
     except RequestError as error:
         assert "x-guidance" in error.message

@@ -1,4 +1,4 @@
-"""What does the documentation consist of, and which claims of a page can be told from its form?"""
+"""Finds the pages of the documentation, and the claims that the form of their text shows."""
 
 import re
 from functools import cache

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from radixrt.bench.local_server import local_server
 from tests.docs.pages import ROOT, blocks
+from tests.servers import Server
 
 SAID = "http://127.0.0.1:30000"
 DOCUMENT = "The port of Vidur is Noval. " * 20
@@ -30,11 +30,9 @@ PROGRAMS = [
 REQUESTS = [ROOT / name for name in ("README.md", "docs/api.md", "docs/cache_hints.md", "docs/structured_output.md")]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Of the built-in model, in a cache of a modest size."""
-    with local_server("demo", "--log-level", "warning", "--max-total-tokens", "65536") as url:
-        yield url
+@pytest.fixture
+def url(demo_server: Server) -> str:
+    return demo_server.url
 
 
 @pytest.fixture

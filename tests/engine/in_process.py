@@ -2,20 +2,23 @@
 
 import queue
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.grammar import Grammar
 from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
+from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
-from radixrt.messages.sequences import Constraint, LogprobRow, SequenceRequest, TokenBatch
-from radixrt.messages.steps import GrammarLoaded, LoadGrammar, StepPlan
+from radixrt.messages.sequences import SequenceLogprobs, SequenceRequest, TokenBatch
+from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.invariants import check_invariants
-from radixrt.scheduler.process import scheduler_limits
+from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.worker.build import build_runner
 
@@ -42,11 +45,11 @@ class InProcessEngine:
             model_dir / "tokenizer.json",
             self.loaded.put,
         )
-        self.scheduler = Scheduler(scheduler_limits(config, self.info))
+        self.scheduler = Scheduler(SchedulerLimits.of(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
-        self.logprobs: list[list[LogprobRow]] = []
-        self.prompt_logprobs: list[list[LogprobRow]] = []
+        self.logprobs: list[list[SequenceLogprobs]] = []
+        self.prompt_logprobs: list[list[SequenceLogprobs]] = []
         self._next_id = 0
         self._sent: deque[StepPlan] = deque()
 
@@ -55,10 +58,21 @@ class InProcessEngine:
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
         salt: str = "",
-        constraints: list[Constraint | None] | None = None,
+        grammars: list[GrammarUse | None] | None = None,
     ) -> list[list[int]]:
         """Answer prompts that arrive together."""
-        return self._run(self._requests(prompts, sampling, salt, constraints))
+        return self._run(self._requests(prompts, sampling, salt, grammars))
+
+    def use(
+        self,
+        grammar: Grammar,
+        begin_after: list[int] | None = None,
+        excluded: Sequence[list[int]] = (),
+    ) -> GrammarUse:
+        """Have a grammar loaded that answers are to be held to."""
+        self.scheduler.grammars.load(LoadGrammar(grammar))
+        paths = [pack_ids(path) for path in excluded]
+        return GrammarUse(grammar.key, pack_ids(begin_after or []), paths)
 
     def begin(self, prompts: list[list[int]], sampling: SamplingParams = GREEDY) -> None:
         """Let prompts arrive together; :meth:`advance` works on them."""
@@ -70,32 +84,32 @@ class InProcessEngine:
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams],
         salt: str = "",
-        constraints: list[Constraint | None] | None = None,
+        grammars: list[GrammarUse | None] | None = None,
     ) -> list[SequenceRequest]:
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
                 token_ids=pack_ids(prompt),
-                constraint=constraint,
+                grammar=grammar,
                 options=RequestOptions(sampling=params, cache_salt=salt),
             )
-            for index, (prompt, params, constraint) in enumerate(
-                zip(prompts, each, constraints or [None] * len(prompts), strict=True)
+            for index, (prompt, params, grammar) in enumerate(
+                zip(prompts, each, grammars or [None] * len(prompts), strict=True)
             )
         ]
         self._next_id += len(requests)
         return requests
 
     def generate_from(
-        self, prompt: list[int], begun: list[int], sampling: SamplingParams, constraint: Constraint
+        self, prompt: list[int], begun: list[int], sampling: SamplingParams, grammar: GrammarUse
     ) -> list[int]:
         """Go on with an answer; returns what is new."""
         request = SequenceRequest(
             seq_id=self._next_id,
             token_ids=pack_ids(prompt + begun),
             num_output=len(begun),
-            constraint=constraint,
+            grammar=grammar,
             options=RequestOptions(sampling=sampling),
         )
         self._next_id += 1
@@ -104,8 +118,8 @@ class InProcessEngine:
     def _run(self, requests: list[SequenceRequest]) -> list[list[int]]:
         answers: dict[int, list[int]] = {request.seq_id: [] for request in requests}
         cached: dict[int, int] = {}
-        logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
-        prompt_logprobs: dict[int, list[LogprobRow]] = defaultdict(list)
+        logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
+        prompt_logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
         for request in requests:
             assert self.scheduler.add(request) is None
         while True:
@@ -118,9 +132,9 @@ class InProcessEngine:
                 ):
                     answers[int(seq_id)].append(int(token))
                 for row in batch.logprobs:
-                    logprobs[row.owner].append(row)
+                    logprobs[row.seq_id].append(row)
                 for row in batch.prompt_logprobs:
-                    prompt_logprobs[row.owner].append(row)
+                    prompt_logprobs[row.seq_id].append(row)
             if not batches and not self.scheduler.num_in_flight:
                 break
         assert not self.scheduler.grammars.num_waiting
@@ -142,6 +156,6 @@ class InProcessEngine:
 
     def _load_grammars(self) -> None:
         for order in self.scheduler.grammars.take_orders():
-            self.runner.grammars.shop.order(order)
+            self.runner.matchers.loader.order(order)
             if isinstance(order, LoadGrammar):
                 assert self.scheduler.grammar_loaded(self.loaded.get()) == []

@@ -171,7 +171,7 @@ def test_questions_on_shared_documents_read_them_once_and_are_answered_as_alone(
 
     def watched(metadata: AttentionMetadata) -> None:
         if metadata.shared_prefixes is not None:
-            groups.append(metadata.shared_prefixes.num_pages_cpu.tolist())
+            groups.append(metadata.shared_prefixes.num_pages.tolist())
         plan(metadata)
 
     engine.runner._backend.plan = watched  # type: ignore[method-assign]

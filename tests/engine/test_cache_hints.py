@@ -58,7 +58,7 @@ def wanted() -> list[tuple[SequenceRequest, list[int]]]:
     ]
 
 
-@pytest.mark.parametrize("eviction_policy", ["lru", "duel"])
+@pytest.mark.parametrize("eviction_policy", ["lru", "priority"])
 def test_random_hints_pins_and_ends_of_sessions_change_no_answer(
     eviction_policy: str, wanted: list[tuple[SequenceRequest, list[int]]]
 ) -> None:

@@ -12,8 +12,6 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.messages.ids import pack_ids
-from radixrt.messages.sequences import Constraint
 from radixrt.scheduler.queue.admission import Admission
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
 from tests.engine.in_process import InProcessEngine
@@ -64,8 +62,7 @@ def answers(
 ) -> list[list[int]]:
     prompts = [make_prompts()[i % len(make_prompts())] for i in range(count)]
     each = [params(None if i % 4 == 0 else i, **changes) for i in range(count)]
-    constraints = [Constraint(grammar=grammar) for _ in range(count)]
-    return engine.generate(prompts, each, constraints=constraints)
+    return engine.generate(prompts, each, grammars=[engine.use(grammar)] * count)
 
 
 def test_every_answer_satisfies_its_schema(
@@ -82,7 +79,7 @@ def test_jumping_over_forced_tokens_changes_no_answer(
     model_dir: Path, schema_grammar: Grammar, page_size: int
 ) -> None:
     jumping = InProcessEngine(model_dir, page_size=page_size)
-    stepping = InProcessEngine(model_dir, page_size=page_size, disable_jump_forward=True)
+    stepping = InProcessEngine(model_dir, page_size=page_size, debug_disable_jump_forward=True)
     assert answers(jumping, schema_grammar) == answers(stepping, schema_grammar)
     assert jumping.scheduler.counters.forced_tokens > 50
     assert stepping.scheduler.counters.forced_tokens == 0
@@ -92,7 +89,7 @@ def test_jumping_over_forced_tokens_changes_no_answer(
 def test_penalties_count_the_tokens_jumped_over(model_dir: Path, schema_grammar: Grammar) -> None:
     penalties = {"frequency_penalty": 1.0, "repetition_penalty": 1.3}
     jumping = answers(InProcessEngine(model_dir), schema_grammar, **penalties)
-    stepping = InProcessEngine(model_dir, disable_jump_forward=True)
+    stepping = InProcessEngine(model_dir, debug_disable_jump_forward=True)
     assert jumping == answers(stepping, schema_grammar, **penalties)
 
 
@@ -112,10 +109,11 @@ def test_constrained_and_free_answers_share_a_batch(
     free = params(max_tokens=20, ignore_eos=True)
     prompts = make_prompts()[:4]
     alone = InProcessEngine(model_dir).generate(prompts, free)
-    mixed = InProcessEngine(model_dir).generate(
+    engine = InProcessEngine(model_dir)
+    mixed = engine.generate(
         [*prompts, prompts[0]],
         [free] * 4 + [params()],
-        constraints=[None] * 4 + [Constraint(grammar=schema_grammar)],
+        grammars=[None] * 4 + [engine.use(schema_grammar)],
     )
     assert mixed[:4] == alone
     jsonschema.validate(json.loads(text_of(facts, mixed[4])), SCHEMA)
@@ -134,9 +132,7 @@ def test_an_answer_that_was_begun_goes_on_in_its_grammar(
     (whole,) = answers(engine, schema_grammar, 1)
     prompt = make_prompts()[0]
     for kept in (0, 1, 7, len(whole) - 2):
-        rest = engine.generate_from(
-            prompt, whole[:kept], params(), Constraint(grammar=schema_grammar)
-        )
+        rest = engine.generate_from(prompt, whole[:kept], params(), engine.use(schema_grammar))
         assert whole[:kept] + rest == whole
 
 
@@ -145,8 +141,8 @@ def test_an_excluded_path_is_not_taken_again(model_dir: Path, facts: TokenizerFa
     engine = InProcessEngine(model_dir)
     prompt, seen = make_prompts()[0], []
     for _ in range(4):
-        constraint = Constraint(grammar=grammar, excluded=[pack_ids(path) for path in seen])
-        (answer,) = engine.generate([prompt], params(), constraints=[constraint])
+        use = engine.use(grammar, excluded=seen)
+        (answer,) = engine.generate([prompt], params(), grammars=[use])
         assert answer[:-1] not in seen
         assert text_of(facts, answer) in ("red", "green", "blue", "black")
         seen.append(answer[:-1])
@@ -158,19 +154,18 @@ def test_the_grammar_begins_after_the_thought(model_dir: Path, facts: TokenizerF
     (free,) = engine.generate([make_prompts()[0]], params(max_tokens=12, ignore_eos=True))
     close = free[5:7]
     assert free.index(close[0]) == 5 and END_OF_TURN not in free[:7]
-    constraint = Constraint(grammar=grammar, begin_after=pack_ids(close))
-    (answer,) = engine.generate([make_prompts()[0]], params(), constraints=[constraint])
+    use = engine.use(grammar, begin_after=close)
+    (answer,) = engine.generate([make_prompts()[0]], params(), grammars=[use])
     assert answer[:7] == free[:7]
     assert re.fullmatch("[a-c]{3}", text_of(facts, answer[7:]))
 
 
 def test_a_thought_can_not_end_the_answer(model_dir: Path, facts: TokenizerFacts) -> None:
     grammar = llguidance.compile_regex("[a-c]{3}", facts)
-    never = Constraint(grammar=grammar, begin_after=pack_ids([1, 1, 1, 1]))
+    engine = InProcessEngine(model_dir)
+    never = engine.use(grammar, begin_after=[1, 1, 1, 1])
     biased = params(max_tokens=30, logit_bias={END_OF_TURN: 100.0})
-    (answer,) = InProcessEngine(model_dir).generate(
-        [make_prompts()[0]], biased, constraints=[never]
-    )
+    (answer,) = engine.generate([make_prompts()[0]], biased, grammars=[never])
     assert len(answer) == 30 and END_OF_TURN not in answer
 
 

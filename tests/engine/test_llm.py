@@ -150,7 +150,7 @@ def test_an_invalid_prompt_names_its_fault_and_leaves_nothing_running(llm: LLM) 
 def test_answers_do_not_depend_on_overlap_cache_or_queue_order(llm: LLM, model_dir: Path) -> None:
     prompts = [[5 + i % 3, 9, 100] * 5 + [i] for i in range(3, 12)]
     settings = {
-        "disable_overlap_schedule": True,
+        "debug_disable_overlap_schedule": True,
         "disable_radix_cache": True,
         "schedule_policy": "fcfs",
     }
@@ -225,6 +225,7 @@ def test_what_cannot_be_sent_is_refused(llm: LLM) -> None:
             llm.chat([{"role": "user", "content": content}], GREEDY)
 
 
+@pytest.mark.usefixtures("sigint")
 def test_interrupted_generation_leaves_nothing_running(llm: LLM) -> None:
     timer = threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,))
     timer.start()

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pydantic
@@ -10,7 +9,7 @@ import pytest
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import RequestError
-from radixrt.constrained.spec import AnyJson
+from radixrt.constrained.constraint import AnyJson
 
 QUESTION = [
     {"role": "user", "content": "Read: The tower of Zekoru is from 2060. Write it as JSON."}
@@ -24,10 +23,9 @@ class Building(pydantic.BaseModel):
     kind: Literal["tower", "bridge"]
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM() as llm:
-        yield llm
+@pytest.fixture
+def llm(demo_llm: LLM) -> LLM:
+    return demo_llm
 
 
 def test_a_schema_may_be_a_type_a_dict_or_text(llm: LLM) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from radixrt import demo_model
+from radixrt.base.config import SchedulePolicyName
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.scheduler.queue.queue_order import SchedulePolicy
 from tests.engine.in_process import InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
 
@@ -81,7 +81,7 @@ def undisturbed() -> dict[int, list[int]]:
 @pytest.mark.parametrize("policy", ["lpm", "priority"])
 @pytest.mark.parametrize("careful", [True, False], ids=["careful", "reckless"])
 def test_answers_in_a_crowd_are_those_of_an_idle_engine(
-    policy: SchedulePolicy,
+    policy: SchedulePolicyName,
     careful: bool,
     undisturbed: dict[int, list[int]],
     monkeypatch: pytest.MonkeyPatch,

@@ -99,7 +99,7 @@ def test_sequences_that_share_a_prefix_decode_in_a_cascade(
     prompts = [[*document, *[rng.randrange(3, VOCAB_SIZE) for _ in range(i + 1)]] for i in range(5)]
     prompts.append([rng.randrange(3, VOCAB_SIZE) for _ in range(6)])
     expected = InProcessEngine(model_dir, page_size=4).generate(prompts)
-    for settings in ({}, {"disable_cuda_graph": True}):
+    for settings in ({}, {"debug_disable_cuda_graph": True}):
         engine, _ = on_gpu(model_dir, page_size=4, **settings)
         library.calls.clear()
         assert engine.generate(prompts) == expected
@@ -124,10 +124,10 @@ def schema_grammar(model_dir: Path) -> Grammar:
 def test_constrained_answers_are_the_same_and_jump_a_step_late(
     model_dir: Path, schema_grammar: Grammar, page_size: int, penalties: dict[str, float]
 ) -> None:
-    plain = InProcessEngine(model_dir, page_size=page_size, disable_jump_forward=True)
+    plain = InProcessEngine(model_dir, page_size=page_size, debug_disable_jump_forward=True)
     expected = answers(plain, schema_grammar, **penalties)
     jumping, _ = on_gpu(model_dir, page_size=page_size)
-    stepping, _ = on_gpu(model_dir, page_size=page_size, disable_jump_forward=True)
+    stepping, _ = on_gpu(model_dir, page_size=page_size, debug_disable_jump_forward=True)
     assert answers(jumping, schema_grammar, **penalties) == expected
     assert answers(stepping, schema_grammar, **penalties) == expected
     assert jumping.scheduler.counters.forced_tokens > 20

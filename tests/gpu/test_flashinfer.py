@@ -12,7 +12,7 @@ import torch
 from radixrt.attention import flashinfer
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, make_flashinfer
-from radixrt.attention.kv_dtype import to_kv_dtype
+from radixrt.attention.kv_spec import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
@@ -50,7 +50,7 @@ def to_gpu(step: Step, device: CudaDevice, kv_dtype: torch.dtype = torch.bfloat1
     moved = AttentionMetadata(
         *pinned,
         kv_indices=metadata.kv_indices.to(place),
-        kv_slots=metadata.kv_slots.to(place),
+        kv_locations=metadata.kv_locations.to(place),
         page_size=metadata.page_size,
         shared_prefixes=metadata.shared_prefixes,
     )

@@ -65,7 +65,7 @@ def test_logprobs_and_greedy_tokens(architecture: str, graphs: bool, tmp_path: P
         folder,
         device=make_device(torch.device("cuda")),
         dtype="bfloat16",
-        disable_cuda_graph=not graphs,
+        debug_disable_cuda_graph=not graphs,
     )
     answers = engine.generate(PROMPTS, SCORED)
     whole = [prompt + answer for prompt, answer in zip(PROMPTS, answers, strict=True)]

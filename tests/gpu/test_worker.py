@@ -14,7 +14,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CPU, CudaDevice
-from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import SlotLogprobs
 from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_checkpoint, make_tokenizer
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA, answers, text_of
@@ -60,7 +60,7 @@ def random_prompts(shared: int = 0) -> list[list[int]]:
     ]
 
 
-def values(rows: list[LogprobRow]) -> torch.Tensor:
+def values(rows: list[SlotLogprobs]) -> torch.Tensor:
     """The log-probability of each token itself."""
     return torch.tensor([row.logprobs[0] for row in rows])
 
@@ -94,7 +94,7 @@ def test_prompts_have_the_logprobs_of_a_cpu(model_dir: Path, device: CudaDevice)
 
 
 @pytest.mark.parametrize("shared", [0, 96])
-@pytest.mark.parametrize("settings", [{}, {"disable_cuda_graph": True}, {"page_size": 1}])
+@pytest.mark.parametrize("settings", [{}, {"debug_disable_cuda_graph": True}, {"page_size": 1}])
 def test_answers_have_the_logprobs_of_a_prompt_that_holds_them(
     model_dir: Path,
     device: CudaDevice,

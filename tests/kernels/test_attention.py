@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import radixrt_kernels
 from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.metadata import SharedPrefixes
+from radixrt.attention.metadata import PrefixGroups
 from radixrt_kernels.attention import AttentionPlan
 from radixrt_kernels.reference.attention import paged_attention
 from tests.attention.steps import Step, indptr, make_step, step_lengths, written_out
@@ -133,9 +134,9 @@ def sharing(step: Step, members: int, num_pages: int) -> Step:
     for start in starts[:members]:
         pages[start : start + num_pages] = m.kv_indices[:num_pages]
     count = len(starts) - 1
-    groups = SharedPrefixes(
-        torch.tensor([0, *range(members, count + 1)]).int(),
-        torch.tensor([num_pages] + [0] * (count - members)).int(),
+    groups = PrefixGroups(
+        np.array([0, *range(members, count + 1)], np.int32),
+        np.array([num_pages] + [0] * (count - members), np.int32),
     )
     metadata = dataclasses.replace(m, kv_indices=pages, shared_prefixes=groups)
     return dataclasses.replace(step, metadata=metadata)
@@ -161,14 +162,14 @@ def test_a_page_that_is_said_to_be_shared_is_read_once() -> None:
     """Members whose own copies differ from the first one's would show it; the plan refuses to be lied to."""
     spec = AttentionSpec(2, 1, 8, 0.3)
     step = make_step([(1, 64), (1, 64)], 16, spec, torch.float32)
-    groups = SharedPrefixes(torch.tensor([0, 2]).int(), torch.tensor([3]).int())
+    groups = PrefixGroups(np.array([0, 2], np.int32), np.array([3], np.int32))
     lie = dataclasses.replace(
         step, metadata=dataclasses.replace(step.metadata, shared_prefixes=groups)
     )
     with pytest.raises(ValueError, match="begin with the same"):
         lie.attend(spec, "cpu")
     too_far = sharing(step, 2, 3)
-    groups = SharedPrefixes(torch.tensor([0, 2]).int(), torch.tensor([4]).int())
+    groups = PrefixGroups(np.array([0, 2], np.int32), np.array([4], np.int32))
     metadata = dataclasses.replace(
         too_far.metadata,
         kv_indices=too_far.metadata.kv_indices[[0, 1, 2, 3, 0, 1, 2, 3]],

@@ -28,7 +28,8 @@ def test_gaps_are_refused(isa: str) -> None:
         advise_huge_pages(torch.zeros(4, 4)[:, :2])
 
 
-def test_memory_that_was_freed_is_kept_and_used_again(isa: str) -> None:
+def test_memory_that_was_freed_is_kept_and_used_again() -> None:
+    """In a process of its own, where no test has chosen an instruction set."""
     code = """
 import resource, torch
 from radixrt_kernels.memory import keep_freed_memory

@@ -10,7 +10,7 @@ import torch
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.steps import NO_TOKEN
-from radixrt.worker.sampling.grammars import TokenMask
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.sampler import draw_by_native_kernel, draw_by_torch, sample
 from radixrt.worker.sampling.state import SamplingState
 from radixrt_kernels import sampler

@@ -1,25 +1,22 @@
-"""A real server with the built-in model, shared by the tests of the language."""
-
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
+"""The shared server and engine with the built-in model, as backends of the language."""
 
 import pytest
 
 import radixrt.lang as rl
-from tests.server.conftest import Server, run_server
+from radixrt import LLM
+from tests.servers import Server
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    server = run_server(Path("demo"), "--served-model-name", "demo", "--log-level", "warning")
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        shutil.rmtree(server.temp_dir)
+def server(demo_server: Server) -> Server:
+    return demo_server
 
 
 @pytest.fixture(scope="session")
 def backend(server: Server) -> rl.Server:
     return rl.Server(server.url)
+
+
+@pytest.fixture(scope="session")
+def engine(demo_llm: LLM) -> rl.Engine:
+    return rl.Engine(demo_llm)

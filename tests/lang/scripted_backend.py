@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 
+from radixrt.base.common_prefix import common_prefix_length
 from radixrt.lang.backends.protocol import Call, ChoiceCall, Piece, Prompt, Score, Scored, Usage
 
 
@@ -22,12 +23,11 @@ class ScriptedBackend:
         self.calls: list[Call] = []
         self.running = 0
         self.most_running = 0
-        self.ended_sessions: list[str] = []
-        self.pinned: dict[str, Prompt] = {}
-        """By lease."""
-        self.unpinned: list[str] = []
-        self.room: int | None = None
-        """What its cache holds, if it tells."""
+        self.capacity: int | None = None
+        """Tokens that its cache holds, if it tells."""
+        self.caches_prefixes = False
+        """Of a prompt, only what no earlier prompt began with is computed."""
+        self._prompts: list[str] = []
         self._held = False
         self._lock = threading.Lock()
 
@@ -51,8 +51,7 @@ class ScriptedBackend:
                     await asyncio.sleep(0)
             while self._held:
                 await asyncio.sleep(0.005)
-            usage = Usage(prompt_tokens=len(last_words(call.prompt)) // 4 + 1, completion_tokens=1)
-            yield Piece(finish_reason="stop", usage=usage)
+            yield Piece(finish_reason="stop", usage=self._usage(last_words(call.prompt)))
         finally:
             self.running -= 1
 
@@ -61,18 +60,14 @@ class ScriptedBackend:
         return Scored([Score((-1.0 / len(choice),), (0.0,)) for choice in call.choices])
 
     async def cache_tokens(self) -> int | None:
-        return self.room
+        return self.capacity
 
-    async def programs_ended(self, sessions: Sequence[str]) -> None:
-        self.ended_sessions += sessions
-
-    async def pin(self, prefix: Prompt, seconds: float) -> str | None:
-        lease = f"lease {len(self.pinned)}"
-        self.pinned[lease] = prefix
-        return lease
-
-    async def unpin(self, lease: str) -> None:
-        self.unpinned.append(lease)
-
-    async def close(self) -> None:
-        pass
+    def _usage(self, prompt: str) -> Usage:
+        """A token for every four characters."""
+        shared = [common_prefix_length(prompt, earlier) for earlier in self._prompts]
+        self._prompts.append(prompt)
+        return Usage(
+            prompt_tokens=len(prompt) // 4 + 1,
+            cached_tokens=max(shared, default=0) // 4 if self.caches_prefixes else 0,
+            completion_tokens=1,
+        )

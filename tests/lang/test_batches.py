@@ -7,17 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import radixrt.lang as rl
+from bench import children
 from radixrt.base.common_prefix import common_prefix_length
-from radixrt.lang.backends.protocol import Usage
-from radixrt.lang.batch_order import PrefixOrder
-from radixrt.lang.room import Room, common_length, distinct_length
-from radixrt.lang.run_inside import RunInside
+from radixrt.lang.runtime.order import PrefixOrder
 from tests.lang.scripted_backend import ScriptedBackend, last_words
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +149,7 @@ def test_a_program_that_fails_ends_those_it_began() -> None:
 
 
 def test_runs_that_begin_alike_go_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixrt.lang.batch_gate.SETTLING_S", 30.0)  # until all have come
+    monkeypatch.setattr("radixrt.lang.runtime.admission.SETTLING_S", 30.0)  # until all have come
     backend = ScriptedBackend()
     documents = [f"document {letter} " * 20 for letter in "abcd"]
     inputs = [{"word": documents[number % 4] + str(number)} for number in range(24)]
@@ -169,63 +166,65 @@ def twice(s: rl.State, word: str) -> None:
     s += rl.gen("y")
 
 
-def test_runs_that_come_back_to_more_than_the_cache_holds_wait_for_each_other() -> None:
+def most_running(program: rl.Function, cache_tokens: int | None, words: list[str]) -> int:
+    """The highest number of calls under way at a time, of a batch whose cache holds so many tokens."""
     backend = ScriptedBackend()
-    backend.room = 700
-    inputs = [{"word": f"{number} " * 500} for number in range(8)]  # of 251 tokens each
-    twice.run_batch(inputs, backend=backend, progress=False)
-    assert len(backend.calls) == 16 and backend.most_running <= 2
+    backend.capacity = cache_tokens
+    program.run_batch([{"word": word} for word in words], backend=backend, progress=False)
+    return backend.most_running
 
 
-def full_room(prompts: list[str], num_calls: int) -> int:
-    """How many runs enter, once one has ended that sent 490 tokens and got 10 in each of its calls."""
-    room = Room(1000)
-    usage = Usage(prompt_tokens=490, completion_tokens=10)
-    first = RunInside(prompts[0], prompts[:1])
-    room.enter("first", first)
-    for number in range(num_calls):
-        if number > 0:
-            room.sends("first", prompts[0])
-        room.answered(prompts[0], usage)
-        first.usages.append(usage)
-        first.was_answered = True
-    room.leave("first")
-    for number, prompt in enumerate(prompts):
-        if not room.fits([prompt]):
-            return number
-        room.enter(str(number), RunInside(prompt, [prompt]))
-    return len(prompts)
+LONG_WORDS = [f"{number} " * 500 for number in range(8)]
+"""Of 251 tokens each, by the scripted backend's count."""
 
 
-def test_what_runs_share_takes_room_once() -> None:
-    prompts = ["shared " * 200 + chr(ord("A") + number) * 70 for number in range(50)]
-    shared_tokens = 490 * 1400 // 1470
-    own_tokens = 490 * 70 / 1470 + 2 * 10  # and two answers
-    assert full_room(prompts, num_calls=2) == (900 - shared_tokens) // own_tokens
+def test_runs_that_come_back_to_more_than_the_cache_holds_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("radixrt.lang.runtime.admission.RESTING_S", 30.0)
+    assert most_running(twice, 1000, LONG_WORDS) <= 2
+    assert most_running(twice, 10_000, LONG_WORDS) > 2
 
 
-def test_only_what_several_runs_share_takes_room_if_none_comes_back() -> None:
-    alone = [chr(ord("A") + number) * 1470 for number in range(50)]
-    assert full_room(alone, num_calls=2) == 1 and full_room(alone, num_calls=1) == len(alone)
-    pairs = [prompt + end for prompt in alone for end in "12"]
-    assert full_room(pairs, num_calls=1) == 3  # 490 tokens in common once, but not twice
+def test_one_run_may_always_be_active_however_small_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("radixrt.lang.runtime.admission.RESTING_S", 30.0)
+    assert most_running(twice, 100, LONG_WORDS) == 1
 
 
 def test_a_cache_of_unknown_size_holds_up_nobody() -> None:
-    room = Room(None)
-    prompt = "word " * 10_000
-    for number in range(50):
-        assert room.fits([prompt])
-        room.enter(str(number), RunInside(prompt, [prompt]))
+    assert most_running(twice, None, LONG_WORDS) > 2
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_lengths_of_prompts_are_those_of_their_trie(seed: int) -> None:
-    chooser = random.Random(seed)
-    prompts = ["".join(chooser.choices("ab", k=chooser.randrange(12))) for _ in range(20)]
-    trie = Counter(prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1))
-    assert distinct_length(prompts) == len(trie)
-    assert common_length(prompts) == sum(count > 1 for count in trie.values())
+def test_what_runs_share_takes_room_once() -> None:
+    """Once runs have ended: the first guess counts whole prompts."""
+    words = ["shared " * 200 + str(number) for number in range(60)]
+    backend = ScriptedBackend(lambda prompt: "x")
+    backend.capacity = 1000
+    backend.caches_prefixes = True
+    twice.run_batch([{"word": word} for word in words], backend=backend, progress=False)
+    assert backend.most_running > 3
+
+
+def test_a_run_in_a_tool_makes_way_for_another() -> None:
+    """Six runs that rest for 0.2 s each, of which the cache holds one: one after another would take 1.2 s."""
+    started: list[float] = []
+
+    @rl.function
+    def program(s: rl.State, word: str) -> None:
+        s += word + rl.gen("x")
+        assert s["x"]
+        started.append(time.monotonic())
+        time.sleep(0.2)
+        s += rl.gen("y")
+
+    backend = ScriptedBackend(lambda prompt: "x")
+    backend.capacity = 300
+    inputs = [{"word": word} for word in LONG_WORDS[:6]]
+    program.run_batch(inputs, backend=backend, progress=False)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(started)]
+    assert sum(pause < 0.15 for pause in pauses) >= 4
 
 
 def test_each_program_of_a_batch_runs_once() -> None:
@@ -242,19 +241,6 @@ def test_each_program_of_a_batch_runs_once() -> None:
     inputs = [{"word": word} for word in words]
     program.run_batch(inputs, max_concurrency=1, backend=ScriptedBackend(), progress=False)
     assert sorted(started) == sorted(words)
-
-
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_what_runs_leave_is_let_go_of_but_for_the_last_one(concurrency: int) -> None:
-    backend = ScriptedBackend()
-    inputs = [{"word": word} for word in "abcde"]
-    echo.run_batch(inputs, max_concurrency=concurrency, backend=backend, progress=False)
-    deadline = time.monotonic() + 10
-    while len(backend.ended_sessions) < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    sessions = [call.hints.session for call in backend.calls]
-    assert sorted(backend.ended_sessions) == sorted(sessions[:4])
 
 
 def test_inputs_that_are_no_list_of_arguments_are_refused() -> None:
@@ -317,13 +303,12 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_cancels_a_batch() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    command = [sys.executable, "-c", INTERRUPTED]
+    with children.running(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
     assert output == "interrupted 0 4\n"
 
 
@@ -334,11 +319,11 @@ def test_the_order_begins_with_what_shares_most_and_walks_to_the_nearest() -> No
     order = PrefixOrder()
     for prompt in ("b1", "aaa1", "c", "aaa2", "aab", "b2"):
         order.add(prompt, prompt)
-    taken = [order.next_key() for _ in range(len(order))]
+    taken = [order.pop() for _ in range(len(order))]
     assert taken[:3] == ["aaa1", "aaa2", "aab"]
     assert abs(taken.index("b1") - taken.index("b2")) == 1
     with pytest.raises(IndexError):
-        order.next_key()
+        order.pop()
 
 
 def test_the_order_changes_documents_as_seldom_as_possible() -> None:
@@ -347,7 +332,7 @@ def test_the_order_changes_documents_as_seldom_as_possible() -> None:
     order = PrefixOrder()
     for key, prompt in enumerate(prompts):
         order.add(prompt, key)
-    taken = [prompts[order.next_key()][0] for _ in prompts]  # type: ignore[index]
+    taken = [prompts[order.pop()][0] for _ in prompts]  # type: ignore[index]
     changes = sum(one != other for one, other in itertools.pairwise(taken))
     assert changes == len(set(taken)) - 1
 
@@ -358,7 +343,7 @@ def test_who_has_gone_is_not_taken() -> None:
     order.add("a", 2)
     order.remove(1)
     order.remove(3)
-    assert order.next_key() == 2 and len(order) == 0
+    assert order.pop() == 2 and len(order) == 0
 
 
 def test_shared_length_is_that_of_the_common_beginning() -> None:

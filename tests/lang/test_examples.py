@@ -1,4 +1,4 @@
-"""Do the example programs answer what they ask, and do their twins with the openai client?"""
+"""The example programs and their twins with the openai client answer most of their questions."""
 
 import asyncio
 import importlib
@@ -11,7 +11,7 @@ import pytest
 
 import radixrt.lang as rl
 from bench.lang_vs_client.code_lines import code_lines
-from tests.server.conftest import Server
+from tests.servers import Server
 
 FOLDER = Path(__file__).parents[2] / "examples" / "lang"
 RIGHT = {

@@ -1,7 +1,5 @@
 """Whoever leaves takes the work along, and whatever dies says so: cancellation and lost servers."""
 
-import contextlib
-import shutil
 import socket
 import threading
 import time
@@ -12,7 +10,7 @@ import pytest
 
 import radixrt.lang as rl
 from radixrt import LLM
-from tests.server.conftest import Server, run_server
+from tests.servers import Server, run_server
 
 
 @rl.function(temperature=0, max_tokens=24)
@@ -102,10 +100,7 @@ def test_a_server_that_dies_loses_no_finished_result_of_the_batch() -> None:
         results = [state.result for state in (one, three) if isinstance(state, rl.State)]
         assert results and set(results) == {"The owner of Vidur is Noval."}
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            server.process.kill()
-        server.process.wait(20)
-        shutil.rmtree(server.temp_dir, ignore_errors=True)
+        server.remove()
 
 
 def test_a_stream_that_ends_in_the_middle_is_a_lost_connection() -> None:
@@ -113,18 +108,15 @@ def test_a_stream_that_ends_in_the_middle_is_a_lost_connection() -> None:
         port = listener.getsockname()[1]
 
         def answer_half() -> None:
-            for _ in range(2):  # the endpoints, the call
-                connection, _ = listener.accept()
-                with connection:
-                    received = connection.recv(65536)
-                    while not received.startswith(b"GET") and not received.endswith(b"}"):
-                        received += connection.recv(
-                            65536
-                        )  # what is left unread would reset the connection
-                    connection.sendall(
-                        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-                        b'data: {"choices": [{"index": 0, "text": "half"}]}\n\n'
-                    )
+            connection, _ = listener.accept()
+            with connection:
+                received = connection.recv(65536)
+                while not received.endswith(b"}"):  # what is left unread would reset the connection
+                    received += connection.recv(65536)
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+                    b'data: {"choices": [{"index": 0, "text": "half"}]}\n\n'
+                )
 
         threading.Thread(target=answer_half, daemon=True).start()
 

@@ -4,17 +4,16 @@ import dataclasses
 import enum
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import httpx
 import pytest
 
 import radixrt.lang as rl
-from radixrt import LLM
 from radixrt.lang.backends.protocol import ChoiceCall
-from radixrt.lang.background import BACKGROUND
-from tests.server.conftest import Server, free_port
+from radixrt.lang.runtime.placeholder import BACKGROUND
+from tests.servers import Server, free_port
 
 SCORING_METHODS = (
     "token_length_normalized",
@@ -34,12 +33,6 @@ class Place:
 class Kind(enum.Enum):
     PORT = "port"
     TOWER = "tower"
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[rl.Engine]:
-    with LLM(max_total_tokens=16384) as llm:
-        yield rl.Engine(llm)
 
 
 @pytest.fixture(params=["server", "engine"])

@@ -1,11 +1,8 @@
-"""What a trace tells of a program: the records, the text, and a page in which nothing but data comes from outside."""
+"""A trace shows every call, tool and wait of a program: as text, and as valid Chrome trace events."""
 
-import html.parser
 import itertools
 import json
-import re
-import shutil
-import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +10,12 @@ import pytest
 
 import radixrt.lang as rl
 from radixrt.lang.backends.protocol import ServerTimes
-from radixrt.lang.records import CallRecord
-from radixrt.lang.source_line import SourceLine
-from radixrt.lang.tracing.page import page_of
-from radixrt.lang.tracing.phases import first_token_after_s, phases_of
+from radixrt.lang.errors import SourceLine
+from radixrt.lang.tracing.phases import phases_of
+from radixrt.lang.tracing.records import CallRecord
 from tests.lang.scripted_backend import ScriptedBackend
 
-HOSTILE = [
-    "</script><script>document.title='owned'</script>",
-    "</script ><script >document.title='owned'</script >",
-    "</script/",
-    "<!--<script>",
-    "]]><img src=x onerror=\"document.title='owned'\">",
-    "\u2028\u2029\ud800 &lt;b&gt; ${alert(1)} $title $data",
-]
-
-
-class _Page(html.parser.HTMLParser):
-    """What a browser would see: the elements, the scripts, and whatever loads something from elsewhere."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[str] = []
-        self.scripts: list[str] = []
-        self.links: list[str] = []
-        self.text: dict[str, str] = {}
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append(tag)
-        self._open.append(tag)
-        self.links += [
-            value or "" for name, value in attributes if name in ("src", "href", "onerror")
-        ]
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._open:
-            self._open.remove(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] == "script":
-            self.scripts[-1] += data
-        elif self._open:
-            self.text[self._open[-1]] = self.text.get(self._open[-1], "") + data
+Event = dict[str, Any]
 
 
 def owner_of(place: str) -> str:
@@ -77,32 +33,120 @@ def vote(s: rl.State, topic: str) -> None:
     s += rl.assistant(rl.gen("end"))
 
 
-def test_a_trace_holds_every_call_fork_and_join_of_a_run() -> None:
-    state = vote.run("Trees", backend=ScriptedBackend())
-    (run,) = state.trace().data()["runs"]
-    assert [branch["id"] for branch in run["branches"]] == ["0", "0.0", "0.1"]
-    assert [(call["branch"], call["name"]) for call in run["calls"]] == [
-        ("0.0", "opinion"), ("0.1", "opinion"), ("0", "end"),
+def events_of(trace: rl.Trace) -> list[Event]:
+    """The events of a trace, checked against the Trace Event Format."""
+    data = trace.data()
+    assert json.loads(json.dumps(data)) == data
+    assert data["displayTimeUnit"] == "ms" and data["otherData"]["title"]
+    events: list[Event] = data["traceEvents"]
+    check(events)
+    return events
+
+
+def check(events: list[Event]) -> None:
+    """Required fields by phase type; slices of a thread nest; both ends of each arrow lie in slices."""
+    fields = {
+        "M": {"args"},
+        "X": {"dur", "cat", "args"},
+        "s": {"id", "cat"},
+        "f": {"id", "cat", "bp"},
+    }
+    for event in events:
+        assert event.keys() == {"ph", "name", "pid", "tid", "ts"} | fields[event["ph"]], event
+        assert isinstance(event["name"], str) and event["name"]
+        assert all(
+            isinstance(event[name], int) and event[name] >= 0 for name in ("pid", "tid", "ts")
+        )
+        assert event.get("dur", 0) >= 0 and isinstance(event.get("dur", 0), int)
+    tracks: dict[tuple[int, int], list[Event]] = {}
+    for event in slices_of(events):
+        tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+    for track in tracks.values():
+        open_ends: list[int] = []
+        for event in sorted(track, key=lambda event: (event["ts"], -event["dur"])):
+            while open_ends and open_ends[-1] <= event["ts"]:
+                open_ends.pop()
+            assert not open_ends or event["ts"] + event["dur"] <= open_ends[-1], event
+            open_ends.append(event["ts"] + event["dur"])
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert tracks.keys() <= named
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert starts.keys() == ends.keys() and len(starts) + len(ends) == sum(
+        e["ph"] in "sf" for e in events
+    )
+    for number, event in (*starts.items(), *ends.items()):
+        around = tracks[event["pid"], event["tid"]]
+        assert any(one["ts"] <= event["ts"] <= one["ts"] + one["dur"] for one in around), event
+        assert starts[number]["ts"] <= ends[number]["ts"] and ends[number]["bp"] == "e"
+
+
+def slices_of(events: list[Event], kind: str | None = None) -> list[Event]:
+    return [e for e in events if e["ph"] == "X" and kind in (None, e["cat"])]
+
+
+def arrows_of(events: list[Event]) -> Counter[tuple[str, str]]:
+    """Of each arrow, the calls from which and to which it goes."""
+
+    def at(event: Event) -> str:
+        (name,) = {
+            one["name"] + "@" + thread_names(events)[one["pid"], one["tid"]]
+            for one in slices_of(events, "call")
+            if (one["pid"], one["tid"]) == (event["pid"], event["tid"])
+            and one["ts"] <= event["ts"] < max(one["ts"] + one["dur"], one["ts"] + 1)
+        }
+        return name
+
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    return Counter((at(event), at(ends[event["id"]])) for event in events if event["ph"] == "s")
+
+
+def thread_names(events: list[Event]) -> dict[tuple[int, int], str]:
+    return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+
+
+def test_a_trace_has_a_slice_for_every_call_and_a_thread_for_every_state() -> None:
+    events = events_of(vote.run("Trees", backend=ScriptedBackend()).trace())
+    assert sorted(thread_names(events).values()) == ["fork 0.0", "fork 0.1", "state 0"]
+    calls = slices_of(events, "call")
+    assert sorted((thread_names(events)[1, call["tid"]], call["name"]) for call in calls) == [
+        ("fork 0.0", "gen('opinion')"), ("fork 0.1", "gen('opinion')"), ("state 0", "gen('end')"),
     ]  # fmt: skip
-    (join,) = run["joins"]  # by reading from every branch
-    assert (join["branches"], join["into"]) == (["0.0", "0.1"], "0")
-    last = run["calls"][2]
-    assert last["prompt"].endswith("user: <Trees>; <Trees>") and last["answer"].startswith(
+    (last,) = (call["args"] for call in calls if call["name"] == "gen('end')")
+    assert last["prompt_end"].endswith("user: <Trees>; <Trees>") and last["answer"].startswith(
         "<<Trees>"
     )
-    assert last["written"] >= join["at"] and last["tokens_out"] == 1 and last["error"] is None
-    assert last["file"] == __file__
+    assert (
+        last["completion_tokens"] == 1 and last["prompt_tokens"] > 1 and last["cached_share"] == 0
+    )
+    assert "error" not in last and last["source"].startswith(f"{__file__}:")
 
 
-def test_joins_that_the_program_names_are_told_once() -> None:
+def test_arrows_lead_from_a_call_to_the_calls_that_wait_for_it() -> None:
     @rl.function
     def program(s: rl.State) -> None:
-        with s.fork(3) as forks:
-            for fork in forks:
-                fork += rl.user("a") + rl.assistant(rl.gen("x"))
+        s += rl.user("a") + rl.assistant(rl.gen("first"))
+        s += rl.user("b") + rl.assistant(rl.gen("second"))
+        assert s["second"]
+        vote(s, "Trees")
 
-    (run,) = program.run(backend=ScriptedBackend()).trace().data()["runs"]
-    assert [join["branches"] for join in run["joins"]] == [["0.0", "0.1", "0.2"]]
+    events = events_of(program.run(backend=ScriptedBackend()).trace())
+    first, second, end = (f"gen('{name}')@state 0" for name in ("first", "second", "end"))
+    opinions = [f"gen('opinion')@fork 0.{number}" for number in (0, 1)]
+    in_transcript = [(first, second), *((second, opinion) for opinion in opinions), (second, end)]
+    by_reading = [(opinion, end) for opinion in opinions]
+    arrows = arrows_of(events)
+    assert set(arrows) == {*in_transcript, *by_reading} and set(arrows.values()) == {1}
+
+
+def test_calls_of_one_state_that_wait_for_each_other_do_not_overlap() -> None:
+    @rl.function
+    def program(s: rl.State) -> None:
+        for number in range(5):
+            s += rl.user("a") + rl.assistant(rl.gen(f"x{number}"))
+
+    events = events_of(program.run(backend=ScriptedBackend()).trace())
+    assert len(thread_names(events)) == 1 and len(slices_of(events, "call")) == 5
 
 
 def test_tools_errors_and_cancelled_calls_are_part_of_it() -> None:
@@ -118,20 +162,36 @@ def test_tools_errors_and_cancelled_calls_are_part_of_it() -> None:
         lost += rl.user("two") + rl.assistant(rl.gen("never"))
         lost.cancel()
         backend.release()
-        call = rl.ToolCall(
-            "owner_of", {"place": "Vidur"}, "1", owner_of, s._run.record.tools_of("0")
-        )
+        notes = s._run.record.tools_of("0")
+        call = rl.ToolCall("owner_of", {"place": "Vidur"}, "1", owner_of, notes)
         assert call.run() == "Vidur"
         with pytest.raises(TypeError):
-            rl.ToolCall("owner_of", {}, "2", owner_of, s._run.record.tools_of("0")).run()
+            rl.ToolCall("owner_of", {}, "2", owner_of, notes).run()
 
-    (run,) = program.run(backend=backend).trace().data()["runs"]
-    failed, cancelled = run["calls"]
-    assert "can't be read as int" in failed["error"]
-    assert cancelled["end"] is None or cancelled["error"] == "It was cancelled."
-    fine, wrong = run["tools"]
-    assert fine["name"] == "owner_of" and fine["error"] is None and fine["end"] >= fine["start"]
-    assert wrong["error"].startswith("TypeError")
+    state = program.run(backend=backend)
+    events = events_of(state.trace())
+    failed, _ = sorted(slices_of(events, "call"), key=lambda call: call["name"] == "gen('never')")
+    assert "can't be read as int" in failed["args"]["error"]
+    cancelled = state.calls()[1]
+    assert cancelled.ended_at is None or cancelled.error == "It was cancelled."
+    fine, wrong = slices_of(events, "tool")
+    assert fine["name"] == wrong["name"] == "tool owner_of"
+    assert fine["args"] == {} and wrong["args"]["error"].startswith("TypeError")
+
+
+def test_a_run_that_goes_on_can_be_traced() -> None:
+    backend = ScriptedBackend()
+    backend.hold()
+    traces = []
+
+    @rl.function
+    def program(s: rl.State) -> None:
+        s += rl.user("one") + rl.assistant(rl.gen("x") + rl.gen("y"))
+        traces.append(events_of(s.trace()))
+        backend.release()
+
+    program.run(backend=backend)
+    assert [call["name"] for call in slices_of(traces[0], "call")] == ["gen('x')", "gen('y')"]
 
 
 def _call(**times: Any) -> CallRecord:
@@ -148,62 +208,49 @@ def test_the_phases_of_a_call_fill_its_time() -> None:
     }
     server = ServerTimes(queued_s=0.5, prefill_s=1.0, total_s=2.5)
     expected = {
-        "told": (_call(**reached, times=server), ["waiting", "held", "sending", "queued", "prefill", "decoding"], 2.0),
-        "streamed": (_call(**reached, streamed=True), ["waiting", "held", "first token", "decoding"], 1.0),
-        "neither": (_call(**reached), ["waiting", "held", "answering"], None),
-        "unsent": (_call(ready_at=11.0), ["waiting", "held"], None),
-        "blocked": (_call(), ["waiting"], None),
+        "told": (_call(**reached, times=server), ["waiting", "held", "sending", "queued", "prefill", "decoding"]),
+        "streamed": (_call(**reached, streamed=True), ["waiting", "held", "first token", "decoding"]),
+        "neither": (_call(**reached), ["waiting", "held", "answering"]),
+        "unsent": (_call(ready_at=11.0), ["waiting", "held"]),
+        "blocked": (_call(), ["waiting"]),
     }  # fmt: skip
-    for call, names, first_token in expected.values():
+    for call, names in expected.values():
         phases = phases_of(call, now=15.0)
         assert [phase.name for phase in phases] == names
         assert phases[0].start == 10.0 and phases[-1].end == 15.0
         assert all(one.end == other.start for one, other in itertools.pairwise(phases))
-        assert first_token_after_s(call) == first_token
-
-
-def test_the_page_holds_the_records_and_nothing_from_elsewhere(tmp_path: Path) -> None:
-    state = vote.run("Trees", backend=ScriptedBackend())
-    trace = state.trace()
-    trace.save(tmp_path / "out.html")
-    text = (tmp_path / "out.html").read_text()
-    page = _Page(text)
-    data, _ = page.scripts
-    assert json.loads(data) == trace.data()
-    assert page.links == [] and "default-src 'none'" in text
-    assert (
-        re.findall(r"(?:https?:)?//[a-z][\w.]+", text.replace("http://www.w3.org/2000/svg", ""))
-        == []
-    )
-
-
-def test_what_models_and_users_write_is_never_markup() -> None:
-    plain = _Page(page_of(vote.run("Trees", backend=ScriptedBackend()).trace().data()))
-    for text in HOSTILE:
-        data = vote.run(text, backend=ScriptedBackend()).trace().data()
-        data["title"] = data["runs"][0]["calls"][0]["error"] = text
-        page = _Page(page_of(data))
-        assert page.elements == plain.elements and page.scripts[1:] == plain.scripts[1:]
-        assert json.loads(page.scripts[0]) == data
-        assert page.text["h1"] == text
 
 
 def test_a_recorder_collects_the_runs_of_all_threads_and_writes_them_after_an_error(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "out.html"
+    path = tmp_path / "out.json"
     vote.run("before", backend=ScriptedBackend())
+    inputs = [{"topic": str(number)} for number in range(5)]
     with pytest.raises(ZeroDivisionError), rl.trace(path) as recorder:
-        vote.run_batch(
-            [{"topic": str(number)} for number in range(5)],
-            backend=ScriptedBackend(),
-            progress=False,
-        )
+        vote.run_batch(inputs, backend=ScriptedBackend(), progress=False)
         raise ZeroDivisionError
     vote.run("after", backend=ScriptedBackend())
     trace = recorder.trace()
     assert len(trace.runs) == 5 and len(trace.calls) == 15
-    assert json.loads(_Page(path.read_text()).scripts[0])["title"] == "vote · 5 runs"
+    written = json.loads(path.read_text())
+    assert written["otherData"]["title"] == "vote · 5 runs"
+    check(written["traceEvents"])
+    assert len({event["pid"] for event in written["traceEvents"]}) == 5
+    assert len(slices_of(written["traceEvents"], "call")) == 15
+
+
+def test_a_trace_of_text_that_is_no_unicode_can_be_saved(tmp_path: Path) -> None:
+    vote.run("\ud800 topic", backend=ScriptedBackend()).trace().save(tmp_path / "out.json")
+    calls = slices_of(json.loads((tmp_path / "out.json").read_text())["traceEvents"], "call")
+    assert "<\ud800 topic>" in [call["args"]["answer"] for call in calls]
+
+
+def test_a_path_of_an_html_page_gives_a_warning_and_a_json_file(tmp_path: Path) -> None:
+    trace = vote.run("Trees", backend=ScriptedBackend()).trace()
+    with pytest.warns(DeprecationWarning, match=r"out\.json.*ui\.perfetto\.dev"):
+        trace.save(tmp_path / "out.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
 def test_the_text_has_a_line_a_call() -> None:
@@ -216,24 +263,3 @@ def test_the_text_has_a_line_a_call() -> None:
         ["0.0", "gen('opinion')"], ["0.1", "gen('opinion')"], ["0", "gen('end')"],
     ]  # fmt: skip
     assert "waiting" in legend
-
-
-def test_a_notebook_shows_the_page_in_a_frame_that_can_reach_nothing() -> None:
-    frame = vote.run(HOSTILE[0], backend=ScriptedBackend()).trace()._repr_html_()
-    assert _Page(frame).elements == ["iframe"]
-    assert 'sandbox="allow-scripts"' in frame
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_browser_draws_every_call_and_runs_nothing_else(tmp_path: Path) -> None:
-    backend = ScriptedBackend()
-    with rl.trace(tmp_path / "out.html"):
-        for text in HOSTILE[:5]:
-            vote.run(text, backend=backend)
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
-               "--dump-dom", f"file://{tmp_path}/out.html"]  # fmt: skip
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    page = _Page(dom)
-    assert len(re.findall(r'<g class="call', dom)) == 15
-    assert page.text["title"] == "vote · 5 runs · trace" and page.elements.count("script") == 2
-    assert "img" not in page.elements

@@ -13,9 +13,8 @@ import pytest
 
 import radixrt.lang as rl
 from radixrt.lang.backends.openai_format import is_strict
-from radixrt.lang.backends.protocol import Piece, Score, ToolCallPiece
-from radixrt.lang.constraints import Choices, JsonSchema
-from radixrt.lang.scoring import likeliest
+from radixrt.lang.backends.protocol import Choices, JsonSchema, Piece, Score, ToolCallPiece
+from radixrt.lang.runtime.calls import likeliest
 from radixrt.lang.tools import as_tools, read_calls
 from radixrt.lang.typed import of_python_type
 from tests.lang.scripted_backend import ScriptedBackend

@@ -33,34 +33,42 @@ class Harness:
         self.model = model
         self.page_size = page_size
         self.free_pages = random.Random(0).sample(range(num_pages), num_pages)
-        dtype = model.dtype
-        shapes = [
-            (num_pages, page_size, s.num_kv_heads, s.head_dim) for s in model.attention_specs()
-        ]
+        setup = AttentionSetup(
+            model.attention_specs(),
+            model.dtype,
+            kv_dtype=model.dtype,
+            kv_specs=model.kv_specs(model.dtype),
+        )
         self.context = ForwardContext(
-            backend or make_backend("auto", AttentionSetup()),
-            [tuple(torch.full((2, *shape), torch.nan, dtype=dtype)) for shape in shapes],
+            backend or make_backend("auto", setup),
+            [
+                tuple(
+                    torch.full((num_pages, page_size, *t.shape), torch.nan, dtype=t.dtype)
+                    for t in spec.tensors
+                )
+                for spec in setup.kv_specs
+            ],
         )
 
     def step(self, work: list[tuple[Sequence, list[int]]]) -> list[torch.Tensor]:
         """Append tokens to sequences in one flat batch; each sequence's logits [new tokens, vocab_size]."""
-        slots: list[int] = []
+        locations: list[int] = []
         positions: list[int] = []
         for sequence, tokens in work:
             for position in range(sequence.length, sequence.length + len(tokens)):
                 if position % self.page_size == 0:
                     sequence.pages.append(self.free_pages.pop())
                 page = sequence.pages[position // self.page_size]
-                slots.append(page * self.page_size + position % self.page_size)
+                locations.append(page * self.page_size + position % self.page_size)
                 positions.append(position)
             sequence.length += len(tokens)
-        self.context.backend.plan(self._metadata(work, slots))
+        self.context.backend.plan(self._metadata(work, locations))
         ids = torch.tensor([token for _, tokens in work for token in tokens])
         hidden = self.model(ids, torch.tensor(positions), self.context)
         return list(self.model.logits(hidden).split([len(tokens) for _, tokens in work]))
 
     def _metadata(
-        self, work: list[tuple[Sequence, list[int]]], slots: list[int]
+        self, work: list[tuple[Sequence, list[int]]], locations: list[int]
     ) -> AttentionMetadata:
         def indptr(lengths: list[int]) -> torch.Tensor:
             return torch.tensor([0, *lengths]).cumsum(0).int()
@@ -72,7 +80,7 @@ class Harness:
                 [(s.length - 1) % self.page_size + 1 for s, _ in work], dtype=torch.int32
             ),
             kv_indices=torch.tensor([p for s, _ in work for p in s.pages], dtype=torch.int32),
-            kv_slots=torch.tensor(slots, dtype=torch.int64),
+            kv_locations=torch.tensor(locations, dtype=torch.int64),
             page_size=self.page_size,
         )
 

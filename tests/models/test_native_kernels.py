@@ -9,8 +9,7 @@ import torch
 
 import radixrt_kernels
 from radixrt.layers.kernels.interface import LayerKernels
-from radixrt.layers.kernels.native import NativeGroupwiseMatrix, NativeKernels
-from radixrt.layers.kernels.native_experts import GroupwiseExperts
+from radixrt.layers.kernels.native import GroupwiseExperts, NativeGroupwiseMatrix, NativeKernels
 from radixrt.layers.matrix import Matrix, MatrixStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
 from radixrt.layers.weights import weight_bytes

@@ -28,6 +28,9 @@ LAYOUTS = {
     "awq": Layout(),
     "awq_whole_rows": Layout(group_size=-1),
     "awq_with_kept_layers": Layout(kept=("down_proj", "layers.0.self_attn.o_proj")),
+    "awq_with_kept_projections": Layout(
+        kept=(*(f"model.layers.1.self_attn.{name}_proj" for name in "qkv"), "layers.2")
+    ),
     "gptq": Layout("gptq"),
     "gptq_of_8_bits": Layout("gptq", bits=8),
     "gptq_v2": Layout("gptq", version="gptq_v2"),
@@ -191,6 +194,14 @@ def test_a_quantized_checkpoint_is_not_rounded_again(
         check_checkpoint(quantized, quantization="int8")
 
 
+def test_projections_computed_together_must_be_kept_together(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    quantized, _ = quantize_checkpoint(checkpoint("llama"), tmp_path, Layout(kept=("k_proj",)))
+    with pytest.raises(ConfigError, match=r"leaves model.layers.0.self_attn.k_proj unquantized"):
+        load_model(quantized)
+
+
 @pytest.mark.parametrize(("architecture", "layout"), MIXTURES.values(), ids=MIXTURES)
 def test_a_quantized_mixture_of_experts_means_what_its_twin_means(
     checkpoint: Callable[[str], Path], tmp_path: Path, architecture: str, layout: Layout
@@ -198,7 +209,7 @@ def test_a_quantized_mixture_of_experts_means_what_its_twin_means(
     quantized, twin = quantize_checkpoint(checkpoint(architecture), tmp_path, layout)
     model, plain = load_model(quantized), load_model(twin)
     assert {path.rpartition(".")[2] for path in matrices(model) if ".experts." in path} == {
-        "up_proj",
+        "gate_up_proj",
         "down_proj",
     }
     assert model.num_parameters == plain.num_parameters

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import children
 from radixrt.base.errors import ConfigError
 from radixrt.layers.linear import Heads
 from radixrt.layers.parallel import TensorParallel
@@ -55,7 +56,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
         make_checkpoint(architecture, folder / job, **overrides)
         arguments.append(f"{folder / job},{load_format},{folder / job}.out")
     processes = [
-        subprocess.Popen(
+        children.start(
             [sys.executable, "-m", "tests.models.tp_rank", str(rank), "2", *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,
@@ -68,7 +69,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
             assert process.returncode == 0, errors.decode()
     finally:
         for process in processes:
-            process.kill()
+            children.end(process, timeout_s=0)
     return Ranks(folder)
 
 

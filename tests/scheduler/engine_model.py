@@ -1,5 +1,6 @@
 """Scheduler and fake worker with up to two steps between them, and the answers they give."""
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
@@ -7,16 +8,19 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.grammar import Grammar, GrammarKey
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.requests import NO_HINTS, CacheHints, RequestOptions
-from radixrt.messages.sequences import Constraint, SequenceRequest, TokenBatch
-from radixrt.messages.steps import NO_TOKEN, DropGrammar, GrammarLoaded, LoadGrammar, StepPlan
+from radixrt.messages.sequences import SequenceRefused, SequenceRequest, TokenBatch
+from radixrt.messages.steps import NO_TOKEN, StepPlan
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.admission import FORECASTS
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
 from tests.scheduler.fake_worker import FakeWorker, expected_answer
 
 EOS = 7
@@ -33,7 +37,12 @@ def limits(**changes: object) -> SchedulerLimits:
         page_size=4,
         eos_token_ids=(EOS,),
     )
-    return SchedulerLimits(**{**settings, **changes})
+    given = {**settings, **changes}
+    names = {setting.name for setting in dataclasses.fields(SchedulerSettings)}
+    return SchedulerLimits(
+        settings=SchedulerSettings(**{name: given.pop(name) for name in names & given.keys()}),
+        **given,
+    )
 
 
 def expect_nothing(*_: object) -> np.ndarray:
@@ -63,9 +72,11 @@ class EngineModel:
         self.cached: dict[int, int] = {}
         self.written: dict[int, int] = {}
         self.finished: dict[int, str] = {}
-        self.loading: deque[int] = deque()
+        self.grammars = SentGrammars(self._to_scheduler, max_idle_grammars=1)
+        self.loading: deque[GrammarKey] = deque()
         """Grammars that the worker has been told to load and has not reported."""
-        self.loaded: set[int] = set()
+        self.loaded: set[GrammarKey] = set()
+        self.num_loads = 0
 
     def add(
         self,
@@ -81,52 +92,85 @@ class EngineModel:
     ) -> int:
         seq_id = len(self.requests)
         params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
-        constraint = None if grammar is None else Constraint(grammar=Grammar("llguidance", grammar))
+        use = None
+        if grammar is not None:
+            compiled = Grammar.compiled("llguidance", grammar)
+            self.grammars.use(compiled)
+            use = GrammarUse(compiled.key, excluded_from=num_output)
         request = SequenceRequest(
             seq_id=seq_id,
             token_ids=pack_ids(prompt),
             num_output=num_output,
-            constraint=constraint,
+            grammar=use,
             options=RequestOptions(
                 sampling=params, cache_salt=salt, priority=priority, cache_hints=cache_hints
             ),
         )
-        assert self.scheduler.add(request) is None
+        refused = self.scheduler.add(request)
+        assert refused is None or refused.grammar_lost
         self.requests[seq_id] = request
         self.answers[seq_id] = []
+        if refused is not None:
+            self._refuse(refused)
         return seq_id
+
+    def _to_scheduler(self, message: msgspec.Struct) -> None:
+        match message:
+            case LoadGrammar():
+                self.scheduler.grammars.load(message)
+            case DropGrammar():
+                self.scheduler.grammars.drop(message)
+
+    def _refuse(self, refused: SequenceRefused) -> None:
+        key = self._key_of(refused.seq_id)
+        if refused.grammar_lost and key is not None:
+            self.grammars.lost(key)
+        self._end(refused.seq_id, "refused")
+
+    def _end(self, seq_id: int, reason: str) -> None:
+        """Note how an answer has ended, and let go of its grammar as the tokenizer process does."""
+        if seq_id in self.finished:
+            return
+        self.finished[seq_id] = reason
+        if (key := self._key_of(seq_id)) is not None:
+            self.grammars.release(key)
+
+    def _key_of(self, seq_id: int) -> GrammarKey | None:
+        use = self.requests[seq_id].grammar
+        return None if use is None else use.key
 
     def release(self, seq_id: int) -> None:
         self.scheduler.release(np.array([seq_id], dtype=np.int32))
-        self.finished.setdefault(seq_id, "released")
+        self._end(seq_id, "released")
 
     def load_grammar(self, error: str | None = None) -> None:
         """The worker reports the grammar it was told of first."""
         self._take_orders()
         if not self.loading:
             return
-        grammar_id = self.loading.popleft()
+        key = self.loading.popleft()
         if error is None:
-            self.loaded.add(grammar_id)
-        for refused in self.scheduler.grammar_loaded(
-            GrammarLoaded(grammar_id=grammar_id, error=error)
-        ):
-            self.finished[refused.seq_id] = "refused"
+            self.loaded.add(key)
+        for refused in self.scheduler.grammar_loaded(GrammarLoaded(key=key, error=error)):
+            self._refuse(refused)
 
     def _take_orders(self) -> None:
         for order in self.scheduler.grammars.take_orders():
             match order:
                 case LoadGrammar():
-                    self.loading.append(order.grammar_id)
+                    assert order.grammar.key not in {*self.loading, *self.loaded}
+                    self.loading.append(order.grammar.key)
+                    self.num_loads += 1
                 case DropGrammar():
-                    self.loaded.discard(order.grammar_id)
+                    assert order.key not in self.loading
+                    self.loaded.discard(order.key)
 
     def plan(self) -> StepPlan | None:
         self._take_orders()
         plan = self.scheduler.plan()
         if plan is not None:
             for admit in plan.admit:
-                assert admit.grammar is None or admit.grammar.grammar_id in self.loaded
+                assert admit.grammar is None or admit.grammar.key in self.loaded
             self.sent.append(plan)
             self.plans.append(plan)
         return plan
@@ -140,7 +184,7 @@ class EngineModel:
             result = msgspec.structs.replace(result, token_ids=pack_ids(tokens))
         batch = self.scheduler.absorb(result)
         for refused in batch.refused:
-            self.finished[refused.seq_id] = "refused"
+            self._refuse(refused)
         for seq_id, report in batch.started.items():
             self.cached[seq_id] = report.cached_tokens
             self.written[seq_id] = report.cache_write_tokens
@@ -156,7 +200,7 @@ class EngineModel:
             self.answers[seq_id].append(token)
         for seq_id, report in batch.finished.items():
             assert report.finish_reason is not None
-            self.finished[seq_id] = report.finish_reason
+            self._end(seq_id, report.finish_reason)
             assert self.answers[seq_id] == self.expected(seq_id)
             assert (
                 report.output_tokens == len(self.answers[seq_id]) + self.requests[seq_id].num_output
@@ -171,7 +215,7 @@ class EngineModel:
         assert sampling.max_tokens is not None
         num_output = request.num_output
         # A grammar decides where an answer may end; it knows no least length.
-        min_tokens = 0 if request.constraint is not None else sampling.min_tokens - num_output
+        min_tokens = 0 if request.grammar is not None else sampling.min_tokens - num_output
         return expected_answer(prompt, sampling.max_tokens - num_output, stops, min_tokens)
 
     def run(self, max_steps: int = 100_000, steps_in_flight: int = 2) -> None:

@@ -12,7 +12,7 @@ from tests.scheduler.engine_model import EngineModel, limits
 
 def chance(history: OutputHistory, num_output: int, max_output: int, steps: int) -> float:
     arrays = (np.array([value]) for value in (num_output, max_output, steps))
-    return float(history.chance_to_go_on(*arrays)[0, 0])
+    return float(history.chance_to_continue(*arrays)[0, 0])
 
 
 @given(

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.config import EvictionPolicyName
 from radixrt.messages.requests import CacheHints, Retention
-from radixrt.scheduler.radix.eviction.duel import ReturnHazardQueue
-from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName, make_policy
+from radixrt.scheduler.radix.eviction.registry import make_policy
 from radixrt.scheduler.radix.hint import DEFAULT, HIGH, LEVELS, NONE
-from radixrt.scheduler.radix.hint_writer import HintWriter
-from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.request_hints import apply_hints
 from radixrt.scheduler.radix.tree import RadixTree
 
 EXAMPLES = int(os.environ.get("RADIXRT_EVICTION_EXAMPLES", "200"))
@@ -125,8 +124,8 @@ class Life:
 
     def __init__(self, name: EvictionPolicyName) -> None:
         self.name, self.clock = name, Clock()
-        self.tree = RadixTree(1, make_policy(name, 16, 1, self.clock), self.clock)
-        self.pool, self.writer, self.next_page = Pool(self.clock), HintWriter(self.tree), 0
+        self.tree = RadixTree(1, make_policy(name, self.clock), self.clock)
+        self.pool, self.next_page = Pool(self.clock), 0
 
     def request(self, tokens: Tokens, hints: CacheHints, priority: int, *, grows: bool) -> None:
         array = np.array(tokens, dtype=np.int32)
@@ -144,7 +143,7 @@ class Life:
             self.pool.insert(tokens, pages)
             node, known = end, len(tokens)
         heeded = priority if self.name == "priority" else 0
-        self.writer.write(node, known, hints, self.clock.now, heeded)
+        apply_hints(self.tree, node, known, hints, self.clock.now, heeded)
         self.tree.unlock(node)
         self.pool.use(tokens[:known], hints, priority)
 
@@ -178,7 +177,7 @@ operations = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", ["lru", "fifo", "priority", "duel"])
+@pytest.mark.parametrize("name", ["lru", "fifo", "priority"])
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(operations=operations, with_hints=st.booleans())
 def test_policy_evicts_what_a_search_of_all_pages_would(
@@ -201,38 +200,3 @@ def test_policy_evicts_what_a_search_of_all_pages_would(
 
 def cached(tree: RadixTree) -> list[int]:
     return sorted(page for node in tree.nodes() for page in node.pages.tolist())
-
-
-class HumpedHazards:
-    """Indices that rise with age to the peak of their class and fall from there."""
-
-    def __init__(self, peaks: list[float]) -> None:
-        self.peaks = peaks
-
-    def index(self, kind: int, age_s: float) -> float:
-        return 100 * (kind + 1) - abs(age_s - self.peaks[kind])
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    leaves=st.lists(
-        st.tuples(st.integers(0, 3), st.integers(1, 90)),
-        min_size=1,
-        max_size=20,
-        unique_by=lambda leaf: leaf[1],
-    ),
-    peaks=st.lists(st.integers(0, 100), min_size=4, max_size=4),
-)
-def test_the_least_likely_leaf_is_found_at_the_ends_of_the_classes(
-    leaves: list[tuple[int, int]], peaks: list[float]
-) -> None:
-    hazards, queue = HumpedHazards(peaks), ReturnHazardQueue()
-    root = Node(None, np.empty(0, np.int32), np.empty(0, np.int32))
-    for kind, second in leaves:
-        leaf = Node(root, np.zeros(1, np.int32), np.zeros(1, np.int32))
-        leaf.traffic_class, leaf.stamp = kind, second * 10**9
-        queue.push(leaf)
-    found = queue.pop_least_likely(hazards, now=100.0)  # type: ignore[arg-type]
-    assert found is not None
-    least = min(hazards.index(kind, 100.0 - second) for kind, second in leaves)
-    assert hazards.index(found.traffic_class, 100.0 - found.stamp / 1e9) == pytest.approx(least)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.config import EvictionPolicyName
 from radixrt.scheduler.radix.eviction.awaited import Awaited
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.hinted import Hinted
-from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.radix.hint import HIGH, Hint
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree
@@ -94,7 +94,7 @@ def test_who_waited_for_an_evicted_leaf_waits_for_what_is_left_of_its_prefix() -
     assert sorted(tree.evict(9).tolist()) == [1, 2]
 
 
-@pytest.mark.parametrize(("policy", "found"), [("lru", 0), ("duel", 16)])
+@pytest.mark.parametrize(("policy", "found"), [("fifo", 0), ("lru", 16)])
 def test_the_queue_says_whose_prefix_is_awaited(policy: EvictionPolicyName, found: int) -> None:
     """First come first served through a pool that is too small: who came last still finds what was cached."""
     engine = EngineModel(

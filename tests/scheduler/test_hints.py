@@ -1,23 +1,32 @@
 """What clients say of the future decides what stays, and nothing else."""
 
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.config import EvictionPolicyName
 from radixrt.messages.requests import CacheHints, Retention
-from radixrt.scheduler.radix.eviction.registry import (
-    EvictionPolicyName,
-    make_base_policy,
-    make_policy,
+from radixrt.scheduler.radix.eviction.by_key import (
+    ByKey,
+    first_in_first_out,
+    least_recently_used,
+    least_urgent,
 )
-from radixrt.scheduler.radix.hint_writer import HintWriter
+from radixrt.scheduler.radix.eviction.registry import make_policy
 from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.request_hints import apply_hints
 from radixrt.scheduler.radix.sessions import ENDS_PER_SESSION, Sessions
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
-POLICIES: list[EvictionPolicyName] = ["lru", "fifo", "priority", "duel"]
+BASE_POLICIES: dict[EvictionPolicyName, Callable[[], ByKey]] = {
+    "lru": least_recently_used,
+    "fifo": first_in_first_out,
+    "priority": least_urgent,
+}
 
 
 class Clock:
@@ -44,25 +53,24 @@ def use(tree: RadixTree, tokens: list[int], pages: list[int]) -> Node:
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=40)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", BASE_POLICIES)
 @settings(max_examples=100, deadline=None)
 @given(prompts=prompts, pool=st.integers(8, 20))
 def test_without_hints_each_policy_evicts_page_for_page_what_it_would_alone(
     name: EvictionPolicyName, prompts: list[list[int]], pool: int
 ) -> None:
     clock = Clock()
-    alone = RadixTree(1, make_base_policy(name, pool, 1, clock), clock)
-    heeding = RadixTree(1, make_policy(name, pool, 1, clock), clock)
-    writer, next_page = HintWriter(heeding), 0
+    alone = RadixTree(1, BASE_POLICIES[name](), clock)
+    heeding = RadixTree(1, make_policy(name, clock), clock)
+    next_page = 0
     for prompt in prompts:
         clock.now += 1.0
         pages = list(range(next_page, next_page + len(prompt)))
         next_page += len(prompt)
         for tree in (alone, heeding):
-            tree.policy.observe(np.array(prompt, dtype=np.int32), "")
             end = use(tree, prompt, pages)
             if tree is heeding:
-                writer.write(end, len(prompt), CacheHints(), clock.now)
+                apply_hints(tree, end, len(prompt), CacheHints(), clock.now)
             tree.unlock(end)
         excess = max(0, alone.num_pages - pool)
         assert alone.evict(excess).tolist() == heeding.evict(excess).tolist()
@@ -82,15 +90,15 @@ def hits_of_belady(trace: list[int], size: int) -> int:
     return hits
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", BASE_POLICIES)
 @settings(max_examples=100, deadline=None)
 @given(trace=st.lists(st.integers(0, 8), max_size=60), size=st.integers(1, 6))
 def test_clients_that_tell_their_whole_future_get_the_best_cache_there_is(
     name: EvictionPolicyName, trace: list[int], size: int
 ) -> None:
     clock = Clock()
-    tree = RadixTree(1, make_policy(name, size, 1, clock), clock)
-    writer, hits = HintWriter(tree), 0
+    tree = RadixTree(1, make_policy(name, clock), clock)
+    hits = 0
     for now, item in enumerate(trace):
         clock.now = float(now)
         found = tree.match(np.array([item], dtype=np.int32))
@@ -101,7 +109,7 @@ def test_clients_that_tell_their_whole_future_get_the_best_cache_there_is(
         hints = CacheHints(retain=[Retention("none")])
         if item in later:
             hints = CacheHints(next_use_s=later.index(item) + 1.0)
-        writer.write(end, 1, hints, clock.now)
+        apply_hints(tree, end, 1, hints, clock.now)
         tree.unlock(end)
     assert hits == hits_of_belady(trace, size)
 
@@ -111,15 +119,14 @@ class Cache:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.tree = RadixTree(1, make_policy("lru", 100, 1, self.clock), self.clock)
-        self._writer = HintWriter(self.tree)
+        self.tree = RadixTree(1, make_policy("lru", self.clock), self.clock)
 
     def request(self, tokens: list[int], at: float, next_use: float | None = None) -> None:
         """The page of a token has its number."""
         self.clock.now = at
         end = use(self.tree, tokens, tokens)
         hints = CacheHints(next_use_s=None if next_use is None else next_use - at)
-        self._writer.write(end, len(tokens), hints, at)
+        apply_hints(self.tree, end, len(tokens), hints, at)
         self.tree.unlock(end)
 
     def evict_all(self, at: float) -> list[int]:
@@ -312,7 +319,7 @@ def test_the_pages_of_an_ended_session_go_before_any_of_another(
     requests: list[tuple[int, int, list[int]]], ended: int
 ) -> None:
     clock = Clock()
-    tree = RadixTree(1, make_policy("lru", 500, 1, clock), clock)
+    tree = RadixTree(1, make_policy("lru", clock), clock)
     sessions, next_page = Sessions(tree), 0
     paths: dict[int, set[tuple[int, ...]]] = {name: set() for name in range(4)}
     for name, shared, tail in requests:

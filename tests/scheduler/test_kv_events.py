@@ -311,8 +311,9 @@ def test_a_subscriber_that_does_not_read_is_left_behind_and_catches_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher_module, "MAX_QUEUED_BATCHES", 2)
-    publishing = Publishing(folder, kv_events_buffer=3)
+    publishing = Publishing(folder)
     stream, random = publishing.publisher.stream, np.random.default_rng(0)
+    stream.max_batches = 3
     with (
         connect(zmq.SUB, publishing.events, RCVHWM=1) as subscriber,
         connect(zmq.REQ, publishing.replays, RCVTIMEO=5000, LINGER=0) as request,

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from radixrt.base.config import SchedulePolicyName
 from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.scheduler.queue.queue_order import SchedulePolicy
 from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EngineModel, limits
 
@@ -16,7 +16,7 @@ DOCUMENTS = [[(i * step) % 41 for i in range(45)] for step in (3, 5, 7)]
 REQUESTS = 250
 
 
-def small_engine(policy: SchedulePolicy, *, reckless: bool) -> EngineModel:
+def small_engine(policy: SchedulePolicyName, *, reckless: bool) -> EngineModel:
     """30 pages of 4 tokens; the longest request needs 25."""
     return EngineModel(
         limits(num_pages=30, context_length=CONTEXT, schedule_policy=policy), reckless=reckless
@@ -62,7 +62,7 @@ def step(engine: EngineModel) -> None:
 @pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
 @pytest.mark.parametrize("reckless", [False, True], ids=["careful", "reckless"])
 def test_hundreds_of_requests_in_a_pool_for_hardly_more_than_one_are_answered_as_if_alone(
-    policy: SchedulePolicy, reckless: bool
+    policy: SchedulePolicyName, reckless: bool
 ) -> None:
     rng = random.Random(7)
     engine = small_engine(policy, reckless=reckless)
@@ -86,7 +86,7 @@ def test_hundreds_of_requests_in_a_pool_for_hardly_more_than_one_are_answered_as
 
 @pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
 def test_who_was_retracted_goes_before_everybody_of_its_rank_who_was_never_picked(
-    policy: SchedulePolicy, monkeypatch: pytest.MonkeyPatch
+    policy: SchedulePolicyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Work would not go on for sure otherwise; see radixrt/scheduler/queue/retraction.py."""
     engine, rng = small_engine(policy, reckless=True), random.Random(3)

@@ -6,13 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from radixrt.base.config import SchedulePolicyName
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import NO_TOKEN
 from radixrt.scheduler.invariants import InvariantError, check_invariants
-from radixrt.scheduler.queue.queue_order import QueueOrder, SchedulePolicy
+from radixrt.scheduler.queue.queue_order import QueueOrder
 from radixrt.scheduler.queue.retraction import choose_victim
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
@@ -222,7 +223,7 @@ def test_retracted_sequences_find_their_kv_in_the_tree() -> None:
 
 @pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
 def test_the_oldest_that_runs_is_never_retracted_while_another_could_be(
-    policy: SchedulePolicy, monkeypatch: pytest.MonkeyPatch
+    policy: SchedulePolicyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choices: list[tuple[int, int]] = []
 

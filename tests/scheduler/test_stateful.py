@@ -57,7 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([5, 64, 500]),
         slots=st.integers(1, 6),
         policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
-        eviction=st.sampled_from(["lru", "fifo", "priority", "duel"]),
+        eviction=st.sampled_from(["lru", "fifo", "priority"]),
         share=st.booleans() | st.just(True),
         reckless=st.booleans(),
         pinned=st.sampled_from([0.1, 0.5, 1.0]),
@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_running_requests=slots,
                 schedule_policy=policy,
                 eviction_policy=eviction,
-                share_prefixes=share,
+                disable_radix_cache=not share,
                 max_pinned_fraction=pinned,
             ),
             self.clock,
@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.leased[lease.lease_id] = (lease, tokens, salt)
         assert (
             kv.tree.num_pinned_pages
-            <= self.engine.scheduler.limits.max_pinned_fraction
+            <= self.engine.scheduler.limits.settings.max_pinned_fraction
             * self.engine.scheduler.limits.num_pages
         )
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.base.config import SchedulePolicyName
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.lazy_heap import LazyHeap
-from radixrt.scheduler.queue.queue_order import ORDERS, SchedulePolicy
+from radixrt.scheduler.queue.queue_order import ORDERS
 from radixrt.scheduler.queue.waiting_queue import LOOKUPS_PER_STEP, WaitingQueue
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.sequence import Sequence
@@ -26,7 +27,7 @@ DOCUMENT = [i % 3 for i in range(40)]
 class Bench:
     """A queue beside a cache that sequences enter, fill and leave at once."""
 
-    def __init__(self, policy: SchedulePolicy) -> None:
+    def __init__(self, policy: SchedulePolicyName) -> None:
         slots = SlotTable(4, 64, PAGE_SIZE)
         self.kv = KVCache(limits(num_pages=200, page_size=PAGE_SIZE), slots, time.monotonic)
         self.queue = WaitingQueue(ORDERS[policy], self.kv)
@@ -96,7 +97,7 @@ operations = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(operations=operations)
 def test_every_pick_is_the_one_that_a_look_at_everybody_would_choose(
-    policy: SchedulePolicy, operations: list[tuple]
+    policy: SchedulePolicyName, operations: list[tuple]
 ) -> None:
     bench, picks = Bench(policy), 0
     oldest_every = {"lpm": 4, "suf": 8, "fcfs": 1, "priority": 4}[policy]

@@ -9,13 +9,13 @@ import httpx
 import openai
 import pytest
 
-from tests.server.conftest import Server
+from tests.servers import Server
 
 PAGE = 4
 POOL = 1024
 LENGTH = 120
 """Tokens of a prompt."""
-LONGEST_PIN_S = 900
+LONGEST_PIN_S = 3600
 
 Cache = dict[str, Any]
 
@@ -66,9 +66,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def small_server(start_server: Callable[..., Server]) -> Server:
-    return start_server(
-        "--page-size", str(PAGE), "--max-total-tokens", str(POOL), "--max-pin-seconds", str(LONGEST_PIN_S)
-    )  # fmt: skip
+    return start_server("--page-size", str(PAGE), "--max-total-tokens", str(POOL))
 
 
 @pytest.fixture

@@ -2,27 +2,25 @@
 
 import json
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from radixrt.bench.local_server import local_server
+from bench import children
+from tests.servers import Server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    with local_server("demo", "--log-level", "warning") as url:
-        yield f"{url}/v1"
+@pytest.fixture
+def base_url(demo_server: Server) -> str:
+    return f"{demo_server.url}/v1"
 
 
 def run(script: str, *flags: str) -> str:
     command = [sys.executable, str(EXAMPLES / script), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    return children.run(command, capture_output=True, text=True, timeout=120).stdout
 
 
 def test_it_answers_about_what_it_never_saw(base_url: str, tmp_path: Path) -> None:

@@ -4,17 +4,16 @@ import argparse
 import itertools
 import json
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bench import children
 from radixrt.bench.arguments import add_arguments
 from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.server.conftest import Server, run_server
+from tests.servers import serving
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -28,15 +27,13 @@ def long_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base_url(long_checkpoint: Path) -> Iterator[str]:
-    server: Server = run_server(long_checkpoint, "--max-total-tokens", "32768")
-    yield f"{server.start().url}/v1"
-    server.stop()
-    shutil.rmtree(server.temp_dir)
+    with serving(long_checkpoint, "--max-total-tokens", "32768") as server:
+        yield f"{server.url}/v1"
 
 
 def run_example(name: str, *flags: str) -> str:
     """What the example prints."""
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, str(EXAMPLES / name), *flags],
         capture_output=True, text=True, errors="replace", timeout=120,
     )  # fmt: skip
@@ -72,12 +69,8 @@ def test_the_offline_example_needs_no_server(long_checkpoint: Path) -> None:
 
 
 def test_with_hints_an_agent_finds_its_conversation_after_its_tool(long_checkpoint: Path) -> None:
-    server = run_server(long_checkpoint, "--max-total-tokens", "6144").start()
-    try:
+    with serving(long_checkpoint, "--max-total-tokens", "6144") as server:
         output = run_example("cache_hints.py", "--base-url", f"{server.url}/v1")
-    finally:
-        server.stop()
-        shutil.rmtree(server.temp_dir)
     counts = re.findall(r"(\d+) of the next turn's (\d+) prompt tokens", output)
     (without, _), (with_hints, prompt) = [(int(cached), int(total)) for cached, total in counts]
     assert without < 0.1 * prompt and with_hints > 0.6 * prompt

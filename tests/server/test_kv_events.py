@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.server.conftest import Server
+from tests.servers import Server
 
 PAGE_SIZE = 4
 PAGE = Path(__file__).parents[2] / "docs" / "kv_events.md"

@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench import children
 from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.server.conftest import Server, run_server
+from tests.servers import Server, run_server
 
 
 def assert_all_gone(processes: list[psutil.Process], timeout: float = 10) -> None:
@@ -22,9 +22,11 @@ def assert_all_gone(processes: list[psutil.Process], timeout: float = 10) -> Non
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_no_process_and_no_socket(
-    start_server: Callable[..., Server], signum: int
+    served_checkpoint: Path, tmp_path: Path, signum: int
 ) -> None:
-    server = start_server()
+    """Also of a server whose current folder has a file with the name of a library's: it is not imported."""
+    (tmp_path / "http.py").write_text("raise SystemExit('imported by accident')")
+    server = run_server(served_checkpoint, cwd=tmp_path).start()
     family = server.family()
     helpers = [p for p in family if "radixrt.constrained" in p.cmdline()]
     assert len(family) - len(helpers) == 4 and len(helpers) <= 2
@@ -32,6 +34,7 @@ def test_a_signal_leaves_no_process_and_no_socket(
     assert server.process.wait(20) == 0
     assert_all_gone(family)
     assert list(server.temp_dir.iterdir()) == []
+    server.remove()
 
 
 def test_a_killed_supervisor_takes_its_processes_along(start_server: Callable[..., Server]) -> None:
@@ -51,7 +54,7 @@ def test_a_signal_during_start_leaves_nothing(served_checkpoint: Path) -> None:
         server.process.wait(20)
         assert_all_gone(family)
         assert list(server.temp_dir.iterdir()) == []
-        server.temp_dir.rmdir()
+        server.remove()
 
 
 @pytest.mark.parametrize("victim", ["worker", "scheduler", "tokenizer", "api"])
@@ -67,15 +70,6 @@ def test_death_of_a_process_is_reported_and_ends_the_server(
     assert_all_gone(family)
 
 
-def test_files_of_the_current_folder_are_not_imported(
-    served_checkpoint: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "http.py").write_text("raise SystemExit('imported by accident')")
-    server = run_server(served_checkpoint, cwd=tmp_path).start()
-    assert server.stop() == 0
-    server.temp_dir.rmdir()
-
-
 def failure(model: Path | str, *flags: str) -> str:
     """The one sentence of a server that can't start."""
     command = [
@@ -88,7 +82,7 @@ def failure(model: Path | str, *flags: str) -> str:
         "0",
         *flags,
     ]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = children.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode != 0
     sentences = [line for line in result.stderr.splitlines() if line.startswith("radixrt")]
     assert len(sentences) == 1 and "Traceback" not in result.stderr, result.stderr

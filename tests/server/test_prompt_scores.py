@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.server.conftest import Server
+from tests.servers import Server
 
 PROMPT = [7 + number % 50 for number in range(64)]
 

@@ -17,7 +17,7 @@ import pytest
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.spec import JsonSchema
+from radixrt.constrained.constraint import JsonSchema
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
@@ -124,7 +124,7 @@ def engine(checkpoint: Callable[[str], Path]) -> Iterator[BackgroundEngine]:
     config = ServerConfig(
         model_path=str(folder),
         max_total_tokens=16384,
-        validate_structured_output=True,
+        debug_validate_structured_output=True,
         log_level="warning",
     )
     engine = BackgroundEngine(prepare(config))
@@ -142,7 +142,7 @@ def test_every_finished_answer_validates(engine: BackgroundEngine) -> None:
         request = GenerateRequest(
             request_id=f"random-{number}",
             prompt=TokenPrompt(pack_ids([5 + number % 300, 7, number % 11 + 3])),
-            structured=JsonSchema(schema=json.dumps(schema)),
+            constraint=JsonSchema(schema=json.dumps(schema)),
             options=RequestOptions(
                 sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=300)
             ),
@@ -194,7 +194,7 @@ def test_streams_never_take_back_what_they_told(
         request = GenerateRequest(
             request_id=f"stream-{number}",
             prompt=TokenPrompt(pack_ids([5 + number, 7])),
-            structured=JsonSchema(schema=json.dumps(schema)),
+            constraint=JsonSchema(schema=json.dumps(schema)),
             stream=True,
             options=RequestOptions(
                 sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=200, n=2)

@@ -11,7 +11,7 @@ import openai
 import pytest
 import torch
 
-from tests.server.conftest import Server
+from tests.servers import Server
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

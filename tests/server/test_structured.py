@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
@@ -11,7 +10,7 @@ import openai
 import pydantic
 import pytest
 
-from radixrt.bench.local_server import local_server
+from tests.servers import Server
 
 QUESTION = [
     {"role": "user", "content": "Read: The tower of Zekoru is from 2060. Write it as JSON."}
@@ -51,9 +50,8 @@ BUILDING = {
 
 
 @pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    with local_server("demo", "--log-level", "warning") as url:
-        yield url
+def base_url(demo_server: Server) -> str:
+    return demo_server.url
 
 
 @pytest.fixture(scope="module")

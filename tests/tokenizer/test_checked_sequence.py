@@ -10,14 +10,15 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.validation import validate_span
-from radixrt.constrained.grammar import Grammar, SpanCheck
+from radixrt.constrained.grammar import SpanCheck
 from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
-from radixrt.messages.sequences import Constraint, SequenceRequest
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.answer.answer_state import SequenceNews
 from radixrt.tokenizer.constraints.checked_sequence import FINAL_CHECK, CheckedSequence
-from radixrt.tokenizer.constraints.structured import token_texts
+from radixrt.tokenizer.constraints.manager import token_texts
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import save_byte_level
 
@@ -43,13 +44,10 @@ def make(vocabulary: Vocabulary) -> Callable[..., CheckedSequence]:
         begin_after: tuple[int, ...] = (),
         **settings: object,
     ) -> CheckedSequence:
-        constraint = Constraint(
-            grammar=Grammar("llguidance", b""), begin_after=pack_ids(begin_after)
-        )
         request = SequenceRequest(
             seq_id=1,
             token_ids=pack_ids(PROMPT),
-            constraint=constraint,
+            grammar=GrammarUse(b"key", begin_after=pack_ids(begin_after)),
             options=RequestOptions(sampling=SamplingParams(max_tokens=100, seed=3)),
         )
         options: dict = {"max_attempts": 4, **settings}
@@ -105,7 +103,7 @@ def test_a_wrong_value_goes_on_as_a_new_sequence(
     assert kept[:3] == PROMPT and kept[3:] == [*before, *wrong][: again.num_output]
     assert len(before) <= again.num_output < len(before) + len(wrong)
     assert again.sampling.max_tokens == 100 and again.sampling.seed != 3
-    assert again.constraint is not None and again.constraint.excluded
+    assert again.grammar is not None and again.grammar.excluded
     rest = [*before, *tokens_of(vocabulary, "[4, 5]}")][again.num_output :]
     checked.absorb(SequenceNews([*rest, END_TOKEN], finished=ended()))
     (due,) = checked.due()

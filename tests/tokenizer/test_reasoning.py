@@ -66,7 +66,7 @@ def test_held_content_begins_where_its_grammar_does(cuts: list[int]) -> None:
     for piece in pieces_of(thought + content, cuts):
         seen += len(piece)
         if seen >= len(thought):
-            parser.thought_length = len(thought)
+            parser.reasoning_length = len(thought)
         parts.append(parser.push(piece))
     parts.append(parser.flush())
     assert "".join(t for t, _ in parts) == "a </think> b"

@@ -14,11 +14,10 @@ import triton.language as tl
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import CPU, Device, make_device
 from radixrt.messages.ids import TokenIds
-from radixrt.messages.sequences import LogprobRow
-from radixrt.messages.steps import NO_TOKEN
+from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
 from radixrt.worker.sampling import noise
 from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
-from radixrt.worker.sampling.grammars import TokenMask
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.sampler import SampledTokens, draw_by_torch, sample
 from radixrt.worker.sampling.state import SamplingState
 from radixrt_kernels.triton import sampling
@@ -78,7 +77,7 @@ def both(
     return results[0], results[1]
 
 
-def read(sampled: SampledTokens) -> tuple[TokenIds, list[LogprobRow]]:
+def read(sampled: SampledTokens) -> tuple[TokenIds, list[SlotLogprobs]]:
     return sampled.read([tensor.cpu() for tensor in sampled.tensors()])
 
 

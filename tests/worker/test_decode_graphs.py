@@ -1,11 +1,12 @@
-"""Which decode steps are captured, and does padding touch nobody's pages?"""
+"""Decode steps as graphs: the sizes that are captured, and padding that touches no sequence's pages."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.kv_spec import KVSpec
 from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.base.errors import ConfigError
@@ -13,6 +14,8 @@ from radixrt.worker.decode_graphs import DecodeGraphs, ladder
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.ragged import RaggedStep
 from tests.fake_device import FakeDevice
+
+EIGHT_FEATURES = KVSpec.keys_and_values(1, 8, torch.float32)
 
 
 @pytest.mark.parametrize("largest", [1, 3, 16, 100, 256, 300])
@@ -45,17 +48,16 @@ def test_padding_is_one_token_on_the_spare_page_and_changes_no_other_row(
         assert padded.last_page_len[row] == (length - 1) % page_size + 1
         assert padded.positions[row] == length - 1
         page = tables[row, (length - 1) // page_size]
-        assert padded.kv_slots[row] == page * page_size + (length - 1) % page_size
+        assert padded.kv_locations[row] == page * page_size + (length - 1) % page_size
     np.testing.assert_array_equal(padded.qo_indptr, np.arange(rows + more + 1))
     assert (padded.kv_indices[padded.kv_indptr[rows] :] == spare).all()
     assert (np.diff(padded.kv_indptr)[rows:] == 1).all()
     assert (padded.last_page_len[rows:] == 1).all()
-    assert (padded.kv_slots[rows:] == spare * page_size).all()
+    assert (padded.kv_locations[rows:] == spare * page_size).all()
 
 
 def test_the_spare_page_is_none_that_is_handed_out() -> None:
-    spec = AttentionSpec(1, 1, 8, 1.0)
-    pool = KVPool(AttentionSetup([spec] * 2), 5)
+    pool = KVPool(AttentionSetup(kv_specs=[EIGHT_FEATURES] * 2), 5)
     assert pool.num_pages == 5 and pool.spare_page == 5
     assert [len(cache) for pair in pool.kv_caches for cache in pair] == [6, 6, 6, 6]
 
@@ -72,9 +74,7 @@ def test_what_cannot_be_captured_says_how_to_start_without() -> None:
         def forward(self, *arguments: object) -> None:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    spec = AttentionSpec(1, 1, 8, 1.0)
-    setup = AttentionSetup([spec], device=FakeDevice())
-    pool = KVPool(AttentionSetup([spec]), 5)
-    graphs = DecodeGraphs(Model(), Backend(), pool, [1, 2], setup.device)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"--disable-cuda-graph.*not permitted"):
+    pool = KVPool(AttentionSetup(kv_specs=[EIGHT_FEATURES]), 5)
+    graphs = DecodeGraphs(Model(), Backend(), pool, [1, 2], FakeDevice())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"--debug-disable-cuda-graph.*not permitted"):
         graphs.capture()

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from radixrt.base.ipc import Channels, Inbox, Outbox
+from radixrt.messages.grammars import DropGrammar
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToSchedulerFromWorker
-from radixrt.messages.steps import DropGrammar, StepPlan, StepResult
+from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.worker.process import WorkerProcess
 
 
-class Shop:
+class Loader:
     def __init__(self) -> None:
         self.orders: list[object] = []
 
@@ -38,8 +39,8 @@ class Runner:
         self.in_flight: Step | None = None
         self.done = threading.Event()
         self.waited: list[float] = []
-        self.grammars = self
-        self.shop = Shop()
+        self.matchers = self
+        self.loader = Loader()
 
     def step(self, plan: StepPlan, waited_s: float) -> list[StepResult]:
         self.waited.append(waited_s)
@@ -103,8 +104,8 @@ def test_a_plan_is_taken_up_while_the_step_before_is_computed(ends) -> None:
 def test_the_last_step_is_answered_when_it_is_done_and_nothing_follows(ends) -> None:
     to_worker, results, runner = ends
     to_worker.send(StepPlan(step_id=0))
-    to_worker.send(DropGrammar(grammar_id=3))  # orders about grammars don't wait for the step
-    while not runner.shop.orders:
+    to_worker.send(DropGrammar(b"key"))  # orders about grammars don't wait for the step
+    while not runner.loader.orders:
         pass
     assert results.receive_waiting() == []
     runner.done.set()

@@ -20,8 +20,7 @@ from transformers import (
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.sequences import LogprobRow
-from radixrt.messages.steps import NO_TOKEN
+from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
 from radixrt.worker.sampling.logprobs import prompt_logprob_rows, raw_logprobs
 from radixrt.worker.sampling.sampler import SampledTokens, sample
 from radixrt.worker.sampling.state import SamplingState
@@ -38,7 +37,7 @@ def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def on_host(sampled: SampledTokens) -> tuple[np.ndarray, list[LogprobRow]]:
+def on_host(sampled: SampledTokens) -> tuple[np.ndarray, list[SlotLogprobs]]:
     """Token ids and log-probabilities."""
     return sampled.read(sampled.tensors())
 
@@ -345,7 +344,7 @@ def step(sequences: list[Generation]) -> None:
     for sequence, token in zip(sequences, token_ids.tolist(), strict=True):
         sequence.tokens.append(token)
         sequence.logprobs += [
-            (unpack_ids(r.token_ids).tolist(), r.logprobs) for r in rows if r.owner == sequence.slot
+            (unpack_ids(r.token_ids).tolist(), r.logprobs) for r in rows if r.slot == sequence.slot
         ]
 
 
@@ -442,7 +441,7 @@ def test_logprobs_are_the_models_own_whatever_the_settings():
     expected = logits[0].double().log_softmax(-1)
     top = expected.topk(4)
     tokens, rows = on_host(sample(state, logits, [2, 1], torch.tensor([1, 1])))
-    assert [row.owner for row in rows] == [2]
+    assert [row.slot for row in rows] == [2]
     assert tokens[0] == 40
     assert unpack_ids(rows[0].token_ids).tolist() == [40, *top.indices.tolist()]
     assert rows[0].logprobs == pytest.approx([expected[40].item(), *top.values.tolist()], abs=1e-5)
@@ -453,7 +452,7 @@ def test_each_slot_gets_as_many_alternatives_as_it_asked_for():
     for slot, wanted in enumerate((0, None, 5)):
         state.admit(slot, SamplingParams(temperature=0, logprobs=wanted), ids(1), 0)
     _, rows = on_host(sample(state, random_logits(3), [0, 1, 2], torch.ones(3).long()))
-    assert [(row.owner, len(row.logprobs)) for row in rows] == [(0, 1), (2, 6)]
+    assert [(row.slot, len(row.logprobs)) for row in rows] == [(0, 1), (2, 6)]
 
 
 def test_prompt_logprobs_name_the_next_token_first_then_the_likeliest():
@@ -464,7 +463,7 @@ def test_prompt_logprobs_name_the_next_token_first_then_the_likeliest():
     assert len(rows) == 4
     for row, reference, token in zip(rows, expected, tokens.tolist(), strict=True):
         top = reference.topk(2)
-        assert row.owner == 7
+        assert row.slot == 7
         assert unpack_ids(row.token_ids).tolist() == [token, *top.indices.tolist()]
         assert row.logprobs == pytest.approx(
             [reference[token].item(), *top.values.tolist()], abs=0.1

@@ -8,11 +8,14 @@ import torch
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.constrained.bitmask import bitmask_words
 from radixrt.device.device import CPU
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import num_ids
-from radixrt.worker import build
+from radixrt.worker import build, trial_run
 from radixrt.worker.runner import ModelRunner
+from radixrt.worker.sampling.matchers import TokenMask
+from radixrt.worker.sampling.state import SamplingBatch
 from radixrt.worker.trial_run import largest_step, num_pages
 
 
@@ -65,6 +68,24 @@ def test_the_trial_is_a_prefill_and_a_decode_step(
     monkeypatch.setattr(ModelRunner, "step", watched)
     runner_after_trial(checkpoint("llama"), monkeypatch)
     assert steps == [3, 3]
+
+
+def test_the_trial_calls_every_kernel_that_a_request_may_ask_for(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles a kernel at its first call, which is not to happen while requests are served."""
+    drawn: list[tuple[SamplingBatch, TokenMask | None]] = []
+    draw = trial_run.fastest_draw(CPU.torch_device)
+
+    def watched(batch: SamplingBatch, counts, logits, positions, mask, device):
+        drawn.append((batch, mask))
+        return draw(batch, counts, logits, positions, mask, device)
+
+    monkeypatch.setattr(trial_run, "fastest_draw", lambda device: watched)
+    runner = runner_after_trial(checkpoint("llama"), monkeypatch)
+    ((batch, mask),) = drawn
+    assert batch.penalised is not None and batch.biases is not None and batch.logprobs is not None
+    assert mask is not None and mask.bits.shape == (1, bitmask_words(runner._model.vocab_size))
 
 
 def test_a_step_that_does_not_fit_names_the_settings(

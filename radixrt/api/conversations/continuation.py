@@ -50,7 +50,7 @@ class Continuation:
         if fields.continue_from is None:
             if fields.continue_after is not None:
                 raise RequestError(
-                    "continue_after says how much of a remembered conversation to take, but there is no continue_from.",
+                    "continue_after is the length of a kept conversation to continue, but there is no continue_from.",
                     param="continue_after",
                 )
             return Continuation(access_key, None, 0)
@@ -58,7 +58,7 @@ class Continuation:
         if source.kind != kind:
             path = "/v1/completions" if source.kind == "text" else "/v1/chat/completions"
             raise RequestError(
-                f"continue_from names what was kept by {path}; go on with it there.",
+                f"continue_from names a conversation that was kept by {path}; continue it there.",
                 param="continue_from",
             )
         return Continuation(access_key, source, _taken(fields.continue_after, source))
@@ -95,7 +95,7 @@ def _taken(given: int | None, source: KeptConversation) -> int:
     if not 0 <= given <= source.length:
         unit = "messages" if source.kind == "messages" else "characters"
         raise RequestError(
-            f"continue_after must be from 0 to {source.length}, the number of remembered {unit}, not {given}.",
+            f"continue_after must be from 0 to {source.length}, the number of kept {unit}, not {given}.",
             param="continue_after",
         )
     return given

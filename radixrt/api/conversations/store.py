@@ -20,7 +20,7 @@ Items = list[dict[str, Any]] | str
 """Messages as chat templates take them, or a text; counted in messages, or in characters."""
 
 OVERHEAD_BYTES = 512
-"""About what the bookkeeping of one conversation takes."""
+"""Estimated memory of one conversation beside its text."""
 
 
 @dataclass(eq=False)
@@ -88,8 +88,8 @@ class ConversationStore:
         conversation = self._kept.get(conversation_id)
         if conversation is None or conversation.access_key != access_key:
             raise RequestError(
-                "This conversation is not remembered, or not any more: send all of it again, with keep to have it "
-                "remembered anew.",
+                "This conversation is not kept, or not any more: send all of it again, with keep to have it kept "
+                "anew.",
                 status=404,
                 param="continue_from",
                 code="conversation_gone",

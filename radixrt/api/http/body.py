@@ -1,4 +1,4 @@
-"""How does a request body become a typed struct? Strictly, with errors that name the field."""
+"""Reads a request body into a typed struct, strictly, with errors that name the field."""
 
 import json
 import logging
@@ -23,9 +23,9 @@ _LONG_INTEGER = re.compile(rb"\d{19}")
 _warned: set[str] = set()
 _MOST_WARNINGS = 1000
 _LONGEST_NAME = 100
-"""Names come from clients; no more of them are remembered, and no longer ones."""
+"""Limits on the memory for names, which come from clients."""
 _MOST_SHOWN = 10
-"""In one line."""
+"""Most names in one log line."""
 
 
 async def read_json(request: Request) -> dict[str, Any]:

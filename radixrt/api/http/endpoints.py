@@ -1,4 +1,4 @@
-"""How is an endpoint that takes JSON declared? With the struct of its body, which is read for it and described to machines."""
+"""Declares endpoints by the struct of their JSON body, which is validated and described in /openapi.json."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -15,12 +15,12 @@ Endpoint = Callable[[Request, Body], Awaitable[Response]]
 
 
 class Endpoints(APIRouter):
-    """Some of a server's endpoints."""
+    """A router whose endpoints have typed bodies."""
 
     def __init__(self, state: ServerState) -> None:
         super().__init__()
         self.bodies: dict[str, type[msgspec.Struct]] = {}
-        """What each path is sent."""
+        """The struct of each path's body."""
         self._state = state
 
     def takes(
@@ -29,10 +29,11 @@ class Endpoints(APIRouter):
         struct: type[Body],
         refuse: Callable[[dict[str, Any]], None] = refuse_unsupported,
     ) -> Callable[[Endpoint[Body]], Endpoint[Body]]:
-        """Decorates what answers a POST with such a body. FastAPI sees the raw request only: msgspec checks types faster.
+        """Decorates the handler of POST requests to ``path``. FastAPI sees the raw request only: msgspec checks types faster.
 
         Args:
-            refuse: raises a RequestError if the body asks for what would have to be ignored.
+            struct: type of the body.
+            refuse: raises a RequestError if the body has a field that would have to be ignored.
         """
         self.bodies[path] = struct
 
@@ -51,7 +52,7 @@ class Endpoints(APIRouter):
 
 
 def include(app: FastAPI, routers: list[APIRouter]) -> None:
-    """Add endpoints, and the JSON schemas of what they take to the app's description."""
+    """Add endpoints, and the JSON schemas of their bodies to the app's description."""
     bodies: dict[str, type[msgspec.Struct]] = {}
     for router in routers:
         app.include_router(router)

@@ -1,4 +1,4 @@
-"""How does an error look to an HTTP client? As OpenAI's do, whatever its source; decided here alone."""
+"""Turns every error into an HTTP response with OpenAI's error object."""
 
 import logging
 from typing import Any
@@ -22,7 +22,7 @@ _TYPES = {
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """What a client may be told of an error; an unexpected one is logged and not explained."""
+    """The error to send to the client. An unexpected error is logged, and its text is not sent."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, EngineDiedError):

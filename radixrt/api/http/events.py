@@ -1,4 +1,4 @@
-"""How does an answer reach a client that may leave at any moment? Whoever leaves takes the work along."""
+"""Responses, whole or as server-sent events, whose work is cancelled when the client disconnects."""
 
 import asyncio
 import time
@@ -31,10 +31,10 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Do the work, or cancel it at once when the client leaves.
+    """Run the work; cancel it at once when the client disconnects.
 
     Raises:
-        RequestError: the client left (nobody will read it).
+        RequestError: the client has disconnected.
     """
     return await _while_connected(request.receive, work)
 

@@ -101,9 +101,7 @@ class LimitBody:
         await self.app(scope, receive_limited, send)
 
     def _too_large(self) -> RequestError:
-        return RequestError(
-            f"The body is larger than {self._max_bytes} bytes (--max-body-bytes).", status=413
-        )
+        return RequestError(f"The body is larger than {self._max_bytes} bytes.", status=413)
 
 
 class SetRequestId:

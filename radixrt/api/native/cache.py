@@ -64,7 +64,6 @@ def cache_routes(state: ServerState) -> APIRouter:
             state.run,
             *_target(fields, state, request),
             ttl_s=DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s,
-            max_s=state.config.max_pin_seconds,
         )
         return json_response(msgspec.to_builtins(await while_connected(request, pinning)))
 

@@ -11,7 +11,12 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.http.body import read_json
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import DONE, EventStream, event, json_response, while_connected
-from radixrt.api.native.generate_request import NativePlan, NativeRequest, native_names, refuse
+from radixrt.api.native.generate_request import (
+    NativeRequest,
+    PreparedGenerate,
+    native_names,
+    refuse,
+)
 from radixrt.api.responses import json_logprob, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
@@ -24,12 +29,12 @@ def native_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/generate", NativeRequest, refuse)
     async def generate(request: Request, fields: NativeRequest) -> Response:
-        plan = NativePlan.of(fields, state)
-        request.state.request_id = plan.id
-        results = _results(plan, bool(fields.return_text_in_logprobs), state)
+        prepared = PreparedGenerate.of(fields, state)
+        request.state.request_id = prepared.id
+        results = _results(prepared, bool(fields.return_text_in_logprobs), state)
         if fields.stream:
             return EventStream(_stream(results))
-        return json_response(await while_connected(request, _whole(plan, results)))
+        return json_response(await while_connected(request, _whole(prepared, results)))
 
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
@@ -49,10 +54,10 @@ def native_routes(state: ServerState) -> APIRouter:
 Results = AsyncGenerator[dict[str, Any], None]
 
 
-async def _whole(plan: NativePlan, results: Results) -> Any:
+async def _whole(prepared: PreparedGenerate, results: Results) -> Any:
     async with aclosing(results):
         whole = [result async for result in results]
-    if not plan.is_list:
+    if not prepared.is_list:
         return whole[0]
     whole.sort(key=lambda result: result.pop("index"))
     return whole
@@ -65,36 +70,38 @@ async def _stream(results: Results) -> AsyncGenerator[bytes, None]:
     yield DONE
 
 
-async def _results(plan: NativePlan, with_text: bool, state: ServerState) -> Results:
+async def _results(prepared: PreparedGenerate, with_text: bool, state: ServerState) -> Results:
     """Each answer so far, after each chunk: the events of this endpoint repeat the whole answer.
 
     Args:
         with_text: of each token beside its log-probability.
     """
-    counts = [request.sampling.n for request in plan.requests]
+    counts = [request.sampling.n for request in prepared.requests]
     first_index = list(itertools.accumulate(counts[:-1], initial=0))
     answers: dict[int, _NativeAnswer] = {}
     started_at = time.monotonic()
     with native_names():
-        async with aclosing(state.generate(plan.requests, "sampling_params")) as chunks:
+        async with aclosing(state.generate(prepared.requests, "sampling_params")) as chunks:
             async for number, chunk in chunks:
                 index = first_index[number] + chunk.index
                 if index not in answers:
-                    answers[index] = _NativeAnswer(plan, number, with_text, started_at)
+                    answers[index] = _NativeAnswer(prepared, number, with_text, started_at)
                 result = answers[index].after(chunk)
-                yield result | {"index": index} if plan.is_list else result
+                yield result | {"index": index} if prepared.is_list else result
 
 
 class _NativeAnswer:
     """One answer, put together from chunks."""
 
-    def __init__(self, plan: NativePlan, number: int, with_text: bool, started_at: float) -> None:
+    def __init__(
+        self, prepared: PreparedGenerate, number: int, with_text: bool, started_at: float
+    ) -> None:
         """
         Args:
             number: of the prompt.
         """
-        self._request = plan.requests[number]
-        self._is_hidden = plan.prompt_only[number]
+        self._request = prepared.requests[number]
+        self._is_hidden = prepared.prompt_only[number]
         self._with_text = with_text
         self._started_at = started_at
         self._text = ""
@@ -127,8 +134,8 @@ class _NativeAnswer:
         if report.retries:
             meta["structured_output_retries"] = report.retries
         if report.finish_reason is not None:
-            meta["queue_time"] = report.times.queued_s
-            meta["prefill_time"] = report.times.prefill_s
+            meta["queue_time"] = report.queued_s
+            meta["prefill_time"] = report.prefill_s
             meta["e2e_latency"] = time.monotonic() - self._started_at
         return meta
 

@@ -16,8 +16,8 @@ from radixrt.api.requests.protocol import ConstraintFields, QueueFields, refuse_
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.constrained.spec import Spec
 from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -73,7 +73,7 @@ class NativeRequest(QueueFields, kw_only=True):
     return_text_in_logprobs: bool | None = None
 
 
-class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP request, ready to run."""
 
     id: str
@@ -82,10 +82,10 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
     prompt_only: list[bool]
     """Of each prompt: max_new_tokens was 0, so one token is generated and thrown away."""
     is_list: bool
-    """Whether the response is a list: for a batch, or for n > 1."""
+    """The response is a list: for a batch, or for n > 1."""
 
     @staticmethod
-    def of(fields: NativeRequest, state: ServerState) -> "NativePlan":
+    def of(fields: NativeRequest, state: ServerState) -> "PreparedGenerate":
         """Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
@@ -113,11 +113,13 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True):
                 prompt=prompt,
                 options=msgspec.structs.replace(options, sampling=params),
                 stream=bool(fields.stream),
-                structured=spec,
+                constraint=constraint,
             )
-            for name, prompt, params, spec in zip(names, prompts, sampling, structured, strict=True)
+            for name, prompt, params, constraint in zip(
+                names, prompts, sampling, structured, strict=True
+            )
         ]
-        return NativePlan(
+        return PreparedGenerate(
             id=call_id,
             requests=requests,
             prompt_only=[_max_new_tokens(one) == 0 for one in given],
@@ -204,11 +206,13 @@ def _sampling(
         return sampling_of(settings, state)
 
 
-def _constraint(given: NativeSampling, sampling: SamplingParams, state: ServerState) -> Spec | None:
+def _constraint(
+    given: NativeSampling, sampling: SamplingParams, state: ServerState
+) -> Constraint | None:
     """Raises:
     RequestError: there are several, or one is not well formed, or there will be no answer.
     """
-    structured = asked_constraint(given, state.config, "sampling_params.").spec
+    structured = asked_constraint(given, state.config, "sampling_params.").constraint
     with native_names():
         check_sampling(structured, sampling)
     if structured is not None and _max_new_tokens(given) == 0:
@@ -221,7 +225,7 @@ def _constraint(given: NativeSampling, sampling: SamplingParams, state: ServerSt
 
 def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
     """Raises:
-    RequestError: a constraint stands where this endpoint has none, or what can't be done is asked for.
+    RequestError: a constraint is in a field where this endpoint has none, or a field is not supported.
     """
     refuse_unsupported(body)
     for name in ConstraintFields.__struct_fields__:
@@ -239,12 +243,12 @@ _NATIVE_NAMES = (
     | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
     | {"prompt_logprobs_start": "logprob_start_len"}
 )
-"""What this endpoint's clients call each sampling setting."""
+"""The names of sampling settings in requests to this endpoint."""
 
 
 @contextmanager
 def native_names() -> Iterator[None]:
-    """Let errors about sampling settings name the fields that the client sent."""
+    """Let errors about sampling settings name the fields of the request."""
     try:
         yield
     except RequestError as error:

@@ -17,9 +17,9 @@ from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_ch
 
 class ScoreRequest(PromptRequest, kw_only=True):
     choices: list[str]
-    """The texts; of a conversation, each is the assistant's message."""
+    """The texts; after messages, each is the assistant's message."""
     unconditional: bool | None = None
-    """Also without the prompt."""
+    """Also score the choices without the prompt."""
 
 
 def scoring_routes(state: ServerState) -> APIRouter:

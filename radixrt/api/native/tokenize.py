@@ -59,12 +59,12 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
     @router.takes("/v1/grammar/compile", CompileRequest)
     async def compile_grammar(request: Request, fields: CompileRequest) -> Response:
         constraint = asked_constraint(fields, state.config)
-        if constraint.spec is None:
+        if constraint.constraint is None:
             raise RequestError(
                 "Give a constraint to compile, such as response_format, regex or ebnf."
             )
         with constraint_errors_name(constraint.field):
-            report = await while_connected(request, state.client.compile(constraint.spec))
+            report = await while_connected(request, state.client.compile(constraint.constraint))
         return json_response(msgspec.to_builtins(report))
 
     return router

@@ -4,7 +4,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
 
@@ -20,7 +21,24 @@ ChoiceDelta = tuple[dict[str, Any], dict[str, Any]]
 """A choice or, in a stream, a piece of one; and fields of the response beside the choices."""
 
 
-class Answering(ABC):
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+@dataclass(frozen=True)
+class PreparedRequest(Generic[Fields]):
+    """One HTTP request, read and ready to run."""
+
+    fields: Fields
+    id: str
+    requests: list[GenerateRequest]
+    """One a prompt."""
+    constraint_field: str
+    """The field that holds the constraint; "": there is none."""
+    recorder: ConversationRecorder | None
+    """Of the conversation, if it is to be kept."""
+
+
+class Answering(ABC, Generic[Fields]):
     """The response to one HTTP request.
 
     Attributes:
@@ -33,25 +51,9 @@ class Answering(ABC):
     kind_of_event: str
     hides_output = False
 
-    def __init__(
-        self,
-        fields: GenerationFields,
-        response_id: str,
-        requests: list[GenerateRequest],
-        constraint_field: str,
-        recorder: ConversationRecorder | None,
-    ) -> None:
-        """
-        Args:
-            requests: one a prompt.
-            constraint_field: the field that holds the request's constraint; "": it has none.
-            recorder: of the conversation, if it is to be kept.
-        """
-        self.fields = fields
-        self.id = response_id
-        self.requests = requests
-        self.constraint_field = constraint_field
-        self._recorder = recorder
+    def __init__(self, prepared: PreparedRequest[Fields]) -> None:
+        self.prepared = prepared
+        self.fields = prepared.fields
 
     @abstractmethod
     def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
@@ -66,21 +68,21 @@ class Answering(ABC):
             text, calls: as the client gets them.
         """
         extras = times_extras(chunk.report) if self.fields.return_times else {}
-        if self._recorder is not None:
-            self._recorder.add(text, chunk.reasoning, calls)
+        if self.prepared.recorder is not None:
+            self.prepared.recorder.add(text, chunk.reasoning, calls)
             if chunk.finish_reason is not None:
-                extras["kept"] = self._recorder.end(chunk.finish_reason)
+                extras["kept"] = self.prepared.recorder.end(chunk.finish_reason)
         return extras
 
 
-async def respond(answering: Answering, request: Request, state: ServerState) -> Response:
-    request.state.request_id = answering.id
+async def respond(answering: Answering[Any], request: Request, state: ServerState) -> Response:
+    request.state.request_id = answering.prepared.id
     if answering.fields.stream:
         return EventStream(_stream(answering, state))
     return json_response(await while_connected(request, _whole(answering, state)))
 
 
-async def _whole(answering: Answering, state: ServerState) -> dict[str, Any]:
+async def _whole(answering: Answering[Any], state: ServerState) -> dict[str, Any]:
     usage = Usage(answering.hides_output)
     choices: list[dict[str, Any]] = []
     extras: dict[str, Any] = {}
@@ -93,7 +95,7 @@ async def _whole(answering: Answering, state: ServerState) -> dict[str, Any]:
     return envelope | extras | {"usage": usage.as_json()}
 
 
-async def _stream(answering: Answering, state: ServerState) -> AsyncGenerator[bytes, None]:
+async def _stream(answering: Answering[Any], state: ServerState) -> AsyncGenerator[bytes, None]:
     usage = Usage(answering.hides_output)
     options = answering.fields.stream_options
     with_usage = bool(options and options.include_usage)
@@ -114,9 +116,9 @@ async def _stream(answering: Answering, state: ServerState) -> AsyncGenerator[by
 
 
 async def _choices(
-    answering: Answering, state: ServerState, usage: Usage
+    answering: Answering[Any], state: ServerState, usage: Usage
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    running = state.generate(answering.requests, answering.constraint_field)
+    running = state.generate(answering.prepared.requests, answering.prepared.constraint_field)
     async with aclosing(running) as chunks:
         async for prompt_index, chunk in chunks:
             usage.add(prompt_index, chunk)
@@ -125,10 +127,10 @@ async def _choices(
 
 
 def _envelope(
-    answering: Answering, state: ServerState, kind: str, choices: list[dict[str, Any]]
+    answering: Answering[Any], state: ServerState, kind: str, choices: list[dict[str, Any]]
 ) -> dict[str, Any]:
     return {
-        "id": answering.id,
+        "id": answering.prepared.id,
         "object": kind,
         "created": int(time.time()),
         "model": state.config.model_name,

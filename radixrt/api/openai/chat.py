@@ -8,17 +8,16 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.middleware import request_id
-from radixrt.api.openai.answering import Answering, ChoiceDelta, respond
+from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
 from radixrt.api.requests.constraint import asked_constraint
-from radixrt.api.requests.options import request_options, sampling_from_fields
+from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, tool_constraint
 from radixrt.api.responses import chat_logprobs, prompt_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.constrained.requests import check_sampling
-from radixrt.constrained.spec import Spec
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
@@ -30,12 +29,14 @@ def chat_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/chat/completions", ChatCompletionRequest)
     async def chat_completions(request: Request, fields: ChatCompletionRequest) -> Response:
-        return await respond(_chat(fields, state, request), request, state)
+        return await respond(_Chat(_prepare(fields, state, request)), request, state)
 
     return router
 
 
-def _chat(fields: ChatCompletionRequest, state: ServerState, request: Request) -> "_Chat":
+def _prepare(
+    fields: ChatCompletionRequest, state: ServerState, request: Request
+) -> PreparedRequest[ChatCompletionRequest]:
     """Raises:
     RequestError: a field is out of its range, or does not fit the others; names it.
     """
@@ -46,14 +47,13 @@ def _chat(fields: ChatCompletionRequest, state: ServerState, request: Request) -
         fields, FORMATS[format_name], asked_constraint(fields, state.config)
     )
     max_tokens = fields.max_completion_tokens
-    sampling = sampling_from_fields(
+    options = generation_options(
         fields,
         state,
+        constraint.constraint,
         logprobs=_logprobs(fields),
         max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
     )
-    state.check_answer_count(1, sampling.n)
-    check_sampling(constraint.spec, sampling)
     response_id = request_id("chatcmpl", fields.rid, fields.request_id)
     recorder = ConversationRecorder.of(
         fields,
@@ -66,29 +66,26 @@ def _chat(fields: ChatCompletionRequest, state: ServerState, request: Request) -
     generate = GenerateRequest(
         request_id=response_id,
         prompt=prompt,
-        options=request_options(fields, state.config, sampling),
+        options=options,
         stream=bool(fields.stream),
         return_prompt_token_ids=bool(fields.return_token_ids),
         parse_tool_calls=format_name if calls_tools(fields) else "",
-        structured=constraint.spec,
-        parse_reasoning=_reasoning_parser(fields, state, constraint.spec),
+        constraint=constraint.constraint,
+        parse_reasoning=_reasoning_parser(fields, state, constraint.constraint),
     )
-    return _Chat(fields, generate, constraint.field, recorder)
+    return PreparedRequest(fields, response_id, [generate], constraint.field, recorder)
 
 
-class _Chat(Answering):
+class _Chat(Answering[ChatCompletionRequest]):
     kind = "chat.completion"
     kind_of_event = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        fields: ChatCompletionRequest,
-        request: GenerateRequest,
-        constraint_field: str,
-        recorder: ConversationRecorder | None,
-    ) -> None:
-        super().__init__(fields, request.request_id, [request], constraint_field, recorder)
-        self._shows_reasoning = request.parse_reasoning and fields.include_reasoning is not False
+    def __init__(self, prepared: PreparedRequest[ChatCompletionRequest]) -> None:
+        super().__init__(prepared)
+        (request,) = prepared.requests
+        self._shows_reasoning = (
+            request.parse_reasoning and self.fields.include_reasoning is not False
+        )
         self._begun: set[int] = set()
         """Streamed choices whose role has been sent."""
         self._called: set[int] = set()
@@ -152,7 +149,7 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
 
 
 def _reasoning_parser(
-    fields: ChatCompletionRequest, state: ServerState, structured: Spec | None
+    fields: ChatCompletionRequest, state: ServerState, structured: Constraint | None
 ) -> str:
     """The parser that takes the reasoning out of the answer; "": the reasoning stays in its text."""
     if state.config.reasoning_parser == "none" or fields.continue_final_message:

@@ -9,16 +9,14 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.middleware import request_id
-from radixrt.api.openai.answering import Answering, ChoiceDelta, respond
+from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
 from radixrt.api.requests.constraint import asked_constraint
-from radixrt.api.requests.options import request_options, sampling_from_fields
+from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest
 from radixrt.api.responses import completion_logprobs, prompt_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.requests import check_sampling
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import GenerateRequest
@@ -32,12 +30,14 @@ def completion_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/completions", CompletionRequest)
     async def completions(request: Request, fields: CompletionRequest) -> Response:
-        return await respond(_completion(fields, state, request), request, state)
+        return await respond(_Completion(_prepare(fields, state, request)), request, state)
 
     return router
 
 
-def _completion(fields: CompletionRequest, state: ServerState, request: Request) -> "_Completion":
+def _prepare(
+    fields: CompletionRequest, state: ServerState, request: Request
+) -> PreparedRequest[CompletionRequest]:
     """Raises:
     RequestError: a field is out of its range, or does not fit the others; names it.
     """
@@ -47,11 +47,12 @@ def _completion(fields: CompletionRequest, state: ServerState, request: Request)
         state.info.vocab_size,
         fields.add_special_tokens is not False,
     )
-    sampling = _sampling(fields, state)
-    state.check_answer_count(len(prompts), sampling.n)
     constraint = asked_constraint(fields, state.config)
-    check_sampling(constraint.spec, sampling)
-    if constraint.spec is not None and fields.max_tokens == 0:
+    overrides = _overrides(fields)
+    options = generation_options(fields, state, constraint.constraint, len(prompts), **overrides)
+    if fields.best_of not in (None, options.sampling.n):
+        raise RequestError("best_of must equal n, or be left out.", param="best_of")
+    if constraint.constraint is not None and fields.max_tokens == 0:
         raise RequestError(
             "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
             param="max_tokens",
@@ -60,7 +61,6 @@ def _completion(fields: CompletionRequest, state: ServerState, request: Request)
     recorder = ConversationRecorder.of(
         fields, state.conversations, response_id, continuation, str(fields.prompt)
     )
-    options = request_options(fields, state.config, sampling)
     requests = [
         GenerateRequest(
             request_id=f"{response_id}-{number}",
@@ -69,11 +69,11 @@ def _completion(fields: CompletionRequest, state: ServerState, request: Request)
             options=options,
             stream=bool(fields.stream),
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
-            structured=constraint.spec,
+            constraint=constraint.constraint,
         )
         for number, prompt in enumerate(prompts)
     ]
-    return _Completion(fields, response_id, requests, constraint.field, recorder)
+    return PreparedRequest(fields, response_id, requests, constraint.field, recorder)
 
 
 def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str | list[Any]:
@@ -91,8 +91,14 @@ def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str 
     return continuation.text + fields.prompt
 
 
-def _sampling(fields: CompletionRequest, state: ServerState) -> SamplingParams:
-    """max_tokens 0 is for scoring a text, with echo: one token is generated and thrown away."""
+def _overrides(fields: CompletionRequest) -> dict[str, Any]:
+    """The sampling settings that differ from the request's fields.
+
+    With ``max_tokens`` 0, which scores a text with ``echo``, one token is generated and thrown away.
+
+    Raises:
+        RequestError: ``max_tokens`` is 0 without ``echo``.
+    """
     overrides: dict[str, Any] = {"logprobs": fields.logprobs}
     if fields.max_tokens == 0:
         if not fields.echo:
@@ -102,24 +108,20 @@ def _sampling(fields: CompletionRequest, state: ServerState) -> SamplingParams:
         overrides["max_tokens"] = max(DEFAULT_MAX_TOKENS, fields.min_tokens or 0)
     if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
         overrides["prompt_logprobs"] = fields.logprobs
-    sampling = sampling_from_fields(fields, state, **overrides)
-    if fields.best_of not in (None, sampling.n):
-        raise RequestError("best_of must equal n, or be left out.", param="best_of")
-    return sampling
+    return overrides
 
 
-class _Completion(Answering):
-    fields: CompletionRequest
+class _Completion(Answering[CompletionRequest]):
     kind = kind_of_event = "text_completion"
 
-    def __init__(self, fields: CompletionRequest, *others: Any) -> None:
-        super().__init__(fields, *others)
-        self.hides_output = fields.max_tokens == 0
+    def __init__(self, prepared: PreparedRequest[CompletionRequest]) -> None:
+        super().__init__(prepared)
+        self.hides_output = prepared.fields.max_tokens == 0
         self._offsets: Counter[int] = Counter()
         """Of each choice: characters of its tokens so far."""
 
     def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
-        index = prompt_index * self.requests[0].sampling.n + chunk.index
+        index = prompt_index * self.prepared.requests[0].sampling.n + chunk.index
         hidden = self.hides_output
         text, tokens, finish_reason = chunk.text, chunk.logprobs, chunk.finish_reason
         if hidden:

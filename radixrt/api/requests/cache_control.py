@@ -1,4 +1,4 @@
-"""Where does a conversation carry cache breakpoints? ``cache_control``, as Anthropic's clients send it."""
+"""Reads the cache breakpoints of messages and tools: ``cache_control``, as Anthropic's clients send it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,10 +23,10 @@ def cache_breakpoints(
     """One for each message, and the tools, that has any; a message with several is kept for the longest time.
 
     Args:
-        num_before: messages of the conversation that come before these.
+        num_before: number of messages before these.
 
     Raises:
-        RequestError: there are too many, or one is not well formed, or stands where it means nothing.
+        RequestError: there are too many, or one is malformed or in a place where it has no meaning.
     """
     ttls: dict[int, float] = {}
     count = 0
@@ -107,6 +107,6 @@ def _checked(control: CacheControl, where: str) -> CacheControl:
 
 def _malformed(where: str) -> RequestError:
     return RequestError(
-        f'{where} must be {{"type": "ephemeral"}}, with "ttl": "5m" (the default) or "1h" if you like.',
+        f'{where} must be {{"type": "ephemeral"}}, optionally with "ttl": "5m" (the default) or "1h".',
         param=where,
     )

@@ -9,14 +9,14 @@ from radixrt.api.requests.protocol import StructuredOutputs
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
-from radixrt.constrained.spec import JsonSchema, Spec
+from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.constrained.structural_tags import structural_tag
 
 
 class AskedConstraint(NamedTuple):
     """The constraint that a request asks for."""
 
-    spec: Spec | None
+    constraint: Constraint | None
     field: str = ""
     """The request's field that holds it, which errors name."""
 
@@ -41,26 +41,26 @@ def asked_constraint(
     _check_whitespace(
         getattr(fields, "guided_whitespace_pattern", None), "guided_whitespace_pattern", config
     )
-    spec = requests.only_one(asked)
-    return AskedConstraint(spec, asked[0][0].partition(".")[0] if asked else "")
+    constraint = requests.only_one(asked)
+    return AskedConstraint(constraint, asked[0][0].partition(".")[0] if asked else "")
 
 
 def _read(
     readers: "dict[str, Reader]", fields: msgspec.Struct, prefix: str
-) -> list[tuple[str, Spec]]:
+) -> list[tuple[str, Constraint]]:
     """The constraints of all these fields that hold one, each with the name that errors give it."""
     asked = []
     for name, read in readers.items():
         value = getattr(fields, name, None)
-        if value is not None and (spec := read(value, prefix + name)) is not None:
-            asked.append((prefix + name, spec))
+        if value is not None and (constraint := read(value, prefix + name)) is not None:
+            asked.append((prefix + name, constraint))
     return asked
 
 
 # ---------------------------------------------------------------- one field each
 
 
-def _response_format(value: dict[str, Any], param: str) -> Spec | None:
+def _response_format(value: dict[str, Any], param: str) -> Constraint | None:
     kind = value.get("type")
     if kind == "structural_tag":
         return structural_tag(value, param)
@@ -92,8 +92,8 @@ def _openai_schema(value: Any, param: str) -> JsonSchema:
     return requests.json_schema(value["schema"], f"{param}.schema", strict is not False)
 
 
-Reader = Callable[[Any, str], Spec | None]
-"""Makes a spec of a field's value; None: it asks for nothing. Errors name the field as they are told."""
+Reader = Callable[[Any, str], Constraint | None]
+"""Makes a constraint of a field's value; None: no constraint. The second argument is the field's name in errors."""
 
 _READERS: dict[str, Reader] = {
     "response_format": _response_format,
@@ -106,12 +106,12 @@ _READERS: dict[str, Reader] = {
     "ebnf": requests.ebnf,
     "structural_tag": structural_tag,
 }
-"""By field: what makes a spec of its value."""
+"""The reader of each field."""
 
 
 def _structured_outputs(
     value: StructuredOutputs, param: str, config: ServerConfig
-) -> list[tuple[str, Spec]]:
+) -> list[tuple[str, Constraint]]:
     if value.disable_additional_properties:
         raise RequestError(
             f'{param}.disable_additional_properties is not supported; write "additionalProperties": false into '
@@ -128,7 +128,7 @@ def _structured_outputs(
     return _read(_OUTPUT_READERS, value, f"{param}.")
 
 
-def _json_object(value: bool, param: str) -> Spec | None:
+def _json_object(value: bool, param: str) -> Constraint | None:
     return requests.any_json() if value else None
 
 
@@ -140,9 +140,9 @@ _OUTPUT_READERS: dict[str, Reader] = {
     "json_object": _json_object,
     "structural_tag": structural_tag,
 }
-"""The same of :class:`StructuredOutputs`."""
+"""The reader of each field of :class:`StructuredOutputs`."""
 
-_LIBRARIES = {"guidance": "llguidance"}
+_LIBRARIES = {"guidance": "llguidance", "outlines": "fsm"}
 """vLLM's names of backends, where they differ from ours."""
 
 
@@ -171,7 +171,9 @@ def _check_whitespace(pattern: str | None, param: str, config: ServerConfig) -> 
 
 
 def _refuse_other_keys(value: dict[str, Any], known: set[str], param: str) -> None:
-    """What is not known would have to be ignored."""
+    """Raises:
+    RequestError: the value has a key that would have to be ignored.
+    """
     for name in value.keys() - known:
         raise RequestError(
             f"{param}: {name!r:.50} is not supported; leave it out. There are {', '.join(sorted(known))}.",

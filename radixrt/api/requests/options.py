@@ -8,6 +8,8 @@ from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Constraint
+from radixrt.constrained.requests import check_sampling
 from radixrt.kv.cache_hint import hints_of
 from radixrt.messages.requests import RequestOptions
 
@@ -18,15 +20,26 @@ LONGEST_STOP_STRING = 1024
 """Characters."""
 
 
-def sampling_from_fields(
-    fields: GenerationFields, state: ServerState, **overrides: Any
-) -> SamplingParams:
-    """The sampling settings of a request to chat or completions.
+def generation_options(
+    fields: GenerationFields,
+    state: ServerState,
+    constraint: Constraint | None,
+    num_prompts: int = 1,
+    **overrides: Any,
+) -> RequestOptions:
+    """The options of a request to chat or completions.
+
+    Args:
+        constraint: the request's constraint.
+        overrides: sampling settings in place of those of the fields.
 
     Raises:
-        RequestError: a value is out of its range; names the field.
+        RequestError: a value is out of its range, or does not fit the constraint; names the field.
     """
-    return sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
+    sampling = sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
+    state.check_answer_count(num_prompts, sampling.n)
+    check_sampling(constraint, sampling)
+    return request_options(fields, state.config, sampling)
 
 
 def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Which prompt does a request mean? Messages for the chat template, a text, or token ids."""
+"""Reads the prompt of a request: messages for the chat template, a text, or token ids."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPromp
 def one_prompt(
     fields: PromptRequest, state: ServerState, request: Request, opens_turn: bool = True
 ) -> TextPrompt | ChatPrompt:
-    """Of a request that has one, as messages or as a text.
+    """The prompt of a request that has one, as messages or as a text.
 
     Raises:
         RequestError: there is not exactly one prompt, or it is not well formed.
@@ -36,21 +36,21 @@ def one_prompt(
 def chat_prompt(
     fields: ChatCompletionRequest | PromptRequest,
     new: list[ChatMessage],
-    remembered: list[dict[str, Any]],
+    kept: list[dict[str, Any]],
     opens_turn: bool = True,
 ) -> ChatPrompt:
     """
     Args:
         new: the request's own messages.
-        remembered: those that come before them.
-        opens_turn: whether the template opens the assistant's turn, if the request does not say.
+        kept: the messages of a kept conversation before them.
+        opens_turn: whether the template adds a generation prompt, unless the request decides it.
 
     Raises:
-        RequestError: there are none, or they are not what a chat template can take.
+        RequestError: there are no messages, or a chat template can't take them.
     """
     tools = offered_tools(fields)
     check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
-    messages = [*remembered, *to_template_messages(new)]
+    messages = [*kept, *to_template_messages(new)]
     if not messages:
         raise RequestError("messages is empty; give at least one message.", param="messages")
     if fields.continue_final_message:
@@ -76,7 +76,7 @@ def chat_prompt(
         add_generation_prompt=opens_turn,
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
-        cache_breakpoints=cache_breakpoints(new, tools, len(remembered)),
+        cache_breakpoints=cache_breakpoints(new, tools, len(kept)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which fields do OpenAI requests have here, and which are refused because they would be ignored?"""
+"""The fields of requests, as structs, and the unsupported fields, which are refused rather than ignored."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class ConstraintFields(msgspec.Struct, kw_only=True):
-    """What an answer can be held to: one of these, or none. See docs/structured_output.md."""
+    """The constraint on an answer: at most one of these. See docs/structured_output.md."""
 
     response_format: dict[str, Any] | None = None
     """OpenAI's: type text, json_object or json_schema; and structural_tag."""
@@ -55,7 +55,7 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
 
 
 class QueueFields(msgspec.Struct, kw_only=True):
-    """How a request goes through the engine, whatever it asks; see :class:`GenerationFields`."""
+    """Fields of every request that computes something; see :class:`GenerationFields` for their meaning."""
 
     cache_salt: str | None = None
     cache: CacheHint | None = None
@@ -64,7 +64,7 @@ class QueueFields(msgspec.Struct, kw_only=True):
 
 
 class GenerationFields(ConstraintFields, kw_only=True):
-    """What completions and chat have in common. None: not given."""
+    """Common fields of completions and chat. None: not given."""
 
     model: str | None = None
     stream: bool | None = None
@@ -99,19 +99,19 @@ class GenerationFields(ConstraintFields, kw_only=True):
     cache_salt: str | None = None
     """Prefixes are shared only among requests with the same salt."""
     cache: CacheHint | None = None
-    """What the client knows of the future of this request's KV."""
+    """Cache hint: the client's knowledge of the future use of this request's KV."""
     priority: int | None = None
     """The smallest goes first, where the server was started with --schedule-policy priority."""
     timeout: float | None = None
     """Seconds after which the request is dropped, with finish reason "abort"."""
     keep: bool | None = None
-    """Remember the conversation, with the first answer, under the response's id."""
+    """Keep the conversation, with the first answer, under the response's id."""
     continue_from: str | None = None
-    """The id of a remembered conversation; the request brings only what comes after it."""
+    """The id of a kept conversation; the request has only the messages or the text after it."""
     continue_after: int | None = None
-    """So many of its messages (of a text: characters) are taken; None: all."""
+    """Number of its messages (of a text: characters) to continue from; None: all."""
     return_times: bool | None = None
-    """Where the time of the first answer went, in seconds: queued, prefill, total."""
+    """Return the times of the first answer, in seconds: queued, prefill, total."""
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -124,7 +124,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 
 class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Keep the conversation up to here, as Anthropic's clients say it."""
+    """A cache breakpoint, as Anthropic's clients mark it: keep the KV up to here."""
 
     type: str
     """"ephemeral"."""
@@ -143,7 +143,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class KeepRequest(msgspec.Struct, kw_only=True):
-    """One prompt, of messages or as a text, behind a remembered conversation or alone."""
+    """One prompt, of messages or as a text, alone or behind a kept conversation."""
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -187,9 +187,9 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     """False: at most one call an answer."""
     include_reasoning: bool | None = None
-    """False: the thought is left out of the response."""
+    """False: the reasoning is left out of the response."""
     separate_reasoning: bool | None = None
-    """False: the thought stays in the content."""
+    """False: the reasoning stays in the content."""
 
 
 UNSUPPORTED = (
@@ -199,15 +199,15 @@ UNSUPPORTED = (
     "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",
     "logits_processors", "return_hidden_states", "token_ids_logprob",
 )  # fmt: skip
-"""Fields that change what an answer holds; to ignore one would be to answer another question."""
+"""Fields that would change the answer, so that ignoring them would be wrong."""
 
 _WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
-"""Values of unsupported fields that ask for what happens anyway; besides those that ask for nothing."""
+"""Values of unsupported fields that change nothing and are accepted."""
 
 
 def refuse_unsupported(body: dict[str, Any]) -> None:
     """Raises:
-    RequestError: the body asks for what this version can't do, and would have to ignore.
+    RequestError: the body has a field that this version does not support.
     """
     for name in UNSUPPORTED:
         value = body.get(name)

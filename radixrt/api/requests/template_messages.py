@@ -1,4 +1,4 @@
-"""What do chat messages look like to a chat template? Text alone, with tool arguments as objects."""
+"""Turns chat messages into the form of chat templates: text only, tool arguments as objects."""
 
 from typing import Any
 

@@ -8,7 +8,7 @@ from radixrt.api.requests.constraint import AskedConstraint
 from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import check_depth
-from radixrt.constrained.spec import AnyJson, JsonSchema, Spec
+from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
 from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
 from radixrt.messages.answers import ToolCall
 
@@ -38,8 +38,8 @@ def tool_constraint(
         asked: the constraint on the answer's content.
 
     Raises:
-        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be told from
-            constrained content.
+        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be distinguished
+            from constrained content.
     """
     name, must_call = _choice(fields)
     if not calls_tools(fields):
@@ -48,7 +48,7 @@ def tool_constraint(
                 "tool_choice asks for a call, but there are no tools.", param="tools"
             )
         return asked
-    other = asked.spec
+    other = asked.constraint
     tools = _tools(fields.tools or [])
     if name is not None and name not in tools:
         raise RequestError(
@@ -60,18 +60,18 @@ def tool_constraint(
             param="tool_choice",
         )
     if other is not None and not must_call:
-        spec = _call_or(tools.values(), written, other, fields.parallel_tool_calls)
-        return AskedConstraint(spec, asked.field)
+        constraint = _call_or(tools.values(), written, other, fields.parallel_tool_calls)
+        return AskedConstraint(constraint, asked.field)
     chosen = tools.values() if name is None else [tools[name]]
     parallel = fields.parallel_tool_calls
     several = parallel is True if name is not None else parallel is not False
-    spec = calls(chosen, written, required=must_call, most=None if several else 1)
-    return AskedConstraint(spec, asked.field or "tools")
+    constraint = calls(chosen, written, required=must_call, most=None if several else 1)
+    return AskedConstraint(constraint, asked.field or "tools")
 
 
 def _call_or(
-    tools: Iterable[Tool], written: ToolCallFormat, other: Spec, parallel: bool | None
-) -> Spec:
+    tools: Iterable[Tool], written: ToolCallFormat, other: Constraint, parallel: bool | None
+) -> Constraint:
     """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
     if not isinstance(other, JsonSchema | AnyJson) or not written.opening:
         raise RequestError(
@@ -111,7 +111,7 @@ def check_tools(tools: list[dict[str, Any]]) -> None:
 
 
 def call_as_json(call: ToolCall) -> dict[str, Any]:
-    """A whole call, or a piece of one: only the first has an id and a name."""
+    """A tool call with a new id: whole, or its first piece."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": new_id("call"), "type": "function", "function": function}
 
@@ -140,7 +140,7 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
 
 
 def _choice(fields: ChatCompletionRequest) -> tuple[str | None, bool]:
-    """The one tool that must be called, if any is named; and whether any must be."""
+    """The name of the tool that must be called, if any; and whether a call is required."""
     choice = fields.tool_choice
     if choice in (None, "auto", "none"):
         return None, False

@@ -1,1 +1,1 @@
-"""``radixrt bench cache``: what do eviction policy, queue order and pool size do to recorded traffic?"""
+"""``radixrt bench cache``: compares eviction policies, queue orders and pool sizes on recorded traffic."""

@@ -99,7 +99,7 @@ def _with_gaps(results: list[CacheResult]) -> list[CacheResult]:
 
 
 def _cell(result: CacheResult) -> tuple[str, int, str]:
-    """What has to be equal for two eviction policies to be compared."""
+    """The settings that are equal where two eviction policies are compared."""
     return result.trace, result.pool_tokens, result.schedule_policy
 
 

@@ -1,4 +1,4 @@
-"""What could the best eviction have reached? Two bounds for prompts in a given order, one at a time.
+"""Two upper bounds of the hit rate, for prompts that arrive in a given order, one at a time.
 
 *Infinite cache*: nothing is ever evicted. *Belady on leaves*: of the pages that nobody uses, the one whose next use
 lies farthest ahead goes first (Belady, 1966). A page is never used later than what continues it, so

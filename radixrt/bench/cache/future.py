@@ -1,4 +1,4 @@
-"""What would a program say of its future? Hints for a trace whose sessions are known.
+"""Cache hints that a program would send, for a trace with known sessions.
 
 A program knows which session a request belongs to, when that has ended, and whether it called a tool. How long the
 tool takes it can only expect; what a human will do it can't know at all. So the levels are:
@@ -26,7 +26,7 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Future:
-    """What comes after each request of a trace."""
+    """The next requests after each request of a trace."""
 
     following: list[int | None]
     """By request: the next one of its session; None: it was the last, or has no session."""

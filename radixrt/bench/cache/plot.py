@@ -1,4 +1,4 @@
-"""How do hit rates grow with the pool? One panel a trace, a line a policy, between LRU and the bounds."""
+"""Plots hit rates over pool sizes: a panel for each trace, a line for each policy, between LRU and the bounds."""
 
 from pathlib import Path
 from typing import Any

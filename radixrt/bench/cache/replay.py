@@ -1,4 +1,4 @@
-"""What happens when a trace meets the engine? The real scheduler, tree and allocator, with a simulated worker.
+"""Replays a trace through the real scheduler, tree and allocator, with a simulated worker.
 
 To be quick, the replay works on *symbols*: ``ServiceModel.tokens_per_symbol`` tokens (8 by default) are one
 simulated token, so that a block of 512 tokens is 64 symbols, all different from those of every other block, and
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from radixrt.base.config import EvictionPolicyName, SchedulerSettings
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.arguments import HintLevel
@@ -25,7 +26,6 @@ from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.radix.eviction.registry import EvictionPolicyName
 from radixrt.scheduler.scheduler import Scheduler
 
 MAX_ANSWER_TOKENS = 4096
@@ -34,7 +34,7 @@ PREFILL_TOKENS_PER_STEP = 16384
 
 @dataclass(frozen=True)
 class Setup:
-    """What is varied from replay to replay; lengths in tokens."""
+    """The settings that differ between replays; lengths in tokens."""
 
     pool_tokens: int
     eviction_policy: EvictionPolicyName = "lru"
@@ -53,7 +53,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of the requests, and of the cache."""
+    """Results of the requests and of the cache."""
 
     setup: Setup
     order: list[int]
@@ -207,14 +207,16 @@ def scheduler_limits(trace: Trace, setup: Setup) -> SchedulerLimits:
         for request in trace.requests
     )
     return SchedulerLimits(
-        max_running_requests=setup.max_running,
-        max_queued_requests=len(trace.requests),
+        settings=SchedulerSettings(
+            max_running_requests=setup.max_running,
+            max_queued_requests=len(trace.requests),
+            chunked_prefill_size=PREFILL_TOKENS_PER_STEP // symbol,
+            schedule_policy=setup.schedule_policy,
+            eviction_policy=setup.eviction_policy,
+        ),
         max_prefill_tokens=PREFILL_TOKENS_PER_STEP // symbol,
-        chunked_prefill_size=PREFILL_TOKENS_PER_STEP // symbol,
         context_length=longest // symbol + 2,
         num_pages=setup.pool_tokens // setup.page_size,
         page_size=setup.page_size // symbol,
-        schedule_policy=setup.schedule_policy,
-        eviction_policy=setup.eviction_policy,
         eos_token_ids=(END_OF_ANSWER,),
     )

@@ -1,4 +1,4 @@
-"""What do the numbers of one replay say? One row of the table."""
+"""The results of one replay: one row of the table."""
 
 from dataclasses import dataclass
 

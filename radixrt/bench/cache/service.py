@@ -1,4 +1,4 @@
-"""How long does a step take? A worker without a model, on a virtual clock.
+"""A worker without a model, on a virtual clock.
 
 The model of time is two constants: prompts are computed at a fixed rate, and while anybody decodes, a token of
 everybody takes a fixed time on top. It says nothing about a real device; it makes queues and pauses of a
@@ -41,7 +41,7 @@ class VirtualClock:
 
 
 class SimulatedWorker:
-    """Executes step plans: samples whatever is due, ends every answer at its recorded length."""
+    """Executes step plans: samples tokens, and ends every answer at its recorded length."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}

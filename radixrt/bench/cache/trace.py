@@ -1,4 +1,4 @@
-"""What traffic is replayed? Reads recorded requests whose prompts are lists of block ids.
+"""Reads recorded requests whose prompts are lists of block ids.
 
 Two formats, one JSON object a line, gzipped or not, told apart by their keys:
 

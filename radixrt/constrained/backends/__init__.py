@@ -1,1 +1,1 @@
-"""A file for each library that turns a constraint into token masks. Each compiles to a Grammar and loads it again."""
+"""One module for each grammar library. Each compiles a constraint to a Grammar and loads a Grammar as a Matcher."""

@@ -1,6 +1,6 @@
-"""How does a finite-state machine over tokens hold an answer? A table lookup a token, and no library in the worker.
+"""Matcher of a finite-state machine over tokens: one table lookup per token, without any library in the worker.
 
-Compiling one, with the proof that it is right, is the business of fsm_compiler.py.
+:mod:`radixrt.constrained.backends.fsm_compiler` builds the machine and proves it equal to llguidance's grammar.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""When may a finite-state machine stand in for llguidance? When it is small, quickly built, and proven equal.
+"""Compiles a regular expression to a finite-state machine over tokens, if the machine is proven equal to llguidance's.
 
-outlines-core builds the machine. It is fast to walk, but its index is known to lose tokens (after ``1``,
-``1(a[0-9]+)?`` forbids ``a``), and some syntax it reads in its own way. So each state is reached with
-llguidance as well, and must allow the same tokens there; a machine that differs anywhere is thrown away.
+outlines-core builds the machine. Its masks are the cheapest, but its index is known to lose tokens (after ``1``,
+``1(a[0-9]+)?`` forbids ``a``), and it reads some syntax differently. So every state of the machine is also reached
+with llguidance and must allow the same tokens there. A machine that differs in any state is not used.
 """
 
 import functools
@@ -25,7 +25,7 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 MAX_STATES = 256
 MAX_EDGES = 1 << 18
 MAX_CHECKED_EDGES = 2048
-"""Edges at whose end the masks are compared once more, spread over all."""
+"""Number of edges, spread over all, after which the masks are compared once more."""
 BUDGET_S = 1.0
 MAX_PATTERN_CHARS = 4096
 
@@ -37,7 +37,7 @@ def compile_regex(pattern: str, exact: Grammar, facts: TokenizerFacts) -> Gramma
         return None
     _vocabulary(facts)  # before the fork, so that it is made once
     source = _within_budget(lambda: _build(pattern, exact, facts))
-    return Grammar("fsm", source) if source else None
+    return Grammar.compiled("fsm", source) if source else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -50,9 +50,9 @@ def _vocabulary(facts: TokenizerFacts) -> Any:
 
 
 def _within_budget(build: Any) -> bytes:
-    """What ``build`` returns, from a child process that is killed when it takes too long; b"" then.
+    """The result of ``build``, computed in a child process; b"" if it took too long and was killed.
 
-    outlines-core can't be interrupted: only the end of its process stops it.
+    outlines-core can't be interrupted, only killed with its process.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -160,9 +160,9 @@ def _agrees(
     *,
     decide_forced: bool,
 ) -> bool:
-    """Does the machine in this state allow exactly what the matcher takes?
+    """Whether the machine allows exactly the tokens in this state that the matcher takes.
 
-    Where the next bytes are certain, the matcher's mask holds one token of those that it takes.
+    Where the next bytes are certain, the matcher's mask holds only one of the tokens that it would take.
     """
     tokens = table.tokens[table.offsets[state] : table.offsets[state + 1]]
     row = np.zeros_like(facts.eos_mask)
@@ -185,7 +185,7 @@ def _agrees(
 
 
 def _compatible(forced: bytes, only: int, facts: TokenizerFacts) -> set[int]:
-    """All ordinary tokens that agree with the forced bytes as far as both go: no other can come here."""
+    """All ordinary tokens that agree with the forced bytes over their common length; no other token is possible here."""
     forced = forced or facts.tokens[only][:1]
     return {
         token_id

@@ -1,7 +1,7 @@
-"""How is text with tags in it held to its grammar? As one llguidance grammar, in which free text can't write a trigger.
+"""Compiles structural tags to one llguidance grammar, in which free text can't contain a trigger.
 
-xgrammar has structural tags of its own, but compiles the schemas inside with its own converter, which
-drops keywords. Here the schema of a tag is enforced as exactly as a schema that is the whole answer.
+xgrammar has structural tags of its own, but compiles the schemas inside them with its own converter, which
+drops keywords. Here the schema of a tag is enforced as exactly as a schema of the whole answer.
 """
 
 import itertools
@@ -9,12 +9,9 @@ import json
 import re
 from typing import Any
 
+from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import Grammar, Unenforced
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
-from radixrt.constrained.regex_text import alternatives
-from radixrt.constrained.spec import (
+from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
     Choice,
@@ -24,6 +21,10 @@ from radixrt.constrained.spec import (
     StructuralTag,
     Tag,
 )
+from radixrt.constrained.errors import CannotCompile, CannotEnforce
+from radixrt.constrained.grammar import Grammar, Unenforced
+from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 MAX_TAGS = 4096
@@ -36,52 +37,57 @@ SOME: /(?s:.+)/
 
 
 def compile_structural_tag(
-    spec: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
+    constraint: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
 ) -> tuple[Grammar, tuple[Unenforced, ...]]:
-    """The grammar, and what it leaves out of the schemas whose ``strict`` is false.
+    """The grammar, and the keywords that it leaves out of schemas whose ``strict`` is false.
 
-    A schema must be what llguidance enforces: no check looks at a value in a tag. A control token's name in ``begin``, ``end`` or ``triggers`` stands for that token.
+    llguidance must enforce the whole schema, since values in tags are not checked. The name of a control token in
+    ``begin``, ``end`` or ``triggers`` means that token.
 
     Raises:
         CannotCompile: triggers and tags don't fit, or a content can't be held to.
     """
-    check_triggers(spec)
-    text = _TagGrammar(spec, facts, whitespace)
+    check_triggers(constraint)
+    text = _TagGrammar(constraint, facts, whitespace)
     return llguidance.compile_grammars(text.grammars(), facts), tuple(text.unenforced)
 
 
-def check_triggers(spec: StructuralTag) -> None:
+def check_triggers(constraint: StructuralTag) -> None:
     """Raises:
     CannotCompile: it isn't certain which tag a trigger begins, or how many tags there may be.
     """
-    if not spec.tags or len(spec.tags) > MAX_TAGS:
-        raise CannotCompile(f"There are {len(spec.tags)} tags; give between 1 and {MAX_TAGS}.")
-    most = spec.max_tags
-    if spec.min_tags < 0 or (most is not None and most < max(spec.min_tags, 1)):
-        raise CannotCompile(f"From {spec.min_tags} to {most} tags are no number of tags.")
-    begins = sorted({tag.begin for tag in spec.tags if not _is_told_from_others(tag, spec)})
+    if not constraint.tags or len(constraint.tags) > MAX_TAGS:
+        raise CannotCompile(
+            f"There are {len(constraint.tags)} tags; give between 1 and {MAX_TAGS}."
+        )
+    most = constraint.max_tags
+    if constraint.min_tags < 0 or (most is not None and most < max(constraint.min_tags, 1)):
+        raise CannotCompile(f"From {constraint.min_tags} to {most} tags are no number of tags.")
+    begins = sorted(
+        {tag.begin for tag in constraint.tags if not _is_told_from_others(tag, constraint)}
+    )
     for begin, following in itertools.pairwise(begins):
         if following.startswith(begin):
             raise CannotCompile(
                 f"The tag {begin!r} begins like {following!r}, so a text may be either; let each go its own way."
             )
-    if not spec.free_text:
+    if not constraint.free_text:
         return
-    for trigger in spec.triggers:
-        if not trigger or not any(tag.begin.startswith(trigger) for tag in spec.tags):
+    for trigger in constraint.triggers:
+        if not trigger or not any(tag.begin.startswith(trigger) for tag in constraint.tags):
             raise CannotCompile(f"The trigger {trigger!r} is not how any tag begins.")
-    for tag in spec.tags:
-        if (count := sum(map(tag.begin.startswith, spec.triggers))) != 1:
+    for tag in constraint.tags:
+        if (count := sum(map(tag.begin.startswith, constraint.triggers))) != 1:
             raise CannotCompile(
                 f"The tag that begins with {tag.begin!r} must begin with one trigger, and does with {count}."
             )
 
 
-def _is_told_from_others(tag: Tag, spec: StructuralTag) -> bool:
-    """JSON without a beginning of its own, in the place of tags that begin as no JSON does."""
-    if tag.begin or spec.free_text or not isinstance(tag.content, JsonSchema | AnyJson):
+def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:
+    """Whether the tag is JSON with an empty ``begin``, and every other tag begins as no JSON does."""
+    if tag.begin or constraint.free_text or not isinstance(tag.content, JsonSchema | AnyJson):
         return False
-    others = [one.begin for one in spec.tags if one is not tag]
+    others = [one.begin for one in constraint.tags if one is not tag]
     return all(begin and not begin.startswith(_JSON_BEGINS) for begin in others)
 
 
@@ -89,9 +95,9 @@ class _TagGrammar:
     """Writes the Lark text and collects the grammars that it refers to by name."""
 
     def __init__(
-        self, spec: StructuralTag, facts: TokenizerFacts, whitespace: llguidance.Whitespace
+        self, constraint: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
     ) -> None:
-        self._spec = spec
+        self._constraint = constraint
         self._facts = facts
         self._whitespace = whitespace
         self._control = facts.special_names
@@ -105,29 +111,29 @@ class _TagGrammar:
         return [{"name": "tags", "lark_grammar": lark}, *self._named]
 
     def _start(self) -> str:
-        names = [self._tag(index, tag) for index, tag in enumerate(self._spec.tags)]
+        names = [self._tag(index, tag) for index, tag in enumerate(self._constraint.tags)]
         self._lines.append("tag: " + " | ".join(names))
-        if not self._spec.free_text:
+        if not self._constraint.free_text:
             return self._tags_alone()
         self._define_free_text()
-        tags = _repeated("tag", self._spec.min_tags, self._spec.max_tags)
+        tags = _repeated("tag", self._constraint.min_tags, self._constraint.max_tags)
         return f"{tags} TAIL?"
 
     def _tags_alone(self) -> str:
-        least, most = self._spec.min_tags, self._spec.max_tags
-        separator = self._literal(self._spec.separator)
+        least, most = self._constraint.min_tags, self._constraint.max_tags
+        separator = self._literal(self._constraint.separator)
         rest = _repeated(
             f"({separator} tag)", max(least - 1, 0), None if most is None else most - 1
         )
         return f"tag {rest}" if least else f"(tag {rest})?"
 
     def _define_free_text(self) -> None:
-        """TAIL: text in which no trigger stands. HEAD_i: text that ends with trigger i and has none before.
+        """TAIL: text without a trigger. HEAD_i: text that ends with trigger i and has no trigger before it.
 
-        A trigger that is a control token can't stand in text, so it ends no HEAD; written in letters it may not
-        stand in text either.
+        A trigger that is a control token can't occur in text, so it ends no HEAD. Its name in letters must not
+        occur in text either.
         """
-        triggers = self._spec.triggers
+        triggers = self._constraint.triggers
         self._lines.append("TRIGGER: " + " | ".join(map(_quoted, triggers)))
         self._lines.append("TAIL: SOME & ~(ANY TRIGGER ANY)")
         for index, trigger in enumerate(triggers):
@@ -137,9 +143,9 @@ class _TagGrammar:
     def _tag(self, index: int, tag: Tag) -> str:
         """Define the rule of one tag, with the free text before it; returns its name."""
         begin = self._literal(tag.begin)
-        if self._spec.free_text:
+        if self._constraint.free_text:
             number, trigger = next(
-                (i, t) for i, t in enumerate(self._spec.triggers) if tag.begin.startswith(t)
+                (i, t) for i, t in enumerate(self._constraint.triggers) if tag.begin.startswith(t)
             )
             if self._names_control_token(trigger):
                 begin = f"TAIL? {begin}"
@@ -149,7 +155,7 @@ class _TagGrammar:
         return f"tag_{index}"
 
     def _content(self, index: int, tag: Tag) -> str:
-        """What stands between begin and end, and the end."""
+        """The content between begin and end, and the end."""
         name, content, end = f"content_{index}", tag.content, self._literal(tag.end)
         match content:
             case JsonSchema() | AnyJson():
@@ -196,7 +202,7 @@ class _TagGrammar:
         return f"TEXT_{index} {self._literal(control)}"
 
     def _any_text(self, index: int, end: str) -> str:
-        """Text up to the first place where the end stands."""
+        """Text up to the first occurrence of the end."""
         if not end:
             raise CannotCompile("A tag whose content is any text needs an end; give one.")
         letters, control = self._split_at_control_token(end)
@@ -208,7 +214,7 @@ class _TagGrammar:
         return f"TEXT_{index}"
 
     def _split_at_control_token(self, text: str) -> tuple[str, str]:
-        """What stands before the first control token, and the rest."""
+        """The text before the first control token, and the rest."""
         first = min((text.find(name) for name in self._control if name in text), default=len(text))
         return text[:first], text[first:]
 

@@ -1,7 +1,8 @@
-"""How does xgrammar hold an answer to an EBNF grammar? It parses byte by byte, so nothing is lost between lexemes.
+"""Compiles EBNF grammars and audited JSON schemas with xgrammar, and matches answers against them.
 
-Of JSON schemas only those come here that the audit allows: its converter drops keywords without a word. Importing this module takes
-seconds (xgrammar imports torch and transformers), so import it only when such a grammar is there.
+xgrammar parses EBNF byte by byte, so no token is lost at the border between lexemes. Its converter of JSON
+schemas drops some keywords silently; only schemas that the audit allows are compiled here. Importing this module
+takes seconds (xgrammar imports torch and transformers), so it is imported only when such a grammar comes.
 """
 
 import functools
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import xgrammar
 
-from radixrt.constrained.backends.llguidance import Whitespace
+from radixrt.base.config import WhitespaceName
 from radixrt.constrained.bitmask import BitmaskRow, single_token
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
@@ -42,8 +43,8 @@ def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
     return _checked(lambda compiler: compiler.compile_grammar(grammar), facts)
 
 
-def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespace) -> Grammar:
-    """Only of a schema that the audit has found xgrammar to enforce: it drops what it does not know.
+def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:
+    """Compile a schema of which the audit found that xgrammar enforces it. xgrammar drops keywords that it does not know.
 
     Raises:
         CannotCompile: xgrammar refuses the schema.
@@ -71,7 +72,7 @@ def _checked(
     XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled)).fill_mask(row)
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
-    return Grammar("xgrammar", compiled.serialize_json().encode())
+    return Grammar.compiled("xgrammar", compiled.serialize_json().encode())
 
 
 def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":
@@ -88,7 +89,7 @@ def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":
 
 
 class XgrammarMatcher(Matcher):
-    """Over xgrammar's own."""
+    """Wraps xgrammar's matcher."""
 
     __slots__ = ("_native",)
 
@@ -107,7 +108,7 @@ class XgrammarMatcher(Matcher):
 
     def _fill(self, row: BitmaskRow) -> None:
         if not self._native.fill_next_token_bitmask(row[np.newaxis]):
-            row[:] = -1  # xgrammar leaves a row alone in which everything is allowed
+            row[:] = -1  # xgrammar does not write a row in which every token is allowed
 
     def _forced(self) -> list[int]:
         forced: list[int] = []

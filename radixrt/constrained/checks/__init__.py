@@ -1,1 +1,1 @@
-"""Values that no grammar covers: found in the growing answer, validated, taken back and tried again."""
+"""Checked values: found in the growing answer, validated, and generated again if they are invalid."""

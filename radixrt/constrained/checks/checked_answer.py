@@ -1,8 +1,8 @@
-"""How far does an answer hold, and where does it go on when a part of it does not?
+"""Tracks which part of an answer is confirmed by validators, and where the answer goes on after a failed value.
 
-The tokenizer process keeps one of these for each answer whose schema the grammar does not cover. It knows no
-model, no validator and no socket: tokens come in, values to be validated go out, verdicts come in, and what
-comes out of them is either text that may be told or a point to go back to.
+The tokenizer process keeps one :class:`CheckedAnswer` for each answer whose schema the grammar does not fully
+cover. It uses no model, validator or socket. Its inputs are tokens and verdicts; its outputs are values to
+validate, confirmed text, and positions to go back to.
 """
 
 import bisect
@@ -24,7 +24,7 @@ MAX_RETRIES = 64
 
 @dataclasses.dataclass(frozen=True)
 class DueCheck:
-    """A value to be validated: against ``check.schema``, by whoever has the time."""
+    """A value to be validated against ``check.schema``."""
 
     id: int
     check: SpanCheck
@@ -38,14 +38,14 @@ class Rewind:
     num_output_kept: int
     """Tokens that stay, of those that were pushed."""
     excluded: list[list[int]]
-    """What must not come after them, for :class:`radixrt.messages.sequences.Constraint`. A worker ignores what would forbid
-    every token that the grammar allows."""
+    """Token sequences that must not follow them, for :class:`radixrt.messages.grammars.GrammarUse`. The worker ignores a
+    set that would forbid every token that the grammar allows."""
     retries: int
     """Of the answer, this one included. Sampling should draw anew: a seed that depends on it."""
 
 
 class AttemptsExhausted(Exception):
-    """A value was wrong too often, or there is nothing left that could come in its place."""
+    """A value has failed too often, or has no alternative left."""
 
     def __init__(self, check: SpanCheck, errors: list[SpanError]) -> None:
         self.pointer = check.pointer
@@ -68,7 +68,7 @@ class _Span:
     end: int
     first_token: int  # that holds its first character
     is_pinned: bool  # that token stays
-    num_tokens: int  # of the answer when its end was known: for a number, that of what follows it
+    num_tokens: int  # length of the answer when the end was known: for a number, including the token after it
 
     @property
     def point_of_return(self) -> int:
@@ -82,11 +82,11 @@ class _Struggle:
 
     attempts: int = 0
     furthest: int = 0  # characters of the value that were right
-    full: frozenset[object] = frozenset()  # what it looked like when it could not go on
+    full: frozenset[object] = frozenset()  # its state when it could not go on
 
 
 class CheckedAnswer:
-    """One answer, its values that are open, waiting for a verdict, and passed.
+    """One answer, and its checked values: open, waiting for a verdict, and passed.
 
     Example::
 
@@ -98,7 +98,7 @@ class CheckedAnswer:
             elif (rewind := answer.failed(due.id, errors)) is not None:
                 ...  # generate anew after rewind.num_output_kept tokens
 
-    Verdicts may come in any order and late; generation goes on meanwhile. Verdicts on what a rewind has
+    Verdicts may come in any order and late; generation goes on meanwhile. Verdicts on values that a rewind has
     dropped are ignored.
     """
 
@@ -127,7 +127,7 @@ class CheckedAnswer:
         self._new: list[DueCheck] = []
         self._unverified: dict[int, _Span] = {}
         self._passed: list[_Span] = []  # that may be opened again by a rewind
-        self._passed_from = 0  # at most the least first_token of those
+        self._passed_from = 0  # lower bound of their first_token
         self._ids = itertools.count()
         self._struggles: dict[tuple[int, str], _Struggle] = {}  # by point of return and check
         self._exclusions = Exclusions(tokens_along)
@@ -156,9 +156,8 @@ class CheckedAnswer:
         """No more tokens come. Verdicts are still awaited, and a failure makes the answer go on.
 
         Args:
-            cut_off: the answer ended for another reason than being complete: its length, an abort. Values that
-                are open stay as they are, and may be told: such an answer promises nothing, and says so by its
-                finish_reason.
+            cut_off: the answer ended before it was complete: by its length, or an abort. Open values are confirmed
+                unchecked: the finish_reason says that the answer is not complete.
 
         Raises:
             ValueError: the answer is not cut off, and yet incomplete.
@@ -169,7 +168,7 @@ class CheckedAnswer:
         self._finished = True
 
     def due(self) -> list[DueCheck]:
-        """Values to be validated that no earlier call has told."""
+        """Values to be validated that no earlier call has returned."""
         new, self._new = self._new, []
         return [due for due in new if due.id in self._unverified]
 
@@ -222,7 +221,7 @@ class CheckedAnswer:
 
     @property
     def num_confirmed_tokens(self) -> int:
-        """Tokens that no verdict can take back any more: they may be told to the client."""
+        """Number of tokens that no verdict can take back any more: they may be sent to the client."""
         bounds = [span.point_of_return for span in self._unverified.values()]
         if not self._finished:
             open_since = self._tracker.open_since
@@ -241,7 +240,7 @@ class CheckedAnswer:
 
     @property
     def is_settled(self) -> bool:
-        """The answer is finished and every verdict is in: it may be told as complete."""
+        """The answer is finished and every verdict is in."""
         return self._finished and not self._unverified
 
     # ------------------------------------------------------------ inside
@@ -267,9 +266,9 @@ class CheckedAnswer:
         return bisect.bisect_left(self._starts, self._starts[token])
 
     def _before_what_may_open_again(self, bound: int) -> int:
-        """``bound``, or less: a value that passed but reaches beyond it is looked at again after a rewind to there.
+        """``bound``, or less if a value that passed reaches beyond it: that value is checked again after a rewind to there.
 
-        It may end in the very token in which the next value begins, or hold one that has no verdict yet.
+        Such a value ends in the token in which the next value begins, or contains a value without a verdict.
         """
         if not self._passed or bound <= self._passed_from:
             return bound
@@ -283,14 +282,14 @@ class CheckedAnswer:
     def _is_pinned(self, token: int, start: int) -> bool:
         """Whether a value has to keep the token in which it begins.
 
-        Such a token also ends a checked value, as ``},{"`` does, and to take it back would open that value again: none
-        of them could be told before the last one. So it stays, if nothing of the later value is decided in it.
+        Such a token also ends another checked value, as ``},{"`` does. Taking it back would open that value again, so none
+        of these values could be confirmed before the last one. The token stays if it decides nothing of the later value.
         """
         begun = self._texts[token][start - self._starts[token] :]
         return self._ends[token] and not begun.strip('[{" \t\r\n')
 
     def _num_tokens_with_known_text(self) -> int:
-        """All but those at the end whose text has yet to come."""
+        """Number of tokens without those at the end whose text is not complete yet."""
         count = len(self._texts)
         while count and not self._texts[count - 1]:
             count -= 1
@@ -320,7 +319,7 @@ class CheckedAnswer:
         return dataclasses.replace(failed, attempt=struggle.attempts, full=struggle.full)
 
     def _go_back(self, kept: int) -> None:
-        """Drop all tokens but the first ``kept``, and what was known of them."""
+        """Drop all tokens except the first ``kept``, and the state that belongs to the dropped ones."""
         self._tracker.reset(self._marks[kept])
         for known in (self._tokens, self._texts, self._starts, self._marks, self._ends):
             del known[kept:]

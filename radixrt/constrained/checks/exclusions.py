@@ -1,12 +1,12 @@
-"""Which tokens must not come again after a point of return?
+"""Forbids the token paths that failed, from the point where an answer was taken back.
 
-A trie of the paths that failed. A path is forbidden *early*: the text ``red`` failed, so every token that
-begins to spell it (``r``, ``re``, ``red``) is forbidden, and the model leaves it at the first decision. That is
-too much where ``rose`` is the only other value. A worker ignores what would forbid every token; when a
-forbidden token comes nevertheless, this concludes, from the back to the front:
+A trie holds the failed paths. A path is forbidden *early*: when the text ``red`` failed, every token that begins to
+spell it (``r``, ``re``, ``red``) is forbidden, so the model leaves the path at its first decision. This forbids too
+much where ``rose`` is the only other value. The worker ignores a set that would forbid every token. If a forbidden
+token comes nevertheless, the trie is corrected from the end of the path to its start:
 
-- if some of what was forbidden there only begins a failed text, it is forbidden one token later from now on;
-- if all of it was the end of failed texts, the token before leads nowhere: it is forbidden, once and for all.
+- if some of the tokens forbidden there only begin a failed text, that text is forbidden one token later from now on;
+- if all of them end failed texts, the token before them leads only to failures, and is forbidden for good.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ TokensAlong = Callable[[str], Sequence[tuple[int, int]]]
 MOST_SPELLINGS = 64
 """Of one text; there are more only of long runs of characters that were forbidden too early."""
 LONGEST_PATH = 128
-"""Longer ones are not told to the worker: what they forbid would be found wrong again."""
+"""Longer paths are not sent to the worker; a value that they would forbid fails its check again."""
 
 
 class _Node:
@@ -30,7 +30,7 @@ class _Node:
         self.after: dict[int, _Node] = {}
         self.forbidden = False
         self.later = False
-        """Not to be forbidden itself, since only later tokens tell."""
+        """Must not be forbidden itself: later tokens decide."""
         self.rest = ""
         """Of the failed text, behind this token."""
 
@@ -54,8 +54,8 @@ class Exclusions:
         """Forbid the failed path at each depth of ``parting``, however it is spelled in tokens.
 
         Args:
-            tokens: of the answer, with the failed value.
-            first: how many of them stand before the failed value.
+            tokens: of the answer, including the failed value.
+            first: number of tokens before the failed value.
         """
         self._reach_back_to(first + parting.depths[0], tokens)
         start = first + parting.depths[0]
@@ -110,7 +110,7 @@ class Exclusions:
         return paths
 
     def forget_before(self, confirmed: int, tokens: list[int]) -> None:
-        """No point of return will be before the first ``confirmed`` tokens."""
+        """No rewind will go back before the first ``confirmed`` tokens."""
         if 0 <= self._base < confirmed:
             self._root = self._find(tokens[self._base : confirmed]) or _Node()
             self._base = confirmed

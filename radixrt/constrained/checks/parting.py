@@ -1,13 +1,12 @@
-"""Where does the next attempt part from the one that failed?
+"""Chooses the position in a failed value where the next attempt must differ.
 
-To forbid only the last token of a failed value explores uselessly (``[1,1]`` becomes ``[1,1,1]``), to forbid the
-first throws away what was right. The errors tell more. *Candidates* are places in the failed text, the likeliest
-culprit first; at the chosen place every token that would continue along the failed text is forbidden, and so
-at the few decisions behind it, for the case that the grammar leaves no other token there (a worker ignores
-what would forbid everything). Attempt n takes candidate number 0, 1, 0, 2, 0, 1, 0, 3, …: half of the attempts
-go to the likeliest place, and no place is left out for ever (the ruler sequence; Luby, Sinclair and Zuckerman,
-"Optimal speedup of Las Vegas algorithms", 1993, on why). Measured against simpler policies in
-docs/checked_spans.md.
+Forbidding only the last token of a failed value explores uselessly (``[1,1]`` becomes ``[1,1,1]``); forbidding the
+first discards the valid part. The validator's errors point closer. *Candidates* are positions in the failed text,
+ordered by likelihood of the fault. At the chosen position every token that would continue along the failed text is
+forbidden, and also at the next few decisions, in case the grammar leaves no other token there (the worker ignores a
+set that would forbid every token). Attempt n takes candidate 0, 1, 0, 2, 0, 1, 0, 3, …: half of the attempts go to
+the likeliest position, and every position has its turn (the ruler sequence; Luby, Sinclair and Zuckerman, "Optimal
+speedup of Las Vegas algorithms", 1993, on why). Measured against simpler policies in docs/checked_spans.md.
 """
 
 import bisect
@@ -37,16 +36,16 @@ class FailedSpan:
     text: str
     """From the point of return to the end of the value."""
     value_start: int
-    """Where the value begins in it: a token may hold the end of what is before."""
+    """Character at which the value begins: the first token may also hold the end of the text before it."""
     token_ids: list[int]
     """Up to the one that completed the value: of a number, that is the one behind it."""
     token_starts: list[int]
     """Where each token's text begins in ``text``; ascending."""
     spent: frozenset[int]
-    """Indices of tokens in whose place nothing else can come any more."""
+    """Indices of tokens that have no alternative left."""
     errors: list[SpanError]
     full: frozenset[object] = frozenset()
-    """What earlier values from here on looked like (:attr:`fullness`) when their end could not be put off."""
+    """The :attr:`fullness` of earlier values from here on that could not be made longer."""
     attempt: int = 1
     """Counts the failures of values that began here, from 1."""
 
@@ -56,7 +55,7 @@ class FailedSpan:
 
     @property
     def sound_characters(self) -> int | None:
-        """How much of the value is right, up to the likeliest culprit; None if something is missing instead."""
+        """Length of the valid part of the value, up to the likeliest fault; None if something is missing instead."""
         if any(error.keyword in _LACKING for error in self.errors):
             return None
         places = [self.position.find(_blamed(error)) for error in self.errors]
@@ -83,23 +82,23 @@ class FailedSpan:
 
 @dataclasses.dataclass(frozen=True)
 class Parting:
-    """What to forbid, and so where to go back to: the first of the depths."""
+    """The decisions to forbid. The answer goes back to the first of the depths."""
 
     depths: list[int]
     """Indices of tokens that must not come again after those before them; ascending, never empty."""
     end: int
-    """Where in the failed text what is known to be wrong ends: at a culprit's end or that of the text."""
+    """End of the known fault in the failed text: the end of the faulty part, or of the text."""
     lead: int = 0
-    """Characters with which the text of the first of them begins that are no part of the culprit, such as a comma."""
+    """Number of leading characters in the first token's text that do not belong to the fault, such as a comma."""
     others: tuple[str, ...] = ()
     """Other texts from there on, lead included, that would be wrong as well."""
 
 
 def part_where_it_matters(failed: FailedSpan) -> Parting | None:
-    """The policy: candidates by what the errors say, chosen by the ruler sequence.
+    """The policy: candidates ordered by the errors, chosen by the ruler sequence.
 
     Returns:
-        None if nothing else can come anywhere in the value.
+        None if no position of the value has an alternative left.
     """
     windows = list(_windows(failed))
     if not windows:
@@ -193,7 +192,7 @@ def _content(value: ValuePosition) -> Iterator[tuple[int, int]]:
 
 
 def _equally_unsuited(failed: FailedSpan, start: int, lead: int) -> tuple[str, ...]:
-    """Items that are known to be wrong in place of the one at ``start``, written out.
+    """Items, as text, that are known to be invalid in place of the one at ``start``.
 
     Where an item repeats one before it, all items before it; where none is what the array has to contain, all.
     """
@@ -215,7 +214,7 @@ def _equally_unsuited(failed: FailedSpan, start: int, lead: int) -> tuple[str, .
 
 
 def _blamed(error: SpanError) -> Path:
-    """The likeliest culprit."""
+    """The likeliest fault."""
     return (*error.unsuited, *error.superfluous, error.path)[0]
 
 

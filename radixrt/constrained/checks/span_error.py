@@ -1,4 +1,4 @@
-"""What does a validator say of a value that is not valid?"""
+"""The error that a validator reports for an invalid value."""
 
 import msgspec
 

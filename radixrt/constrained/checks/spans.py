@@ -1,16 +1,16 @@
-"""Where in a growing JSON text are the sub-values that have to be checked?
+"""Finds the sub-values to validate in a growing JSON text.
 
-Which value a check is for is told by its path, a step a level. In an object a step that is a name means the
-property of that name (compared as decoded, so ``"\\u0061"`` is ``a``), and None means any property whose name
-no check names at this place; in an array None means any element, and a name means nothing. *At this place*
-is meant literally: the checks whose paths are equal up to this step. So whoever writes paths
+The path of a check names its values, one step per level. In an object, a name means the property of that name
+(compared after decoding, so ``"\\u0061"`` is ``a``), and None means any property that no check names at this place.
+In an array, None means any element, and a name matches nothing. *This place* means: among the checks whose paths
+are equal up to this step. So the author of paths
 
 - writes None for ``additionalProperties`` only if every property that the schema declares beside it has a
-  check of its own there; otherwise declared properties would be taken for others, and the check belongs to
-  the enclosing object as a whole;
-- writes None for ``items`` only if it holds for every element (no ``prefixItems``) and the value can't be an
-  object, and a name only where nothing else applies to that property (a ``patternProperties`` that matches
-  it as well is part of the same check).
+  check of its own there. Otherwise declared properties would be taken for additional ones, and the check belongs
+  to the enclosing object as a whole;
+- writes None for ``items`` only if it applies to every element (no ``prefixItems``) and the value can't be an
+  object; and writes a name only if nothing else applies to that property (a ``patternProperties`` that matches
+  it is part of the same check).
 """
 
 import json
@@ -29,7 +29,7 @@ class CompletedSpan(NamedTuple):
 
 
 class _Place:
-    """What the checks say of one place in the answer."""
+    """The checks that apply at one place in the answer."""
 
     __slots__ = ("checks", "names", "other")
 
@@ -77,10 +77,10 @@ class Mark(NamedTuple):
     """Of the open scalar."""
     pieces: _Pieces | None
     is_escaped: bool
-    """The character before, in a string, is a backslash that stands for itself."""
+    """The last character taken is an unescaped backslash inside a string."""
 
 
-# What comes next, but for white space, commas, colons and closing brackets.
+# The text expected next, apart from white space, commas, colons and closing brackets.
 _VALUE, _NAME, _DONE = "a value", "a property name", "nothing"
 _IN_STRING, _IN_NAME, _IN_WORD = "more of a string", "more of a property name", "more of a scalar"
 
@@ -90,8 +90,8 @@ _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 
 
 class SpanTracker:
-    """Follows one JSON text, given in pieces that may be cut anywhere. That it is JSON, the grammar has seen to: other
-    texts end in an error or in spans that mean nothing."""
+    """Follows one JSON text, given in pieces that may be cut anywhere. The grammar ensures that it is
+    JSON; other texts raise an error or give meaningless spans."""
 
     def __init__(self, checks: tuple[SpanCheck, ...]) -> None:
         root = _Place()
@@ -143,7 +143,7 @@ class SpanTracker:
     def push(self, text: str) -> list[CompletedSpan]:
         """Take the next piece; returns the checked values that end in it, inner before outer.
 
-        A number ends only at what follows it, or at :meth:`finish`.
+        A number ends only at the character after it, or at :meth:`finish`.
 
         Raises:
             ValueError: something is closed or goes on that is not open.
@@ -244,7 +244,7 @@ class SpanTracker:
         self._state = _DONE if self._container is None else _VALUE
 
     def _keep(self, piece: str) -> None:
-        """Remember a piece of a name, if names matter here."""
+        """Remember a piece of a name, if a check names properties here."""
         if self._state is _IN_NAME and self._container and self._container.place:
             self._pieces = _Pieces(self._pieces, piece)
 

@@ -1,4 +1,4 @@
-"""Which tokens go along a given text? What is forbidden must not come back in another spelling."""
+"""Finds the tokens that spell the beginning of a given text, so that a forbidden text can't come back in other tokens."""
 
 import bisect
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ _MAX_BEYOND = 64
 
 
 class TokenTexts:
-    """The texts of a vocabulary, to be searched by what they begin."""
+    """The texts of a vocabulary, searchable by prefix."""
 
     def __init__(self, texts: Iterable[tuple[int, str]]) -> None:
         """``texts``: token ids with the text each adds in the middle of an answer; special tokens left out."""
@@ -20,7 +20,7 @@ class TokenTexts:
         self._longest = max(map(len, self._ids), default=0)
 
     def along(self, text: str) -> list[tuple[int, int]]:
-        """Tokens whose text begins ``text``, and those that are all of it and go on as JSON goes on behind a value.
+        """Tokens whose text is a prefix of ``text``, and tokens that contain all of it and continue as JSON does after a value.
 
         Returns:
             Token ids, with the lengths of their texts in characters.

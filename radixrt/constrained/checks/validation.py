@@ -1,6 +1,6 @@
-"""Is a value valid under its schema, and if not, which part of it is to blame?
+"""Validates a value against its schema, and locates the fault in the text of the value.
 
-Runs where a slow or hostile schema does no harm: in the helper processes of the compiler pool.
+Runs in the helper processes of the compile pool, where a slow or hostile schema does no harm.
 """
 
 import functools
@@ -17,7 +17,7 @@ from radixrt.constrained.json_schema.validation import SchemaValidator, parse_ex
 from radixrt.constrained.json_schema.values import first_repeated
 
 _MAX_BLAMED_PARTS = 32
-"""Containers with more parts are not searched for culprits: each part costs a validation."""
+"""Containers with more parts are not searched for the faulty part: each part costs a validation."""
 _MAX_BLAMED_CHARACTERS = 16_384
 _MAX_ERRORS = 4
 _MAX_MESSAGE = 300
@@ -75,7 +75,7 @@ def _validator(schema: str) -> Any:
 
 
 def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
-    """Below an anyOf or oneOf of which nothing matches: the error in the branch that comes nearest."""
+    """Below an anyOf or oneOf without a matching branch: the error of the closest branch."""
     return jsonschema.exceptions.best_match([error]) or error
 
 
@@ -133,7 +133,7 @@ def _helps_to_change(container: Any, step: Any, is_right_now: Callable[[], bool]
 
 
 def _others(scalar: Any) -> tuple[Any, ...]:
-    """Unlike it in as many ways as a few can be: parity, size, beginning, end."""
+    """A few scalars that differ from it in parity, size, beginning and end."""
     match scalar:
         case bool():
             return (not scalar,)

@@ -1,4 +1,4 @@
-"""Where in the text of a JSON value is each of its parts?"""
+"""Locates each part of a JSON value in its text."""
 
 import dataclasses
 import json
@@ -19,9 +19,9 @@ class ValuePosition:
     kind: str = ""
     """Its first character."""
     step: str | int = 0
-    """Property name or index in what encloses it."""
+    """Property name or index in the enclosing value."""
     step_start: int = 0
-    """Where what makes it a part begins: the property's name, behind the quote, or the value itself."""
+    """Start of the part: of the property's name, after the quote, or of the value itself."""
     parts: "list[ValuePosition]" = dataclasses.field(default_factory=list)
 
     @property

@@ -1,1 +1,1 @@
-"""From a spec to a grammar, in helper processes with limits of time and memory."""
+"""Compiles constraints to grammars, in helper processes with limits of time and memory."""

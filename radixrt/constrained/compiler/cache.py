@@ -1,4 +1,4 @@
-"""Which compiled constraints are kept? The last used ones, as many as fit into so many bytes."""
+"""An LRU cache bounded by bytes, for compiled constraints."""
 
 import collections
 from typing import Generic, TypeVar
@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class ByteLru(Generic[Key, Value]):
-    """A mapping that forgets what was not used for longest.
+    """A mapping that drops its least recently used entries.
 
     Attributes:
         capacity_bytes: most that the values may have together; a larger one is not kept.

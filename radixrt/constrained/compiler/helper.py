@@ -1,4 +1,4 @@
-"""How is a helper process started, asked and killed? The parent's end of one."""
+"""Starts, asks and kills one helper process; the parent's side of the pipes."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,11 @@ import signal
 import sys
 
 from radixrt.constrained.compiler import jobs
-from radixrt.constrained.spec import Ebnf
+from radixrt.constrained.constraint import Ebnf
 
 START_LIMIT_S = 120.0
 XGRAMMAR_IMPORT_S = 60.0
-"""The library brings torch along: seconds where cores are free, many more where they are not."""
+"""xgrammar imports torch: seconds where cores are free, many more where they are not."""
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -43,14 +43,14 @@ class Helper:
         """Returns when it has loaded the tokenizer.
 
         Raises:
-            HelperCannotStart: it says why it can't.
-            HelperDied: it ended without a word.
+            HelperCannotStart: the helper reports why.
+            HelperDied: it ended without a report.
             TimeoutError: it took more than START_LIMIT_S.
         """
         creating = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # a file of the user's folder must not stand in for a library
+                "-P",  # a file in the user's folder must not replace a library
                 "-m",
                 "radixrt.constrained",
                 str(os.getpid()),
@@ -61,7 +61,9 @@ class Helper:
         )
         try:
             process = await asyncio.shield(creating)
-        except asyncio.CancelledError:  # half a process can't be killed: wait until it is whole
+        except (
+            asyncio.CancelledError
+        ):  # a process that is being created can't be killed: wait until it exists
             await Helper(await creating).kill()
             raise
         helper = Helper(process)
@@ -85,8 +87,8 @@ class Helper:
         return self._process.returncode is None
 
     def preparation_s(self, job: jobs.Job) -> float:
-        """Seconds that this helper may take before it begins a job, not to be blamed on the job."""
-        needs_import = isinstance(job, jobs.CompileJob) and isinstance(job.spec, Ebnf)
+        """Seconds that this helper may take before it begins a job; they don't count for the job."""
+        needs_import = isinstance(job, jobs.CompileJob) and isinstance(job.constraint, Ebnf)
         return XGRAMMAR_IMPORT_S if needs_import and not self._has_xgrammar else 0.0
 
     async def do(self, job: jobs.Job) -> jobs.Reply:

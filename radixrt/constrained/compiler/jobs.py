@@ -1,4 +1,4 @@
-"""What do the tokenizer process and its compiler helpers say to each other? Frames of msgpack over two pipes.
+"""Messages between the tokenizer process and its compiler helpers: frames of msgpack over two pipes.
 
 A frame is its length in 8 bytes, little-endian, then that many bytes.
 """
@@ -10,14 +10,14 @@ import msgspec
 
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler.route import CompileOptions
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.spec import Spec
 
 LENGTH = struct.Struct("<Q")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the tokenizer, and of what compiling may cost. The first frame that a helper gets."""
+    """The tokenizer, and the limits of compiling. The first frame that a helper gets."""
 
     tokenizer_json: str
     """Path of the model's tokenizer.json."""
@@ -32,7 +32,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float = 1.0
     """A job that takes longer is slow."""
     memory_limit_bytes: int = 1 << 30
-    """For one helper, beyond what it needs when it is idle."""
+    """For one helper, beyond its memory when idle."""
     cache_bytes: int = 256 << 20
     """Of compiled grammars."""
     max_waiting: int = 1024
@@ -42,11 +42,11 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CompileJob(msgspec.Struct, frozen=True, tag=True):
     """Answered by a CompileDone, or one of the failures."""
 
-    spec: Spec
+    constraint: Constraint
 
 
 class ValidateJob(msgspec.Struct, frozen=True, tag=True):
-    """Does a text satisfy a schema? Answered by a ValidateDone, or one of the failures."""
+    """Validate a text against a schema. Answered by a ValidateDone, or one of the failures."""
 
     schema: str
     """JSON text."""

@@ -1,7 +1,7 @@
-"""How are grammars compiled and answers validated without holding up the server? In helper processes that may be killed.
+"""The compile pool: compiles constraints and validates values in helper processes that may be killed.
 
-A schema can be written so that compiling it, or matching its patterns, takes for ever or all memory. So
-each job runs in a helper with limits of time and memory; one that is over a limit dies, alone.
+A schema can be written so that compiling it, or matching its patterns, takes unlimited time or memory. So
+each job runs in a helper with limits of both; a helper over a limit is killed, without effect on the server.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
-from radixrt.constrained.spec import Spec
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _TRIES_BEFORE_REFUSING = 3
 
 
 class _Waiting:
-    """A job in the queue, and who waits for it."""
+    """A job in the queue, and the future of its reply."""
 
     def __init__(self, job: jobs.Job) -> None:
         self.job = job
@@ -81,19 +81,19 @@ class CompilePool:
         self._quick.clear()
         self._slow.clear()
 
-    async def compile(self, spec: Spec) -> Compiled:
+    async def compile(self, constraint: Constraint) -> Compiled:
         """Compile a constraint. Equal ones are compiled once, also those that are asked for at the same time.
 
         Raises:
             RequestError: it can't be enforced, or takes more time or memory than it may (400); too many jobs
                 wait (503).
         """
-        key = hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
+        key = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         if (compiled := self.compiled.get(key)) is not None:
             return compiled
         task = self._under_way.get(key)
         if task is None:
-            task = asyncio.create_task(self._compile(key, spec))
+            task = asyncio.create_task(self._compile(key, constraint))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._under_way[key] = task
         self._num_waiting_for[task] = self._num_waiting_for.get(task, 0) + 1
@@ -106,15 +106,15 @@ class CompilePool:
                 self._abandon(key, task)
 
     def _abandon(self, key: bytes, task: asyncio.Task[Compiled]) -> None:
-        """Nobody waits for this grammar any more: what is not begun is not begun, what runs too long is stopped."""
+        """No request waits for this grammar any more: its job is not started, or stopped if it takes long."""
         if not task.done():
             self._under_way.pop(key, None)
             task.cancel()
             asyncio.get_running_loop().call_soon(self._drop_abandoned)
 
-    async def _compile(self, key: bytes, spec: Spec) -> Compiled:
+    async def _compile(self, key: bytes, constraint: Constraint) -> Compiled:
         try:
-            reply = await self._do(jobs.CompileJob(spec), "The constraint takes")
+            reply = await self._do(jobs.CompileJob(constraint), "The constraint takes")
             if not isinstance(reply, jobs.CompileDone):
                 raise _error_of(reply)
             size = len(msgspec.msgpack.encode(reply.compiled))
@@ -181,11 +181,11 @@ class CompilePool:
                 )
                 take_slow = self._slow and not for_quick_ones
                 waiting = (self._slow if take_slow else self._quick).popleft()
-                if not waiting.reply.done():  # else nobody waits for it any more
+                if not waiting.reply.done():  # else no request waits for it any more
                     return waiting
 
     def _drop_abandoned(self) -> None:
-        """Forget the jobs in the queue for which nobody waits any more."""
+        """Remove the jobs for which no request waits any more."""
         for queue in (self._quick, self._slow):
             wanted = [waiting for waiting in queue if not waiting.reply.done()]
             queue.clear()
@@ -232,7 +232,7 @@ class CompilePool:
         raise AssertionError("unreachable")
 
     def _refuse_all(self, reason: str) -> None:
-        """Let nobody wait for helpers that do not come."""
+        """Fail all waiting jobs: no helper starts."""
         logger.error("Structured output is not available: %s", reason)
         self._cannot_start = reason
         for waiting in [*self._quick, *self._slow]:
@@ -249,7 +249,7 @@ class CompilePool:
         ends = time.monotonic() + self.config.time_limit_s + helper.preparation_s(waiting.job)
         running = asyncio.create_task(helper.do(waiting.job))
         try:
-            # Also if nobody waits any more: a new helper costs more than the rest of a quick job.
+            # Also if no request waits any more: a new helper costs more than the rest of a quick job.
             if not await _one_is_done({running}, self.config.patience_s):
                 job = {running, waiting.reply}
                 if for_quick_ones and await self._has_to_make_room(job, ends):
@@ -282,7 +282,7 @@ class CompilePool:
 
 
 async def _one_is_done(job: set[asyncio.Future[jobs.Reply]], within_s: float) -> bool:
-    """Wait for the end of a job: it runs no longer, or nobody waits for its reply."""
+    """Wait for the end of a job: it is done, or its reply is no longer awaited."""
     timeout = max(within_s, 0.0)
     done, _ = await asyncio.wait(job, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)

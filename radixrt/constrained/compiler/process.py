@@ -1,4 +1,4 @@
-"""How does a helper process work? One job after another, in memory that is limited; it dies with its parent."""
+"""The loop of a helper process: one job after another, within a memory limit. It ends with its parent."""
 
 import contextlib
 import ctypes
@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from radixrt.base.errors import RadixrtError, RequestError
 from radixrt.constrained.compiler import jobs
-from radixrt.constrained.compiler.route import compile_spec, refusal
-from radixrt.constrained.spec import AnyJson, Ebnf, Regex
+from radixrt.constrained.compiler.route import compile_constraint, refusal
+from radixrt.constrained.constraint import AnyJson, Ebnf, Regex
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _PR_SET_PDEATHSIG = 1
@@ -21,11 +21,11 @@ _RECURSION_LIMIT = 10_000
 
 
 def main(parent_pid: int) -> None:
-    """Read jobs from standard input until it ends; replies go to what standard output was."""
+    """Read jobs from standard input until it ends; replies go to the original standard output."""
     _die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no frame
+    os.dup2(2, 1)  # the prints of libraries are no frames
     requests = sys.stdin.buffer
     first = jobs.read_frame(requests)
     if first is None:
@@ -47,7 +47,7 @@ def main(parent_pid: int) -> None:
     while (body := jobs.read_frame(requests)) is not None:
         _answer(body, replies, facts, config, memory)
         if memory.is_half_used():
-            return  # what is not given back now never will be; the parent starts another helper
+            return  # this memory is not returned any more; the parent starts another helper
 
 
 def _answer(
@@ -58,7 +58,7 @@ def _answer(
     memory: "_MemoryLimit",
 ) -> None:
     job = jobs.decode_job(body)
-    if isinstance(job, jobs.CompileJob) and isinstance(job.spec, Ebnf):
+    if isinstance(job, jobs.CompileJob) and isinstance(job.constraint, Ebnf):
         memory.import_xgrammar()
     try:
         reply = jobs.frame(jobs.encode(_do(job, facts, config)))
@@ -85,18 +85,18 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
         return jobs.ValidateDone(validate_text(job.schema, job.text))
     try:
-        return jobs.CompileDone(compile_spec(job.spec, facts, config.options))
+        return jobs.CompileDone(compile_constraint(job.constraint, facts, config.options))
     except RecursionError:
-        error = refusal(job.spec, "It is nested too deeply.")
+        error = refusal(job.constraint, "It is nested too deeply.")
     except RequestError as caught:
         error = caught
     return jobs.Refused(error.message, error.status, error.param, error.code)
 
 
 def _warm_up(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
-    """What the first jobs would else wait for: the libraries' trees of all tokens."""
-    compile_spec(AnyJson(), facts, config.options)
-    compile_spec(Regex(pattern="a"), facts, config.options)
+    """Build the libraries' tries of all tokens, for which the first jobs would wait otherwise."""
+    compile_constraint(AnyJson(), facts, config.options)
+    compile_constraint(Regex(pattern="a"), facts, config.options)
 
 
 def _send(replies: BinaryIO, reply: jobs.Reply) -> None:
@@ -114,7 +114,7 @@ def _die_with(parent_pid: int) -> None:
 
 
 class _MemoryLimit:
-    """Lets this process grow by so many bytes of writable memory over what it needed to start.
+    """Limits the growth of this process' writable memory after its start.
 
     RLIMIT_DATA, not RLIMIT_AS: the address space of a process with torch in it says nothing of its use.
     """
@@ -125,7 +125,7 @@ class _MemoryLimit:
         self._set()
 
     def import_xgrammar(self) -> None:
-        """Torch comes with it, and does not count."""
+        """Import xgrammar, and torch with it; their memory does not count."""
         if self._has_xgrammar:
             return
         with contextlib.suppress(ValueError, OSError):
@@ -137,7 +137,7 @@ class _MemoryLimit:
         self._set()
 
     def is_half_used(self) -> bool:
-        """After a job: whether what it left behind takes up much of the limit."""
+        """Whether the memory left by finished jobs takes up half of the limit."""
         if "xgrammar" in sys.modules and not self._has_xgrammar:
             self._has_xgrammar = True  # imported by a job for a JSON schema
             self._set()

@@ -1,36 +1,34 @@
-"""Which backend holds an answer to a constraint? One function for every kind, and its refusals as errors of the request."""
+"""Chooses the backend of a constraint, compiles it, and turns refusals into errors of the request."""
 
 import json
-from typing import Literal
 
 import msgspec
 
+from radixrt.base.config import GrammarBackendName, WhitespaceName
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import Compiled, Grammar
-from radixrt.constrained.regex_text import alternatives
-from radixrt.constrained.spec import (
+from radixrt.constrained.constraint import (
     AnyJson,
     Choice,
+    Constraint,
     Ebnf,
     JsonSchema,
     Lark,
     Regex,
-    Spec,
     StructuralTag,
 )
+from radixrt.constrained.errors import CannotCompile, CannotEnforce
+from radixrt.constrained.grammar import Compiled, Grammar
+from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-
-BackendChoice = Literal["auto", "llguidance", "xgrammar", "fsm"]
 
 
 class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server decides, for all requests."""
+    """Settings of the server, for all requests."""
 
-    backend: BackendChoice = "auto"
-    """A backend by name takes what it enforces exactly; what it does not goes to the one that does."""
-    whitespace: llguidance.Whitespace = "flexible"
+    backend: GrammarBackendName = "auto"
+    """A named backend gets the constraints that it enforces exactly; the others go to the backend that does."""
+    whitespace: WhitespaceName = "flexible"
     """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``: nothing."""
     max_source_bytes: int = 16 << 20
     """Longest schema, pattern, grammar or set of options, in UTF-8."""
@@ -47,56 +45,62 @@ _WHAT: dict[type, str] = {
 }
 
 
-def compile_spec(spec: Spec, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
-    """Compile whatever a request can ask for.
+def compile_constraint(
+    constraint: Constraint, facts: TokenizerFacts, options: CompileOptions
+) -> Compiled:
+    """Compile a constraint of any kind.
 
     Raises:
-        RequestError: no backend can hold an answer to it; names the keyword and where it stands, or the reason.
+        RequestError: no backend can enforce it; names the keyword and its place, or the reason.
     """
-    size = len(msgspec.msgpack.encode(spec))
+    size = len(msgspec.msgpack.encode(constraint))
     if size > options.max_source_bytes:
-        raise refusal(spec, f"It has {size} bytes; at most {options.max_source_bytes} are taken.")
+        raise refusal(
+            constraint, f"It has {size} bytes; at most {options.max_source_bytes} are taken."
+        )
     try:
-        return _compile(spec, facts, options)
+        return _compile(constraint, facts, options)
     except CannotEnforce as error:
         raise RequestError(str(error), param="structured", code="grammar") from error
     except CannotCompile as error:
-        raise refusal(spec, str(error)) from error
+        raise refusal(constraint, str(error)) from error
 
 
-def refusal(spec: Spec, reason: str) -> RequestError:
+def refusal(constraint: Constraint, reason: str) -> RequestError:
     """The error for a constraint that can't be kept."""
     return RequestError(
-        f"{_WHAT[type(spec)]} can't be enforced: {reason}", param="structured", code="grammar"
+        f"{_WHAT[type(constraint)]} can't be enforced: {reason}", param="structured", code="grammar"
     )
 
 
-def _compile(spec: Spec, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
-    match spec:
+def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
+    match constraint:
         case JsonSchema():
-            return _json_schema(spec, facts, options)
+            return _json_schema(constraint, facts, options)
         case AnyJson():
-            grammar = llguidance.compile_any_json(spec.object_only, facts, options.whitespace)
+            grammar = llguidance.compile_any_json(constraint.object_only, facts, options.whitespace)
             return Compiled(grammar=grammar)
         case Regex():
-            return Compiled(grammar=_regex(spec.pattern, facts, options))
+            return Compiled(grammar=_regex(constraint.pattern, facts, options))
         case Choice():
-            return Compiled(grammar=_choice(spec.options, facts, options))
+            return Compiled(grammar=_choice(constraint.options, facts, options))
         case Ebnf():
             from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
 
-            return Compiled(grammar=xgrammar.compile_ebnf(spec.grammar, facts))
+            return Compiled(grammar=xgrammar.compile_ebnf(constraint.grammar, facts))
         case Lark():
-            return Compiled(grammar=llguidance.compile_lark(spec.grammar, facts))
+            return Compiled(grammar=llguidance.compile_lark(constraint.grammar, facts))
         case StructuralTag():
-            return _structural_tag(spec, facts, options)
+            return _structural_tag(constraint, facts, options)
 
 
-def _json_schema(spec: JsonSchema, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
+def _json_schema(
+    constraint: JsonSchema, facts: TokenizerFacts, options: CompileOptions
+) -> Compiled:
     from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 
     wanted = "auto" if options.backend == "fsm" else options.backend
-    plan = plan_json_schema(spec.schema, strict=spec.strict, backend=wanted)
+    plan = plan_json_schema(constraint.schema, strict=constraint.strict, backend=wanted)
     schema = json.dumps(plan.schema, ensure_ascii=False)
     if plan.backend == "xgrammar":
         from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
@@ -128,9 +132,9 @@ def _choice(choices: tuple[str, ...], facts: TokenizerFacts, options: CompileOpt
 
 
 def _structural_tag(
-    spec: StructuralTag, facts: TokenizerFacts, options: CompileOptions
+    constraint: StructuralTag, facts: TokenizerFacts, options: CompileOptions
 ) -> Compiled:
     from radixrt.constrained.backends.structural_tags import compile_structural_tag
 
-    grammar, unenforced = compile_structural_tag(spec, facts, options.whitespace)
+    grammar, unenforced = compile_structural_tag(constraint, facts, options.whitespace)
     return Compiled(grammar=grammar, unenforced=unenforced)

@@ -1,1 +1,1 @@
-"""JSON schemas: rewritten into few plain forms (normal), then audited against what backends were measured to do (auditing)."""
+"""JSON schemas: rewritten into a normal form (``normal``), then audited against the measured backends (``auditing``)."""

@@ -1,4 +1,4 @@
-"""How is a schema written for a validator in Python, so that it decides as the specification has it?"""
+"""Writes a schema for a validator in Python, so that the validator follows the specification exactly."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from radixrt.constrained.json_schema.walk import Node, mapped, pointer_of
 _READ_ALIKE = (
     r"\A(?:[^\\(]|\\[bBdDwWsStnrfv0-9^$\\.*+?()\[\]{}|/\-]|\((?!\?)|\(\?(?:[:=!]|<[=!]))*\Z"
 )
-"""Regular expressions without what Python reads and ECMA-262 does not; whether they are well-formed, jsonschema says."""
+"""Regular expressions in the syntax that Python and ECMA-262 share; jsonschema decides whether they are well-formed."""
 
 
 def checkable(node: Any) -> Any:
     """A copy without origins in which patterns are Python's, and formats are asserted by patterns.
 
     Raises:
-        CannotEnforce: a pattern is not one, or nothing knows what a format allows.
+        CannotEnforce: a pattern is not well-formed, or the values of a format are not known.
     """
     if not isinstance(node, dict):
         return node

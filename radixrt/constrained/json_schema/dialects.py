@@ -1,6 +1,6 @@
-"""How is a ``pattern`` written so that an engine reads it as ECMA-262 does?
+"""Writes a ``pattern`` so that another regex engine reads it as ECMA-262 does.
 
-Engines differ about ``\\d``, ``\\w``, ``\\s``, the dot and the end. So these are spelled out.
+Engines differ about ``\\d``, ``\\w``, ``\\s``, the dot and the end. These are written as explicit classes.
 """
 
 import re
@@ -28,12 +28,12 @@ _WORD_OF_ANY = r"\p{L}\p{N}\p{M}\p{Pc}"
 
 @dataclass(frozen=True)
 class _Dialect:
-    """How an engine is told what the letters ``d``, ``w`` and ``s`` mean."""
+    """How the meaning of the letters ``d``, ``w`` and ``s`` is written for an engine."""
 
     inside: dict[str, str]
-    """What belongs to each, to stand in a class."""
+    """The members of each, written for a character class."""
     outside: dict[str, str]
-    """All that does not belong to the others is what a capital letter, or a negated class, means."""
+    """A capital letter or a negated class means every character that is not a member."""
     everything: str
     """A class of all characters."""
     is_python: bool
@@ -46,24 +46,24 @@ _PORTABLE = _Dialect(
     everything="[\\x00-\U0010ffff]",
     is_python=False,
 )
-"""Of each letter what every engine says belongs to it, or does not: a string that matches the portable form matches the
-pattern under each reading."""
+"""For each letter the members, and the non-members, on which all engines agree: a string that matches the portable
+form matches the pattern under each reading."""
 _ECMA_262 = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES + r"\ufeff"}
 _PYTHON = _Dialect(inside=_ECMA_262, outside=_ECMA_262, everything=r"[\s\S]", is_python=True)
 
 
 def portable(pattern: str) -> str:
-    """The pattern in the form that grammars are given; what it matches, the pattern matches.
+    """The pattern in the form for grammars. Every text that it matches, the pattern matches.
 
     Raises:
-        UnknownSyntax: the pattern is not ECMA-262, engines differ about it, or no grammar has what it uses.
+        UnknownSyntax: the pattern is not ECMA-262, engines differ about it, or no grammar has a construct that it uses.
     """
     return "".join(_written(token, _PORTABLE) for token in parse(pattern))
 
 
 def is_whole(pattern: str) -> bool:
-    """Whether the portable form matches all that the pattern does. It leaves out what engines differ about: ``\\W`` is é to
-    ECMA-262, and not to those who know more letters.
+    """Whether the portable form matches every text that the pattern matches. It leaves out characters about which
+    engines differ: ``\\W`` matches é in ECMA-262, and not in engines that know more letters.
 
     Raises:
         UnknownSyntax: as ``portable``.

@@ -1,4 +1,4 @@
-"""What does a ``pattern`` say? ECMA-262 regular expressions, as JSON schema uses them, as a list of tokens.
+"""Parses ``pattern``, an ECMA-262 regular expression, into a list of tokens.
 
 Escapes that engines read differently (``\\Z``, ``\\h``) and syntax that ECMA-262 does not have raise
 :class:`UnknownSyntax`: such a pattern is never handed to a grammar.
@@ -63,7 +63,7 @@ class Backreference:
 
 @dataclass(frozen=True)
 class Open:
-    """A group begins; ``kind`` is what stands after the parenthesis: empty, ``?:``, ``?=``, ``?!``, ``?<=``, ``?<!``."""
+    """A group begins; ``kind`` is the text after the parenthesis: empty, ``?:``, ``?=``, ``?!``, ``?<=``, ``?<!``."""
 
     kind: str
 
@@ -164,7 +164,7 @@ def _repeat(match: re.Match[str]) -> Repeat:
 
 
 def _members(text: str) -> tuple[str | tuple[int, int], ...]:
-    """What stands between brackets."""
+    """The content between brackets."""
     matches = list(_MEMBER.finditer(text))
     if sum(len(match[0]) for match in matches) < len(text):
         raise UnknownSyntax(f"[{text}] has an escape that is not in ECMA-262")
@@ -182,7 +182,7 @@ def _members(text: str) -> tuple[str | tuple[int, int], ...]:
 
 
 def _item(match: re.Match[str]) -> str | tuple[int, int]:
-    """An escape that stands for a set, or one code point as a range."""
+    """An escape that means a set, or one code point as a range."""
     found = {name: text for name, text in match.groupdict().items() if text}
     if "set" in found:
         return found["set"]

@@ -1,8 +1,8 @@
-"""Which strings does a ``format`` allow? Exact regular expressions for the formats that JSON schema defines.
+"""Exact regular expressions for the values of ``format`` that JSON schema defines.
 
-The expressions are the project's own, from the RFCs. Each is exact or narrower than its RFC (the note says
-how), never wider: what they match is of the format under every reading. Names that JSON schema does not
-define are annotations, as the specification has it, and hold nobody to anything.
+The expressions are the project's own, written from the RFCs. Each is exact or narrower than its RFC (the note says
+how), never wider: a text that it matches is of the format under every reading. Names that JSON schema does not
+define are annotations, as the specification says, and constrain nothing.
 """
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"

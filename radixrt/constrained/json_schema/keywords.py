@@ -1,9 +1,9 @@
-"""Which words of JSON schema mean something, about which type of value, and where do subschemas stand in them?"""
+"""The keywords of JSON schema: the type of value that each constrains, and where it holds subschemas."""
 
 from typing import Any
 
 ORIGIN = "$origin"
-"""Private key of a normalised schema: JSON pointer, into the user's schema, of what it stems from."""
+"""Private key of a normalised schema: JSON pointer, into the user's schema, of its origin."""
 NOT_IN = "$notIn"
 """Private key inside the normaliser: the value is none of these. It is written as ``not: {enum: ...}``."""
 NOT_INTEGER = "$notInteger"

@@ -1,4 +1,4 @@
-"""Is this JSON text valid under a schema? By ``jsonschema``, with numbers as decimals, so that no rounding decides.
+"""Validates JSON text against a schema with ``jsonschema``, with numbers as decimals, so that no rounding decides.
 
 ``multipleOf`` 0.01 of 0.07 is a question about decimals; in float64 the answer would be wrong.
 """

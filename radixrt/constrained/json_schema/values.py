@@ -1,4 +1,4 @@
-"""Which JSON values are equal, and of which type is one?"""
+"""Equality and types of JSON values."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -39,5 +39,5 @@ def type_of(value: Any) -> str:
 
 
 def is_integral(value: int | float) -> bool:
-    """Is this number an integer in JSON schema's sense, as 1.0 is?"""
+    """Whether a number is an integer in JSON schema's sense, as 1.0 is."""
     return isinstance(value, int) or value.is_integer()

@@ -1,4 +1,4 @@
-"""Where are the subschemas of a schema, and where does a ``$ref`` lead?
+"""Lists the subschemas of a schema, and resolves ``$ref``.
 
 A subschema's place is the path of keys from the root, e.g. ``("properties", "a", "items")``.
 """
@@ -28,7 +28,7 @@ def children(node: Any) -> Iterator[tuple[Place, Any]]:
 
 
 def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
-    """A copy in which each subschema, also of the definitions, is what ``change`` makes of it and of its path."""
+    """A copy in which ``change`` has replaced each subschema, given it and its path; definitions included."""
     result = dict(node)
     for keyword, value in node.items():
         if keyword in MAP_WORDS or keyword == "$defs":
@@ -41,7 +41,7 @@ def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
 
 
 def without_origins(schema: Any) -> Any:
-    """A copy without the private keys. A property of such a name stays: it stands under ``properties``."""
+    """A copy without the private keys. A property of such a name stays: it is below ``properties``."""
     if not isinstance(schema, dict):
         return schema
     public = {word: value for word, value in schema.items() if word not in (ORIGIN, PLACE)}
@@ -81,7 +81,7 @@ def reference_target(node: Any) -> Place | None:
 
 def met_with(schema: Any, start: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Each subschema that an instance of the one at ``start`` can meet, once, with its place; those behind references
-    included. What is yielded may be changed before the next."""
+    included. A yielded subschema may be changed before the next."""
     waiting, seen = [start], set()
     while waiting:
         place = waiting.pop()

@@ -1,1 +1,1 @@
-"""What answers the calls of programs."""
+"""Backends, which answer the calls of programs."""

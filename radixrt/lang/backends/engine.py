@@ -1,4 +1,4 @@
-"""How does a model inside this process answer a program's calls? By the endpoints of a server, without a socket."""
+"""Backend for an engine in this process: the server's endpoints, without a socket."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,11 +16,11 @@ from radixrt.lang.errors import ConnectionLost
 from radixrt.offline.llm import LLM
 
 _URL = "http://engine-in-this-process"
-"""Nobody connects to it; HTTP wants a name."""
+"""Never connected to; HTTP needs a name."""
 
 
 class Engine(RadixrtBackend):
-    """A :class:`radixrt.LLM`. It is not closed with the backend: whoever made it closes it."""
+    """A :class:`radixrt.LLM`. Its owner closes it; the backend does not."""
 
     def __init__(self, llm: LLM) -> None:
         http = HttpClient(_URL, llm.config.api_key, "Make a new LLM.", _InProcess(llm))
@@ -28,7 +28,7 @@ class Engine(RadixrtBackend):
 
 
 class _InProcess(httpx.AsyncBaseTransport):
-    """Hands requests to the api's application, which runs in the engine's event loop, and its answers back to this one."""
+    """Passes requests to the api's application in the engine's event loop, and answers back to this one."""
 
     def __init__(self, llm: LLM) -> None:
         self._engine = llm.background
@@ -45,9 +45,7 @@ class _InProcess(httpx.AsyncBaseTransport):
         async def receive() -> Any:
             if unread:
                 return unread.pop()
-            return (
-                await asyncio.get_running_loop().create_future()
-            )  # whoever leaves cancels all of it
+            return await asyncio.get_running_loop().create_future()  # until it is cancelled
 
         async def send(message: Any) -> None:
             here.call_soon_threadsafe(sent.put_nowait, message)
@@ -69,7 +67,7 @@ class _InProcess(httpx.AsyncBaseTransport):
 
 
 class _Body(httpx.AsyncByteStream):
-    """What comes of an answer. Closing it ends the work on it."""
+    """The body of an answer. Closing it cancels the request."""
 
     def __init__(self, sent: asyncio.Queue[Any], answering: Future[None]) -> None:
         self._sent = sent
@@ -84,7 +82,7 @@ class _Body(httpx.AsyncByteStream):
 
 
 def _scope(request: httpx.Request) -> dict[str, Any]:
-    """As ASGI describes a request."""
+    """The ASGI scope of a request."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},

@@ -1,4 +1,4 @@
-"""How does one talk to a server? JSON there, JSON or server-sent events back, every failure as a typed error."""
+"""HTTP client: sends JSON, receives JSON or server-sent events, and turns every failure into a typed error."""
 
 import asyncio
 import os
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 10.0
 LONGEST_RETRY_S = 60.0
-"""For so long in all, calls that a full server sends away with a Retry-After are sent again."""
+"""Calls that an overloaded server refuses with Retry-After are repeated for this long in all."""
 
 
 class HttpClient:
-    """Connections to one server. Lives in the runtime's event loop, from the first call on; a forked child has its own."""
+    """Connections to one server, used in the runtime's event loop. A forked child process opens its own."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class HttpClient:
     ) -> None:
         """
         Args:
-            if_absent: what to do when no server is there, as a sentence.
-            transport: what requests go through; None: a socket.
+            if_absent: advice for the error when no server answers, as a sentence.
+            transport: carries the requests; None: a socket.
         """
         self.base_url = base_url
         self._api_key = api_key
@@ -39,45 +39,36 @@ class HttpClient:
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
         self._process_id = 0
-        """Of the process whose connections these are."""
+        """The process that opened the connections."""
 
-    async def get(self, path: str) -> Any:
-        """Raises:
-        BackendError: one of its family.
-        """
-        async with self._answer("GET", path, None) as response:
-            return _decoded(await response.aread())
-
-    async def post(self, path: str, body: dict[str, Any], is_patient: bool = True) -> Any:
-        """
-        Args:
-            is_patient: try again when a full server says so.
+    async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The JSON of the answer.
 
         Raises:
-            BackendError: one of its family.
+            BackendError: or a subclass.
         """
-        async with self._answer("POST", path, body, is_patient) as response:
+        async with self._answer(method, path, body) as response:
             return _decoded(await response.aread())
 
     async def answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """The JSON of the answer, or of each event if the body asks for a stream. Closing the generator ends the
-        work on the other side.
+        """The JSON of the answer, or of each event if the body asks for a stream. Closing the generator cancels the
+        request.
 
         Raises:
-            BackendError: one of its family.
+            BackendError: or a subclass.
         """
         if body.get("stream"):
             async with aclosing(self.events(path, body)) as events:
                 async for event in events:
                     yield event
         else:
-            yield await self.post(path, body)
+            yield await self.request("POST", path, body)
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """The JSON of each server-sent event. Closing the generator closes the stream.
 
         Raises:
-            BackendError: one of its family.
+            BackendError: or a subclass.
         """
         async with self._answer("POST", path, body) as response:
             async for data in _event_data(response.aiter_bytes()):
@@ -91,10 +82,10 @@ class HttpClient:
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: dict[str, Any] | None, is_patient: bool = True
+        self, method: str, path: str, body: dict[str, Any] | None
     ) -> "AsyncIterator[httpx.Response]":
-        """Send, until the server has room; the response, with its headers read."""
-        import httpx  # here: it is the larger part of what importing the language would cost
+        """Send the request, again while the server is overloaded; the response, with its headers read."""
+        import httpx  # here: it takes most of the time of importing the language
 
         waited_s = 0.0
         while True:
@@ -114,11 +105,7 @@ class HttpClient:
                 raise ConnectionLost(
                     f"The connection to the server at {self.base_url} was lost: {reason}."
                 ) from cause
-            if (
-                retry_after_s is None
-                or not is_patient
-                or waited_s + retry_after_s > LONGEST_RETRY_S
-            ):
+            if retry_after_s is None or waited_s + retry_after_s > LONGEST_RETRY_S:
                 raise error
             await asyncio.sleep(retry_after_s)
             waited_s += retry_after_s
@@ -141,7 +128,7 @@ class HttpClient:
 
 
 async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event. Only line feeds end lines: JSON texts may hold Unicode's other line separators."""
+    """The data of each event. Only line feeds end lines: JSON may contain Unicode's other line separators."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -152,7 +139,7 @@ async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def _encoded(body: dict[str, Any]) -> bytes:
     """Raises:
-    BadRequest: a text in it is no Unicode.
+    BadRequest: a text is not valid Unicode.
     """
     try:
         return msgspec.json.encode(body)
@@ -175,7 +162,7 @@ def _decoded(data: bytes, otherwise: Any = None) -> Any:
 
 
 def _error_of(status: int, body: Any) -> BackendError:
-    """From OpenAI's error object, or what resembles it."""
+    """The error of OpenAI's error object, or of a similar one."""
     detail = body.get("error", body) if isinstance(body, dict) else {}
     if not isinstance(detail, dict):
         detail = {"message": str(detail)}
@@ -190,7 +177,7 @@ def _error_of(status: int, body: Any) -> BackendError:
 
 
 def _retry_after_s(response: "httpx.Response") -> float | None:
-    """Of a server that is full, if it says when to come back."""
+    """Seconds after which an overloaded server asks to try again."""
     if response.status_code not in (429, 503):
         return None
     try:

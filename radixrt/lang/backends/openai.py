@@ -1,29 +1,52 @@
-"""How does any OpenAI-compatible server answer a program's calls? By standard fields alone; the rest is refused."""
+"""Backend for any OpenAI-compatible server. It sends standard fields only and refuses features that need others."""
 
+import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from radixrt.lang.backends.http import HttpClient
-from radixrt.lang.backends.openai_choices import with_schema, without_object
 from radixrt.lang.backends.openai_format import (
     STANDARD_SAMPLING,
     path_of,
     pieces_of,
     standard_body,
 )
-from radixrt.lang.backends.protocol import Backend, Call, ChoiceCall, Piece, Prompt, Score, Scored
-from radixrt.lang.constraints import FEATURE_NAMES, Choices, JsonSchema
+from radixrt.lang.backends.protocol import (
+    Backend,
+    Call,
+    ChoiceCall,
+    Choices,
+    Grammar,
+    JsonSchema,
+    Piece,
+    Prompt,
+    Regex,
+    Score,
+    Scored,
+)
 from radixrt.lang.errors import BadRequest, UnsupportedFeature
+
+FEATURE_NAMES: dict[type, str] = {
+    JsonSchema: "JSON schemas",
+    Regex: "regular expressions (gen's regex=)",
+    Choices: "choices (gen's choices=, Literal and Enum types)",
+    Grammar: "grammars (gen's grammar=)",
+}
+"""Names of constraints in errors."""
+CHOICE_PROPERTY = "choice"
+"""Choices are sent as the one property of a JSON object: strict mode takes no other JSON at the root."""
 
 
 class OpenAI(Backend):
     """A server with OpenAI's API.
 
     Args:
-        base_url: its address, with or without ``/v1``.
+        base_url: the address, with or without ``/v1``.
         api_key: sent as a bearer token.
-        model: which of its models.
+        model: the model's name.
     """
 
     def __init__(
@@ -38,17 +61,17 @@ class OpenAI(Backend):
         self._refuse_unsupported(call)
         choices = call.constraint if isinstance(call.constraint, Choices) else None
         if choices is not None:
-            call = with_schema(call, choices)
+            call = _with_schema(call, choices)
         body = standard_body(call, self.model)
         if "messages" in body:
-            body["messages"] = without_old_thoughts(call.prompt)
+            body["messages"] = without_old_reasoning(call.prompt)
         async with aclosing(self._http.answer(path_of(call), body)) as events:
             async for event in events:
                 for piece in pieces_of(event):
-                    yield piece if choices is None else without_object(piece)
+                    yield piece if choices is None else _without_object(piece)
 
     async def score(self, call: ChoiceCall) -> Scored:
-        """Have the prompt with each choice behind it echoed with log-probabilities; only completions offer that."""
+        """Let the server echo the prompt and each choice with log-probabilities, which only completions offer."""
         prompt, choices, unconditional = call.prompt, call.choices, call.unconditional
         if not isinstance(prompt, str):
             raise self._unsupported(
@@ -67,12 +90,12 @@ class OpenAI(Backend):
         return Scored([Score(*pair) for pair in zip(logprobs, without, strict=False)])
 
     async def _echoed(self, texts: list[str], starts: list[int]) -> list[tuple[float, ...]]:
-        """The log-probabilities of each text's tokens that reach beyond its start, in one batch."""
+        """The log-probabilities of each text's tokens that end after its start, in one batch."""
         body = {
             "model": self.model, "prompt": texts, "echo": True, "logprobs": 0, "max_tokens": 0, "temperature": 0,
         }  # fmt: skip
         try:
-            answer = await self._http.post("/v1/completions", body)
+            answer = await self._http.request("POST", "/v1/completions", body)
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             echoed = [choice["logprobs"] for choice in choices]
             return [
@@ -110,9 +133,12 @@ class OpenAI(Backend):
         return UnsupportedFeature(feature, self.name, instead)
 
 
-def without_old_thoughts(messages: Prompt) -> list[dict[str, Any]]:
-    """Thoughts go back only within a loop of tools: there models go on thinking from them, and servers that tell thoughts
-    ask for them. Behind the next message of the user they refuse them, or leave them out."""
+def without_old_reasoning(messages: Prompt) -> list[dict[str, Any]]:
+    """Messages without the reasoning of finished tool loops.
+
+    Within a tool loop models continue from their reasoning, and servers that return it ask for it. After the next user
+    message they refuse or ignore it.
+    """
     assert not isinstance(messages, str)
     asked_at = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
     return [
@@ -124,7 +150,7 @@ def without_old_thoughts(messages: Prompt) -> list[dict[str, Any]]:
 
 
 def _beyond(start: int, logprobs: dict[str, Any]) -> tuple[float, ...]:
-    """Of the tokens that end after a place in the text.
+    """The log-probabilities of the tokens that end after a place in the text.
 
     Raises:
         ValueError: there are none.
@@ -138,3 +164,22 @@ def _beyond(start: int, logprobs: dict[str, Any]) -> tuple[float, ...]:
     if not beyond:
         raise ValueError("it sent none")
     return beyond
+
+
+def _with_schema(call: Call, choices: Choices) -> Call:
+    """The call with a JSON schema in the place of choices. It does not stream: half an object has no text."""
+    schema = {
+        "type": "object",
+        "properties": {CHOICE_PROPERTY: {"type": "string", "enum": list(choices.texts)}},
+        "required": [CHOICE_PROPERTY],
+        "additionalProperties": False,
+    }
+    return dataclasses.replace(call, constraint=JsonSchema(schema, CHOICE_PROPERTY), stream=False)
+
+
+def _without_object(piece: Piece) -> Piece:
+    """A whole answer with the choice as its text. An answer that is no such object, such as one cut off, stays."""
+    try:
+        return dataclasses.replace(piece, text=msgspec.json.decode(piece.text)[CHOICE_PROPERTY])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return piece

@@ -1,16 +1,16 @@
-"""How do a call and its answer look in OpenAI's API? Only what every compatible server knows."""
+"""Converts calls and answers to and from the standard fields of OpenAI's API."""
 
 from typing import Any
 
 from radixrt.lang.backends.protocol import (
     DEFAULT_MAX_TOKENS,
     Call,
+    JsonSchema,
     Piece,
     ServerTimes,
     ToolCallPiece,
     Usage,
 )
-from radixrt.lang.constraints import JsonSchema
 
 STANDARD_SAMPLING = (
     "max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop",
@@ -22,7 +22,7 @@ def path_of(call: Call) -> str:
 
 
 def standard_body(call: Call, model: str | None) -> dict[str, Any]:
-    """The fields that OpenAI's API has; the others are up to the backend."""
+    """The standard fields of a request; the backend adds others."""
     body: dict[str, Any] = {}
     if call.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -54,7 +54,7 @@ def response_format(constraint: JsonSchema) -> dict[str, Any]:
 
 
 def is_strict(schema: Any) -> bool:
-    """Whether OpenAI's strict mode would take it: all objects are closed, and all their properties required."""
+    """Whether OpenAI's strict mode accepts a schema: all objects are closed, and all their properties are required."""
     if isinstance(schema, list):
         return all(is_strict(item) for item in schema)
     if not isinstance(schema, dict):
@@ -68,7 +68,7 @@ def is_strict(schema: Any) -> bool:
 
 
 def pieces_of(event: dict[str, Any]) -> list[Piece]:
-    """What an answer of either endpoint holds, or a streamed event of one."""
+    """The pieces of an answer, or of a streamed event, of either endpoint."""
     pieces = [_piece(choice) for choice in event.get("choices") or ()]
     if (usage := event.get("usage")) is not None:
         pieces.append(Piece(usage=usage_of(usage)))
@@ -92,7 +92,7 @@ def _piece(choice: dict[str, Any]) -> Piece:
 def _tool_call(call: dict[str, Any], place: int) -> ToolCallPiece:
     """
     Args:
-        place: among the calls of a whole answer, which have no index.
+        place: the call's place in a whole answer, whose calls have no index.
     """
     function = call.get("function") or {}
     return ToolCallPiece(

@@ -1,10 +1,9 @@
-"""What must something offer to answer a program's calls? One small protocol, and its typed calls and answers."""
+"""The protocol of backends: typed calls, constraints and answers."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from radixrt.lang.constraints import Constraint
 from radixrt.lang.sampling import Sampling
 
 Messages = Sequence[dict[str, Any]]
@@ -12,22 +11,52 @@ Messages = Sequence[dict[str, Any]]
 Prompt = str | Messages
 
 DEFAULT_MAX_TOKENS = 128
-"""In plain text, where most models find no end by themselves."""
+"""In plain text, where most models do not stop by themselves."""
+
+
+@dataclass(frozen=True)
+class JsonSchema:
+    """The answer is JSON that satisfies a schema."""
+
+    schema: dict[str, Any]
+    name: str = "answer"
+
+
+@dataclass(frozen=True)
+class Regex:
+    """The answer matches a regular expression."""
+
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The answer is one of several texts."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The answer is a sentence of an EBNF or Lark grammar."""
+
+    text: str
+
+
+Constraint = JsonSchema | Regex | Choices | Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheHints:
-    """What the program knows of its own future. Advice: a backend may ignore all of it."""
+    """Hints for the KV cache. A backend may ignore them."""
 
-    session: str = ""
-    """The run of a program that the call belongs to."""
     next_use_s: float | None = None
-    """Seconds until the program expects to go on from here."""
+    """Seconds until the program expects to continue from here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of a model."""
+    """One call of the model."""
 
     prompt: Prompt
     continues: bool = False
@@ -39,7 +68,7 @@ class Call:
     """In OpenAI's form."""
     tool_choice: str | None = None
     stream: bool = False
-    """Someone reads along. Else the answer may come as a whole, which costs less."""
+    """Send the answer in pieces. A whole answer costs less."""
     hints: CacheHints = field(default_factory=CacheHints)
 
 
@@ -49,25 +78,25 @@ class Usage:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt: found in the server's KV cache."""
+    """Prompt tokens found in the server's KV cache."""
     completion_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTimes:
-    """Where the time of one call went on the other side, in seconds."""
+    """The server's times of one call, in seconds."""
 
     queued_s: float
-    """From its arrival to its first planned work."""
+    """From arrival to the first planned step."""
     prefill_s: float
-    """From there to the first token."""
+    """From the first planned step to the first token."""
     total_s: float
-    """From its arrival to its last token."""
+    """From arrival to the last token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallPiece:
-    """A piece of a call that the answer makes; only the first of each has an id and a name."""
+    """A piece of a tool call; only the first piece of each call has an id and a name."""
 
     index: int
     id: str = ""
@@ -77,41 +106,41 @@ class ToolCallPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """What came of a call at one moment."""
+    """A piece of a call's answers."""
 
     index: int = 0
-    """Of which of the n answers."""
+    """The index of the answer, from 0 to n - 1."""
     text: str = ""
     reasoning: str = ""
-    """What the model thinks before it answers, where the backend tells it apart."""
+    """The model's reasoning before the answer, where the backend separates it."""
     tool_calls: tuple[ToolCallPiece, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
-    """In the last piece of a call, where the backend tells."""
+    """In the last piece of a call, if the backend reports it."""
     times: ServerTimes | None = None
-    """Of the first answer, with its last piece, where the backend tells."""
+    """Of the first answer, in its last piece, if the backend reports it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceCall:
-    """How likely is each of several texts behind one prompt?"""
+    """Asks for the likelihood of several continuations of one prompt."""
 
     prompt: Prompt
     continues: bool = False
     """The texts continue the conversation's last message, which is the assistant's."""
     choices: tuple[str, ...]
     unconditional: bool = False
-    """Score them without the prompt, too."""
+    """Also score the texts without the prompt."""
     hints: CacheHints = field(default_factory=CacheHints)
 
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a continuation is, token by token."""
+    """Log-probabilities of a continuation's tokens."""
 
     logprobs: tuple[float, ...]
     unconditional: tuple[float, ...] = field(default=())
-    """The same without the prompt, where it was asked for."""
+    """The same without the prompt, if requested."""
 
 
 @dataclass(frozen=True)
@@ -119,43 +148,33 @@ class Scored:
     """The answer to a :class:`ChoiceCall`."""
 
     scores: list[Score]
-    """One for each choice, in their order."""
+    """One for each choice, in order."""
     usage: Usage = field(default_factory=Usage)
-    """The prompt counts once, and each choice's tokens as completion."""
+    """The prompt counts once; the choices' tokens count as completion."""
 
 
 class Backend(Protocol):
-    """Its coroutines all run in one event loop: the runtime's. Who derives from it, need not care for the cache."""
+    """Answers the calls of programs. All coroutines run in the runtime's one event loop."""
 
     name: str
     """For errors."""
 
     def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """Run a call. Closing the generator ends the call on the other side, too.
+        """Execute a call. Closing the generator cancels the call on the server.
 
         Raises:
-            BackendError: one of its family.
+            BackendError: or a subclass.
         """
         ...
 
     async def score(self, call: ChoiceCall) -> Scored:
-        """Score continuations of a prompt, in one batch.
+        """Score continuations of a prompt in one batch.
 
         Raises:
-            BackendError: one of its family; UnsupportedFeature, where it can't.
+            BackendError: or a subclass; UnsupportedFeature if the backend cannot score.
         """
         ...
 
     async def cache_tokens(self) -> int | None:
-        """What the KV cache can hold, if that is known. Never raises."""
+        """The capacity of the KV cache in tokens; None: unknown. Never raises."""
         return None
-
-    async def programs_ended(self, sessions: Sequence[str]) -> None:
-        """What these runs alone have left in the KV cache is not needed any more. Advice: never raises."""
-
-    async def pin(self, prefix: Prompt, seconds: float) -> str | None:
-        """Keep a prefix's KV for so long; returns what :meth:`unpin` takes, or None: it can't be kept. Never raises."""
-        return None
-
-    async def unpin(self, lease: str) -> None:
-        """Let go of it. Never raises."""

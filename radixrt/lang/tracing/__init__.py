@@ -1,1 +1,1 @@
-"""How does one look at what a program did? As a timeline: a page, or text."""
+"""Records of what a program did, shown as text or as Chrome trace events."""

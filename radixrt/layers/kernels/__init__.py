@@ -1,1 +1,1 @@
-"""The operations of layers that each kind of device computes with kernels of its own."""
+"""The operations of layers for which each kind of device has kernels of its own."""

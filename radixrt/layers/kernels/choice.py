@@ -1,4 +1,4 @@
-"""Which kernels compute the layers on a device? The fastest that this installation has for it."""
+"""Chooses the kernels that compute the layers on a device: the fastest that are installed for it."""
 
 import logging
 

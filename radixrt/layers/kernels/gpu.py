@@ -7,14 +7,13 @@ rounds a norm and a gated activation once, at the end, where the references roun
 """
 
 import importlib.util
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from radixrt.base.errors import ConfigError
-from radixrt.device.flashinfer_library import load_flashinfer
+from radixrt.device.flashinfer_library import UntracedFunctions, load_flashinfer
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
@@ -23,8 +22,8 @@ from radixrt.layers.quantization.groupwise import GroupwiseMatrix
 
 HALVES = (torch.bfloat16, torch.float16)
 
-VECTOR_BYTES = 16
-"""FlashInfer's kernels read rows in pieces of this size."""
+VECTOR_ELEMENTS = 8
+"""FlashInfer's kernels read rows in pieces of 16 bytes."""
 
 ROTATED_HEAD_DIMS = (64, 128, 256, 512)
 """FlashInfer's rotary kernel is compiled for these."""
@@ -55,39 +54,44 @@ class FlashInferLayers:
     """FlashInfer's kernels, and the rule which inputs they take. Imported on first use: that takes seconds."""
 
     def __init__(self) -> None:
-        self._flashinfer: ModuleType | None = None
+        self._functions: UntracedFunctions | None = None
 
     @property
     def flashinfer(self) -> Any:
-        if self._flashinfer is None:
-            self._flashinfer = load_flashinfer()
-        return self._flashinfer
+        if self._functions is None:
+            self._functions = UntracedFunctions(load_flashinfer())
+        return self._functions
 
     def takes_rows(self, *tensors: Tensor) -> bool:
-        """Rows of half precision, each of them a whole number of vectors and aligned to one."""
-        return all(
-            tensor.dtype in HALVES
-            and tensor.stride(-1) == 1
-            and _whole_vectors(tensor, tensor.shape[-1])
-            and all(_whole_vectors(tensor, stride) for stride in tensor.stride()[:-1])
-            and _whole_vectors(tensor, int(tensor.storage_offset()))
-            for tensor in tensors
-        )
+        """Rows of half precision, each of them a whole number of vectors and aligned to one.
+
+        Asked some times a layer, while the device waits for the host: so it reads as little of a tensor as it can.
+        """
+        for tensor in tensors:
+            if tensor.dtype not in HALVES or tensor.storage_offset() % VECTOR_ELEMENTS:
+                return False
+            *outer, inner = tensor.stride()
+            if inner != 1 or tensor.shape[-1] % VECTOR_ELEMENTS:
+                return False
+            for stride in outer:
+                if stride % VECTOR_ELEMENTS:
+                    return False
+        return True
+
+    def takes_halves(self, merged: Tensor) -> bool:
+        """Rows of two halves, each of which is a whole number of vectors."""
+        halves_fit = merged.shape[-1] % (2 * VECTOR_ELEMENTS) == 0
+        return halves_fit and merged.is_contiguous() and self.takes_rows(merged)
 
     def takes_rotation(self, query: Tensor, key: Tensor, cos_sin: Tensor) -> bool:
         """Heads of a size that the kernel was compiled for, half of whose rotated part is whole vectors."""
         head_dim = query.shape[-1]
-        half_bytes = cos_sin.shape[1] // 2 * query.element_size()
         return (
             head_dim in ROTATED_HEAD_DIMS
             and query.stride(1) == key.stride(1) == head_dim  # so that heads flatten without a copy
-            and half_bytes % VECTOR_BYTES == 0
+            and cos_sin.shape[1] // 2 % VECTOR_ELEMENTS == 0
             and self.takes_rows(query, key)
         )
-
-
-def _whole_vectors(tensor: Tensor, elements: int) -> bool:
-    return elements * tensor.element_size() % VECTOR_BYTES == 0
 
 
 class GpuKernels(LayerKernels):
@@ -139,8 +143,7 @@ class GpuKernels(LayerKernels):
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         ours = self._flashinfer
-        gate, up = gate_up.chunk(2, dim=-1)
-        if ours is not None and gate_up.is_contiguous() and ours.takes_rows(gate, up):
+        if ours is not None and ours.takes_halves(gate_up):
             return getattr(ours.flashinfer, _ACTIVATIONS[name])(gate_up)
         return self._activation.gated_activation(name, gate_up)
 

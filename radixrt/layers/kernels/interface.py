@@ -1,4 +1,4 @@
-"""What a layer asks of a device: the few operations that have a fast form of their own on each kind, in plain PyTorch."""
+"""The operations of layers that each kind of device computes by kernels of its own, in plain PyTorch."""
 
 from collections.abc import Callable
 
@@ -13,20 +13,20 @@ GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
 }
-"""What is applied to the gate's half of a merged projection."""
+"""Activations of the gate's half of a merged projection, by name."""
 
 
 class LayerKernels:
-    """Everything between a model's attention calls. These run on any device and say what the subclasses compute."""
+    """The operations between a model's attention calls. These run on any device, and are the reference of the subclasses."""
 
     is_taped = True
-    """``radixrt_kernels.tape`` hears of every call, so that a step can be repeated without its layers."""
+    """``radixrt_kernels.tape`` can record every call, so that a step can be replayed without its layers."""
 
     multiplies_quantized_experts = True
-    """Else mixtures of experts are served with plain weights alone."""
+    """False: mixtures of experts are served with plain weights only."""
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
-        """[..., size] -> [..., size]; see ``RMSNorm`` for what ``unit_offset`` changes."""
+        """[..., size] -> [..., size]; ``RMSNorm`` explains ``unit_offset``."""
         x = hidden.float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         if unit_offset:
@@ -47,7 +47,7 @@ class LayerKernels:
 
         Args:
             positions: [num_tokens] int64
-            query, key: [num_tokens, heads, head_dim], perhaps views into one merged projection
+            query, key: [num_tokens, heads, head_dim], or views of one merged projection
             cos_sin: [context_length, rotary_dim] float32, cosines then sines
         """
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
@@ -113,7 +113,7 @@ class LayerKernels:
         return output
 
     def pack(self, matrix: Matrix) -> Matrix:
-        """A loaded matrix in the form that multiplies fastest; ``matrix`` itself where that is it."""
+        """A loaded matrix in the form that these kernels multiply by fastest; perhaps ``matrix`` itself."""
         return matrix
 
     def pack_stack(self, matrix: Matrix, count: int) -> Weights:
@@ -130,7 +130,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class KernelLayer(nn.Module):
-    """A layer that computes by kernels: PyTorch's until :func:`use_kernels` gives it others."""
+    """A layer that computes by kernels: PyTorch's, unless :func:`use_kernels` replaces them."""
 
     kernels = LayerKernels()
 

@@ -1,16 +1,17 @@
-"""The layers' operations by the native kernels of ``radixrt_kernels``: what a CPU serves with."""
+"""The layers' operations on a CPU, by the native kernels of ``radixrt_kernels``."""
+
+from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
 from radixrt.layers.kernels.interface import LayerKernels
-from radixrt.layers.kernels.native_experts import GroupwiseExperts, NativeExperts, PackedExperts
 from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, MatrixStack, Weights
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary
 
 
 class NativeKernels(LayerKernels):
-    """See ``LayerKernels``. What has no native kernel is PyTorch's."""
+    """See ``LayerKernels``. Operations without a native kernel are PyTorch's."""
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)
@@ -94,3 +95,51 @@ class NativeGroupwiseMatrix(PackedGroupwiseMatrix):
 
     def look_up(self, rows: Tensor) -> Tensor:
         return groupwise.look_up(self.packed, rows, self.dtype)
+
+
+class NativeExperts(Weights, ABC):
+    """The matrices of a mixture's experts, packed so that the kernels multiply by all of them in one call."""
+
+    @abstractmethod
+    def multiply_groups(self, hidden: Tensor, tokens: Tensor | None, starts: Tensor) -> Tensor:
+        """Each row times the matrix that its group belongs to: [rows, output features of one matrix].
+
+        Args:
+            hidden: [num_tokens, columns]
+            tokens: int32 [rows], which token each row is; None: the rows are those of ``hidden``.
+            starts: int32 [matrices + 1], where the rows of each matrix begin.
+        """
+
+
+class PackedExperts(NativeExperts):
+    """Plain weights; see ``radixrt_kernels.linear``."""
+
+    def __init__(self, dense: DenseMatrix, count: int) -> None:
+        super().__init__(dense.rows, dense.columns)
+        self.rows_each = dense.rows // count
+        packed = linear.pack_stack(dense.weight.unflatten(0, (count, -1)))
+        self.weight = nn.Parameter(packed, requires_grad=False)
+
+    def multiply_groups(self, hidden: Tensor, tokens: Tensor | None, starts: Tensor) -> Tensor:
+        return linear.grouped_linear(hidden, tokens, starts, self.weight, self.rows_each)
+
+
+class GroupwiseExperts(NativeExperts):
+    """Codes; see ``radixrt_kernels.groupwise``."""
+
+    def __init__(self, matrix: GroupwiseMatrix, count: int) -> None:
+        super().__init__(matrix.rows, matrix.columns)
+        rows = matrix.rows // count
+
+        def pack(index: int) -> groupwise.PackedCodes:
+            one = slice(index * rows, (index + 1) * rows)
+            codes, scales, zeros = matrix.codes_of(one), matrix.scales[one], matrix.zeros[one]
+            return groupwise.pack(codes, scales, zeros, matrix.bits, matrix.group_size)
+
+        self.packed = groupwise.stack(pack, count)
+        self.register_buffer("codes", self.packed.codes)
+        self.register_buffer("scales", self.packed.scales)
+        self.register_buffer("zeros", self.packed.zeros)
+
+    def multiply_groups(self, hidden: Tensor, tokens: Tensor | None, starts: Tensor) -> Tensor:
+        return groupwise.grouped_linear(hidden, tokens, starts, self.packed)

@@ -1,1 +1,1 @@
-"""Weights of 4 or 8 bits: how checkpoints keep them, and how they are made from a plain checkpoint."""
+"""Weights of 4 or 8 bits: the formats of checkpoints, and rounding of plain ones."""

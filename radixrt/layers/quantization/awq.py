@@ -1,4 +1,4 @@
-"""AWQ checkpoints (Lin et al., 2023; AutoAWQ's layout ``gemm``): what their tensors mean."""
+"""Reads the tensors of AWQ checkpoints (Lin et al., 2023; AutoAWQ's layout ``gemm``)."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""Which format does each matrix of a model get?"""
+"""Chooses the format of each matrix of a model."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import nn
@@ -30,21 +30,21 @@ _HEAD = "lm_head"
 
 def matrix_formats(
     scheme: QuantizationScheme | None, *, tied_head: bool
-) -> Callable[[str], MatrixFormat]:
-    """The format of a matrix by its layer's path in the model.
+) -> Callable[[str, Sequence[str]], MatrixFormat]:
+    """The format of a matrix by its layer's path in the model and the checkpoint's projections in it.
 
     Args:
         scheme: None: plain weights.
         tied_head: the embedding is the LM head too.
     """
 
-    def format_of(path: str) -> MatrixFormat:
+    def format_of(path: str, projections: Sequence[str]) -> MatrixFormat:
         if scheme is None:
             return DenseMatrix
         last = path.rpartition(".")[2]
         if last == _HEAD or (last == _EMBEDDING and tied_head):
             return _head_format(scheme, last)
-        if last == _EMBEDDING or not scheme.covers(path):
+        if last == _EMBEDDING or not scheme.covers(path, projections):
             return DenseMatrix
         return _format(scheme)
 

@@ -1,7 +1,7 @@
 """Weights and activations of 8-bit floats (Micikevicius et al., 2022): W8A8 in E4M3.
 
-Each output feature has a scale, and each token gets one when it comes: a product in which both sides are
-8-bit floats runs at twice the rate of bfloat16, and reads half the bytes.
+Each output feature has a scale, and each token gets one at run time: a product of two 8-bit floats runs at twice the rate
+of bfloat16, and reads half the bytes.
 """
 
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ class ScaledFp8Matrix(Matrix):
 
     @staticmethod
     def takes(matrix: Fp8Matrix) -> bool:
-        """Whether its sizes are multiples of what the product works in, on a GPU that has one."""
+        """Whether its sizes are multiples of ``ALIGNMENT``, on a GPU that multiplies 8-bit floats."""
         if matrix.rows % ALIGNMENT or matrix.columns % ALIGNMENT:
             return False
         device = matrix.codes.device

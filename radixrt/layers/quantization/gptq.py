@@ -1,4 +1,4 @@
-"""GPTQ checkpoints (Frantar et al., 2022; AutoGPTQ's and GPTQModel's layouts): what their tensors mean."""
+"""Reads the tensors of GPTQ checkpoints (Frantar et al., 2022; AutoGPTQ's and GPTQModel's layouts)."""
 
 from collections.abc import Iterator
 
@@ -85,7 +85,7 @@ class GptqMatrix(GroupwiseMatrix, LoadableMatrix):
         return pack_halves(codes) if self.bits == 4 else codes
 
     def _zeros(self, words: Tensor) -> Tensor:
-        """int32 [G, O / C] -> uint8 [O, G]. A stored 15 (255) is 16 (256) less one, which has no code of its own
-        and whose writers mean 0, as it is there: they add one and cut off."""
+        """int32 [G, O / C] -> uint8 [O, G]. In the format that stores zeros less one, a stored 15 (255) means 0: its
+        writers add one and drop the carry."""
         zeros = codes_of_words(words, self.bits).t()
         return (zeros + 1) & ((1 << self.bits) - 1) if self.scheme.zeros_less_one else zeros

@@ -1,4 +1,4 @@
-"""A quantized matrix on a GPU: decoded inside the product for few tokens, written out once for many."""
+"""A groupwise quantized matrix on a GPU: decoded inside the product for few tokens, to memory before it for many."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 
 DECODED_FROM_TOKENS = 256
-"""From here on the tensor cores are the limit, and a plain product of decoded weights keeps them busier. By reckoning;
+"""From this number on the tensor cores are the limit, and a plain product of decoded weights keeps them busier. Computed,
 not yet measured on a GPU."""
 
 

@@ -17,7 +17,7 @@ from radixrt.layers.quantization.scheme import QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 
 SCALE_DTYPE = torch.float16
-"""What AWQ's and GPTQ's checkpoints hold."""
+"""That of AWQ's and GPTQ's checkpoints."""
 
 
 Convert = Callable[[Tensor], Tensor]
@@ -31,8 +31,8 @@ class GroupwiseMatrix(EmbeddingMatrix, DecodableMatrix):
     ``group_size``. Where ``column_order`` (int64 [columns]) is not None, the columns stand in another order than the input
     features: column ``i`` belongs to feature ``column_order[i]``.
 
-    How a checkpoint's tensors get here say the classes below this one (``slots``). This one multiplies on any
-    device, and is what kernels are tested against.
+    The subclasses load a checkpoint's tensors into it (``slots``). It multiplies on any device, and is the reference of
+    the kernels.
     """
 
     codes: Tensor
@@ -88,7 +88,8 @@ class GroupwiseMatrix(EmbeddingMatrix, DecodableMatrix):
     def slots_of_words(
         self, placement: Placement, shape: tuple[int, int], codes: Convert, zeros: Convert
     ) -> Iterator[tuple[str, WeightSlot]]:
-        """``qweight``, ``qzeros`` and ``scales``, as AWQ and GPTQ keep them: input features first, codes in int32 words.
+        """The slots of ``qweight``, ``qzeros`` and ``scales`` as AWQ and GPTQ keep them: input features first, codes in
+        int32 words.
 
         Args:
             shape: of ``qweight``.
@@ -107,11 +108,11 @@ class GroupwiseMatrix(EmbeddingMatrix, DecodableMatrix):
             yield f"{placement.name}.{name}", slot
 
     def first_code(self, placement: Placement) -> int:
-        """Where this rank's part begins in dimension ``placement.dim`` of the whole projection's ``codes``."""
+        """First index of this rank's part in dimension ``placement.dim`` of the whole projection's ``codes``."""
         return placement.start * self.bits // 8 if placement.dim == 1 else placement.start
 
     def first_group(self, placement: Placement) -> int:
-        """Where this rank's part begins in dimension ``placement.dim`` of the whole projection's ``scales``.
+        """First index of this rank's part in dimension ``placement.dim`` of the whole projection's ``scales``.
 
         Raises:
             ConfigError: the part does not begin with a group.
@@ -135,7 +136,7 @@ class PackedGroupwiseMatrix(EmbeddingMatrix):
     def __init__(self, matrix: GroupwiseMatrix, pack: Callable[..., Any]) -> None:
         """
         Args:
-            pack: makes what the kernels read of codes [rows, columns], scales, zeros, bits and group size.
+            pack: makes the kernels' form from codes [rows, columns], scales, zeros, bits and group size.
         """
         super().__init__(matrix.rows, matrix.columns)
         codes = matrix.codes_of(slice(None))

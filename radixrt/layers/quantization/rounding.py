@@ -1,4 +1,4 @@
-"""Quantization of a plain checkpoint while it is loaded: to the nearest code, with scales that are searched for."""
+"""Quantizes a plain checkpoint while it is loaded: to the nearest code, with scales found by search."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -34,7 +34,7 @@ class RoundedMatrix(GroupwiseMatrix, LoadableMatrix):
         yield f"{placement.name}.weight", slot
 
     def _round(self, rows: slice, weight: Tensor) -> None:
-        """Fill ``rows`` with what stands for ``weight`` [rows, columns]."""
+        """Fill ``rows`` with the codes, scales and zeros of ``weight`` [rows, columns]."""
         at_once = max(1, ROWS_AT_ONCE // self.columns)
         first = rows.start or 0
         for start in range(0, len(weight), at_once):
@@ -55,7 +55,11 @@ class RoundedMatrix(GroupwiseMatrix, LoadableMatrix):
 
 
 def quantize(groups: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales and zeros that stand for ``groups`` with little squared error.
+    """Codes, scales and zeros that approximate ``groups`` with little squared error.
+
+    >>> codes, scales, zeros = quantize(torch.tensor([[[-1.0, 0.0, 0.5, 1.0]]]), bits=8, symmetric=True)
+    >>> codes.shape, scales.shape, ((codes.float() - zeros[..., None].float()) * scales[..., None]).round(decimals=2)
+    (torch.Size([1, 1, 4]), torch.Size([1, 1]), tensor([[[-1.0000,  0.0000,  0.5000,  1.0000]]]))
 
     Args:
         groups: float32 [rows, groups, group_size]

@@ -1,14 +1,14 @@
-"""How are the weights of a checkpoint quantized? Read from its config.json, without torch, so that what
-is not served is refused before anything starts."""
+"""Reads from config.json how the weights of a checkpoint are quantized, without torch, so that a form that is not served
+is refused before anything starts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from radixrt.base.errors import ConfigError
 
 DEFAULT_GROUP_SIZE = 128
-"""Columns that share a scale, where radixrt does the rounding: what published AWQ and GPTQ checkpoints use."""
+"""Columns that share a scale where radixrt does the rounding, as in published AWQ and GPTQ checkpoints."""
 
 HEAD_BITS = 8
 """Of the LM head where radixrt does the rounding: an error there is an error of the logits, and of a tied
@@ -17,13 +17,13 @@ embedding one of every token that goes in."""
 
 @dataclass(frozen=True, slots=True)
 class QuantizationScheme:
-    """What the linear layers' weights are made of: codes of ``bits``, with a scale and a zero a group."""
+    """The form of the linear layers' weights: codes of ``bits``, with a scale and a zero a group."""
 
     method: Literal["awq", "gptq", "rounding", "fp8", "fp8_rounding"]
     """``rounding``, ``fp8_rounding``: the checkpoint is plain, and its weights are quantized while they are loaded."""
     bits: int
     group_size: int | None
-    """Columns (input features) that share scale and zero; None: the whole row."""
+    """Columns (input features) that share a scale and a zero; None: the whole row."""
     symmetric: bool = False
     """Of rounding: the zero is the middle of the codes."""
     zeros_less_one: bool = False
@@ -31,7 +31,8 @@ class QuantizationScheme:
     activation_order: bool = False
     """GPTQ's ``desc_act``: which group a column belongs to is written in a table."""
     kept: tuple[str, ...] = ()
-    """Layers whose names contain one of these are not quantized."""
+    """Modules that are not quantized, with all that is below them: whole names (``lm_head``, ``mlp.gate``,
+    ``model.layers.0``), which may leave out the beginning of the path."""
     quantized_head: bool = False
     """The LM head is quantized like the layers (GPTQ's ``lm_head``)."""
     scale_a_row: bool = True
@@ -41,9 +42,32 @@ class QuantizationScheme:
     input_scales: bool = False
     """Of fp8: the checkpoint has a calibrated scale for the inputs of each projection."""
 
-    def covers(self, name: str) -> bool:
-        """Whether the linear layer ``name`` (``model.layers.0.mlp.up_proj``) is quantized."""
-        return not any(part in name for part in self.kept)
+    def covers(self, path: str, projections: Sequence[str] = ()) -> bool:
+        """Whether a linear layer is quantized.
+
+        >>> scheme = QuantizationScheme("awq", 4, 128, kept=("gate", "model.layers.1"))
+        >>> scheme.covers("model.layers.0.mlp.gate"), scheme.covers("model.layers.0.mlp.experts.gate_up_proj")
+        (False, True)
+        >>> scheme.covers("model.layers.1.mlp.down_proj"), scheme.covers("model.layers.10.mlp.down_proj")
+        (False, True)
+
+        Args:
+            path: of the layer in the model (``model.layers.0.self_attn.qkv_proj``).
+            projections: paths in the checkpoint of those that are merged in it (``...q_proj``, ``...k_proj``, ...).
+
+        Raises:
+            ConfigError: only some of the projections are quantized.
+        """
+        kept = [name for name in projections if self._keeps(name)]
+        if kept and len(kept) < len(projections):
+            raise ConfigError(
+                f"The checkpoint leaves {', '.join(kept)} unquantized, but not all of {', '.join(projections)}, which are "
+                "computed together; choose a checkpoint that treats them alike, or the plain one."
+            )
+        return not kept and not self._keeps(path)
+
+    def _keeps(self, path: str) -> bool:
+        return any(f".{name.strip('.')}." in f".{path}." for name in self.kept)
 
 
 ROUNDINGS = {
@@ -61,7 +85,7 @@ def quantization_scheme(
 
     Args:
         config: the content of its config.json.
-        quantization: ``auto`` for what the checkpoint says, or a name of ``ROUNDINGS``.
+        quantization: ``auto`` for the checkpoint's own, or a name of ``ROUNDINGS``.
 
     Raises:
         ConfigError: a form that is not served, or a checkpoint that would be quantized twice.

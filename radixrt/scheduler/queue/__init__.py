@@ -1,1 +1,1 @@
-"""Sequences that wait: their order, admission, retraction."""
+"""The waiting queue: order, admission, retraction."""

@@ -1,9 +1,9 @@
-"""Is there room for one more? A forecast of the pages in use that learns from how answers end.
+"""Admits a sequence if a forecast of the pages in use leaves memory for it.
 
-Each answer that runs may end at any step, and then gives its pages back; until then it takes more. With the
-chance that it still runs after t steps, taken from the answers that ended lately, both are known in the mean
-and in their spread for every t, and a sequence is admitted if the peak stays below what there is. To sum up
-how long each answer is expected to grow, as if all of them ended together, would leave much memory unused.
+A running answer takes pages until it ends, and then returns them. The chance that it still runs after t steps is
+estimated from the lengths of the last answers that ended. This gives mean and variance of the pages in use after t
+steps, and a sequence is admitted if the peak over all t stays below the size of the pool. The sum of the expected
+lengths, as if all answers ended together, would leave much memory unused.
 """
 
 from collections import deque
@@ -17,14 +17,14 @@ from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
 
 HISTORY = 512
-"""Answers that the estimate rests on. It forgets the others, as users change what they ask for."""
+"""Number of last answers in the estimate. Older ones are forgotten, because requests change."""
 
 PRIOR_WEIGHT = 2
-"""So many more answers are imagined that end anywhere before their max_tokens with equal chance: all that is
-known at the start, and of an answer that has outlived those that were seen."""
+"""Weight of the prior, in answers whose length is uniform below their max_tokens. It decides at the start, and for an
+answer that is longer than all in the history."""
 
 SPREAD = 2.0
-"""Standard deviations above the mean that have to fit. Of 0 to 2, 2 retracts by far the fewest sequences, and
+"""Standard deviations above the mean that must fit into the pool. Of 0 to 2, 2 retracts by far the fewest sequences, and
 takes no more time for all of them."""
 
 FORECASTS = 16
@@ -32,14 +32,14 @@ FORECASTS = 16
 
 
 class OutputHistory:
-    """How long answers become."""
+    """Lengths of the last answers."""
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=HISTORY)
         self._sorted: NDArray[np.int64] | None = None
 
     def observe(self, num_output: int) -> None:
-        """An answer has ended with so many tokens."""
+        """Note the length of an answer that has ended."""
         self._lengths.append(num_output)
         self._sorted = None
 
@@ -47,10 +47,10 @@ class OutputHistory:
         """Mean length in tokens; None before the first answer."""
         return sum(self._lengths) / len(self._lengths) if self._lengths else None
 
-    def chance_to_go_on(
+    def chance_to_continue(
         self, num_output: NDArray[np.int64], max_output: NDArray[np.int64], steps: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """How likely answers of ``num_output`` tokens, at most ``max_output``, get more than ``steps`` yet.
+        """Probability that answers of ``num_output`` tokens, at most ``max_output``, get more than ``steps`` further tokens.
 
         Args:
             num_output: [n].
@@ -72,7 +72,7 @@ class OutputHistory:
 
 
 class Admission:
-    """Weighs a sequence against the pages that are left and those that the running ones will take."""
+    """Compares a sequence's need with the free pages and the forecast for the running sequences."""
 
     def __init__(self, slots: SlotTable, kv: KVCache, context_length: int) -> None:
         self.outputs = OutputHistory()
@@ -82,19 +82,19 @@ class Admission:
         # the last page of an answer is half full in the mean
         self._growth = self._steps / slots.page_size + 0.5
         self._running: NDArray[np.float64] | None = None
-        """Forecast for those that run, made when the step first asks for it."""
+        """Forecast for the running sequences, made once a step if needed."""
         self._candidate: NDArray[np.float64] | None = None
-        """Forecast for the sequence weighed last; None if it needed none."""
+        """Forecast for the sequence checked last; None if it needed none."""
 
     def begin_step(self) -> None:
-        """Forget what was forecast before."""
+        """Forget the forecasts of the step before."""
         self._running = self._candidate = None
 
     def has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
-        """Whether the pages suffice for this sequence and for what the running ones will still need.
+        """Whether the pages suffice for this sequence and the forecast for the running ones.
 
-        Whatever is expected of answers, those for the prompts are there: so a sequence that is admitted is
-        computed in the same step, and work always goes on.
+        Pages for the prompts must be free, whatever the forecast for the answers. So an admitted sequence is computed in
+        the same step, and work always goes on.
         """
         slots, self._candidate = self._slots, None
         if slots.num_used == 0:
@@ -104,7 +104,7 @@ class Admission:
         available = self._kv.num_available - self._kv.num_pages_locked_by(match)
         longest = self._kv.pages_for(sequence.num_prompt + sequence.max_output) - cached
         if longest + slots.num_pages_to_come(used) <= available:
-            return True  # whatever the answers
+            return True  # even if every answer becomes as long as allowed
         prompt_pages = self._kv.pages_for(sequence.num_tokens) - cached
         available -= prompt_pages + slots.num_pages_to_prefill(used)
         if available < 0:
@@ -122,7 +122,7 @@ class Admission:
         return bool((mean + SPREAD * np.sqrt(variance)).max() <= available)
 
     def admitted(self) -> None:
-        """The sequence that was weighed last runs now."""
+        """The sequence checked last runs now."""
         if self._running is None or self._candidate is None:
             self._running = None
         else:
@@ -134,17 +134,17 @@ class Admission:
         max_output: NDArray[np.int64],
         returned: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Pages that these answers will have taken from now on, less those they have given back.
+        """Pages that these answers will take from now on, minus those they will return.
 
         Args:
             num_output: tokens of each, [n].
             max_output: [n].
-            returned: pages that each gives back when it ends, besides those it takes from now on, [n].
+            returned: pages that each returns when it ends, besides those it takes from now on, [n].
 
         Returns:
             Mean and variance after each number of steps, [2, s].
         """
-        chance = self.outputs.chance_to_go_on(num_output, max_output, self._steps)
+        chance = self.outputs.chance_to_continue(num_output, max_output, self._steps)
         swing = self._growth + returned[:, None]
         mean = (swing * chance).sum(axis=0) - returned.sum()
         variance = (swing * swing * chance * (1 - chance)).sum(axis=0)

@@ -1,8 +1,8 @@
-"""Who is admitted next.
+"""The waiting queue: the order in which sequences are admitted.
 
-Prefixes are matched when a sequence arrives. Afterwards two things keep the order true without looking at
-everyone in every step: an insertion into the tree tells whose prefix may have grown
-(:mod:`radixrt.scheduler.queue.prefix_watch`), and whoever is about to be picked is looked up once more, because
+The cached prefix of a sequence is looked up when it arrives. Afterwards the order stays true without a lookup of every
+sequence in every step: insertions into the tree say whose prefix may have grown
+(:mod:`radixrt.scheduler.radix.prefix_watch`), and the sequence about to be picked is looked up once more, because
 eviction can only have made its prefix shorter, and so its place worse.
 """
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from itertools import islice
 
 from radixrt.scheduler.lazy_heap import LazyHeap
-from radixrt.scheduler.queue.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.queue.queue_order import QueueOrder
 from radixrt.scheduler.radix.kv_cache import KVCache
+from radixrt.scheduler.radix.prefix_watch import MissingPage
 from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 
 LOOKUPS_PER_STEP = 8
 TOKENS_PER_STEP = 1 << 17
-"""Prompt tokens compared in those lookups. Both bound the time of a step; the rest has to wait for the next."""
+"""Prompt tokens compared in these lookups. Both bound the time of a step; the other lookups wait for the next step."""
 
 NEXT_IN_LINE, LOOKUPS_IN_LINE = 16, 2
-"""Of so many of the oldest, so many are looked up in each step, where the eviction policy cares who waits."""
+"""Of the first 16 in order of arrival, 2 are looked up in each step, where the eviction policy follows the queue."""
 
 LOOKUPS_PER_PICK = 8
-"""If so many in a row turn out to have lost their prefix, the best one known by then is picked."""
+"""If that many in a row turn out to have lost their prefix, the best known one is picked."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,7 +37,7 @@ class _Waiting:
 
 
 class WaitingQueue:
-    """Sequences that wait for a slot, in the order of a policy; retracted ones go before others of their rank."""
+    """Sequences that wait for a slot, in a queue order; retracted ones come before others of their rank."""
 
     def __init__(self, order: QueueOrder, kv: KVCache) -> None:
         self.order = order
@@ -45,39 +45,35 @@ class WaitingQueue:
         self._waiting: dict[int, _Waiting] = {}
         self._best = LazyHeap()
         self._oldest = LazyHeap()
-        self._watch = PrefixWatch()
+        self._watch = kv.prefix_watch
         self._picks = 0
         self._next_in_line: list[int] = []
-        self._watches = order.depends_on_cache or kv.awaited is not None
-        """Whether anybody wants to know the prefixes of those who wait."""
-        if self._watches:
-            kv.on_growth = self._watch.inserted
+        self._needs_prefixes = order.depends_on_cache or kv.policy.follows_queue
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, sequence: Sequence, *, retracted: bool = False) -> None:
-        """Let a sequence wait: one that has just arrived, or one that had to give up its slot."""
+        """Add a sequence that has just arrived, or one that was retracted."""
         waiting = self._waiting[sequence.seq_id] = _Waiting(sequence, retracted)
         rank = self.order.rank(sequence)
         self._oldest.place(sequence.seq_id, rank, not retracted)
-        if self._watches:
+        if self._needs_prefixes:
             self._look_up(waiting)
 
     def remove(self, seq_id: int) -> None:
-        """Take a sequence out of turn; does nothing if it does not wait here."""
+        """Remove a sequence; does nothing if it does not wait here."""
         waiting = self._waiting.pop(seq_id, None)
         if waiting is None:
             return
-        if self._kv.awaited is not None:
-            self._kv.awaited.forget(seq_id)
+        self._kv.policy.forget(seq_id)
         self._best.discard(seq_id)
         self._oldest.discard(seq_id)
         if waiting.lacks is not None:
             self._watch.discard(seq_id, waiting.lacks)
 
     def refresh(self) -> None:
-        """Once a step: look those up anew whose prefix has grown, a bounded number at a time."""
+        """Once a step: look up a bounded number of sequences whose prefix may have grown."""
         lookups, tokens = LOOKUPS_PER_STEP, TOKENS_PER_STEP
         while lookups > 0 and tokens > 0 and (seq_id := self._watch.take_outdated()) is not None:
             waiting = self._waiting.get(seq_id)
@@ -85,17 +81,15 @@ class WaitingQueue:
                 self._look_up(waiting)
                 lookups -= 1
                 tokens -= waiting.num_cached * self._kv.page_size
-        if self._kv.awaited is not None:
-            self._refresh_awaited(self._kv.awaited.evicted)
+        if self._kv.policy.follows_queue:
+            self._refresh_expected()
 
-    def _refresh_awaited(self, evicted: dict[int, None]) -> None:
-        """Look up anew whose prefix was evicted, and a few of the oldest in turn: eviction is to spare their prefixes,
-        and where those end changes when others cut or join the edges there."""
+    def _refresh_expected(self) -> None:
+        """Look up sequences whose prefix was evicted, and a few of the oldest in turn: eviction spares their prefixes,
+        and the nodes where those end change when edges are split or joined."""
         if not self._next_in_line:
             self._next_in_line = [*islice(self._waiting, NEXT_IN_LINE)]
-        again = [*islice(evicted, LOOKUPS_IN_LINE)]
-        for seq_id in again:
-            del evicted[seq_id]
+        again = self._kv.policy.take_shortened(LOOKUPS_IN_LINE)
         again += self._next_in_line[-LOOKUPS_IN_LINE:]
         del self._next_in_line[-LOOKUPS_IN_LINE:]
         for seq_id in again:
@@ -104,7 +98,7 @@ class WaitingQueue:
                 self._look_up(waiting)
 
     def head(self) -> tuple[Sequence, Match | None]:
-        """Whose turn it is, and its cached prefix; the queue must not be empty."""
+        """The next sequence and its cached prefix; the queue must not be empty."""
         if self._picks % self.order.oldest_every == self.order.oldest_every - 1:
             sequence = self._waiting[self._oldest.first()].sequence
             return sequence, self._kv.find_prefix(sequence)
@@ -129,7 +123,7 @@ class WaitingQueue:
             self._kv.expect(waiting.sequence, match)
 
     def _place(self, waiting: _Waiting, match: Match | None) -> None:
-        """Note how long a sequence's cached prefix is, and put it where it belongs therefore."""
+        """Note the length of a sequence's cached prefix, and give it its place in the order."""
         sequence, num_cached = waiting.sequence, 0 if match is None else match.num_pages
         if num_cached != waiting.num_cached:
             waiting.num_cached = num_cached
@@ -141,8 +135,7 @@ class WaitingQueue:
             self._watch.add(sequence.seq_id, waiting.lacks)
 
     def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:
-        """What decides before age. Retracted sequences keep to the order of their arrival: they have been
-        picked before."""
+        """The order before age. Retracted sequences keep the order of their arrival: they have been picked before."""
         sequence, order = waiting.sequence, self.order
         cost = order.cost(sequence, waiting.num_cached * self._kv.page_size)
         return order.rank(sequence), not waiting.retracted, 0 if waiting.retracted else cost

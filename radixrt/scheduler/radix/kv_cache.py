@@ -1,8 +1,7 @@
-"""The pages of the KV pool: who holds each, how a sequence gets them, and how they come back.
+"""Gives the pages of the KV pool to sequences and takes them back.
 
-Every page is free, in the radix tree, or owned by exactly one running sequence. Freed pages may be handed
-out in the very next plan although a step still in flight writes to them: steps run in order, so the write
-of the new owner comes later.
+Every page is free, in the radix tree, or owned by exactly one running sequence. Freed pages may be allocated again in
+the very next plan although a step in flight still writes to them: steps run in order, so the new owner writes later.
 """
 
 from collections.abc import Callable
@@ -11,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.queue.prefix_watch import MissingPage
-from radixrt.scheduler.radix.eviction.awaited import Awaited
 from radixrt.scheduler.radix.eviction.registry import make_policy
-from radixrt.scheduler.radix.hint_writer import HintWriter
 from radixrt.scheduler.radix.leases import Leases
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
+from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
+from radixrt.scheduler.radix.request_hints import apply_hints
 from radixrt.scheduler.radix.sessions import Sessions
 from radixrt.scheduler.radix.tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
@@ -25,29 +23,24 @@ from radixrt.scheduler.slot_table import SlotTable
 
 
 class KVCache:
-    """Allocator and radix tree behind the operations that a sequence needs in its life."""
+    """Page allocator and radix tree, behind the operations of a sequence's life."""
 
     def __init__(
         self, limits: SchedulerLimits, slots: SlotTable, clock: Callable[[], float]
     ) -> None:
         num_pages, self.page_size = limits.num_pages, limits.page_size
         self.allocator = PageAllocator(num_pages)
-        policy = make_policy(limits.eviction_policy, num_pages, self.page_size, clock)
-        self.tree = RadixTree(self.page_size, policy, clock)
-        self.awaited = policy if isinstance(policy, Awaited) else None
-        """Wants to hear whose prefix is waited for; None: the policy does not care."""
+        self.policy = make_policy(limits.settings.eviction_policy, clock)
+        self.tree = RadixTree(self.page_size, self.policy, clock)
+        self.prefix_watch = PrefixWatch()
+        """Hears of every page that is inserted into the tree."""
         self.sessions = Sessions(self.tree)
-        max_pinned = int(limits.max_pinned_fraction * num_pages)
-        self.leases = Leases(self.tree, max_pinned, limits.max_pin_seconds, clock)
+        max_pinned = int(limits.settings.max_pinned_fraction * num_pages)
+        self.leases = Leases(self.tree, max_pinned, clock)
         self.evicted_pages = 0
-        self.on_growth: Callable[[str, int, bytes, int], None] = _ignore
-        """Called with the pages that an insertion has added to the tree; see
-        :meth:`radixrt.scheduler.queue.prefix_watch.PrefixWatch.inserted`."""
         self._slots = slots
-        self._share = limits.share_prefixes
+        self._share = not limits.settings.disable_radix_cache
         self._clock = clock
-        self._hints = HintWriter(self.tree)
-        self._heeds_priority = limits.eviction_policy == "priority"
 
     @property
     def num_available(self) -> int:
@@ -71,7 +64,7 @@ class KVCache:
         return len(pages)
 
     def flush(self) -> int:
-        """Drop everything from the tree that no running sequence uses and no lease holds; returns the pages."""
+        """Evict all pages that no running sequence uses and no lease holds; returns their number."""
         return self._evict(self.tree.num_evictable_pages)
 
     # ------------------------------------------------------------ a sequence's life
@@ -83,36 +76,38 @@ class KVCache:
         return self.tree.match(sequence.cacheable_tokens(), sequence.salt)
 
     def expect(self, sequence: Sequence, match: Match) -> None:
-        """A sequence waits for its cached prefix. What goes on beyond it in the same edge is none of its business: the
-        edge is cut, and ``match`` must not be used any more."""
-        if self.awaited is not None:
+        """Tell the eviction policy of a waiting sequence and its cached prefix.
+
+        Splits the edge in which the prefix ends, so ``match`` must not be used any more.
+        """
+        if self.policy.follows_queue:
             node = match.node
             if 0 < match.pages_in_edge < node.num_pages:
                 node = self.tree.split(node, match.pages_in_edge)
-            self.awaited.expect(sequence.seq_id, sequence.arrived, node)
+            self.policy.expect(sequence.seq_id, sequence.arrived, node)
 
     def page_lacked(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
-        """What the tree would have to get before :meth:`find_prefix` can find more than ``num_cached`` pages.
+        """The page that must be inserted before :meth:`find_prefix` can find more than ``num_cached`` pages.
 
-        None: nothing helps.
+        None: there is no such page.
         """
         if not self._reads_tree(sequence):
             return None
         tokens = sequence.cacheable_tokens()
         start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
         if end > len(tokens):
-            return None  # the rest is computed in any case
+            return None  # the remaining tokens are computed in any case
         return sequence.salt, num_cached, tokens[start:end].tobytes()
 
     def _reads_tree(self, sequence: Sequence) -> bool:
         return self._share and sequence.reads_cache
 
     def num_pages_locked_by(self, match: Match | None) -> int:
-        """Evictable pages that would be locked by using this prefix."""
+        """Evictable pages that a lock on this prefix would lock."""
         return 0 if match is None else self.tree.num_unlocked_pages(match)
 
     def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
-        """Give up leases until there are pages for what is known of a sequence, which nobody else could free."""
+        """Break leases until there are pages for all known tokens of a sequence."""
         missing = self.pages_for(sequence.num_tokens) - (0 if match is None else match.num_pages)
         while missing > self.num_available - self.num_pages_locked_by(match):
             if not self.leases.break_first():
@@ -120,8 +115,6 @@ class KVCache:
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
-        if self._reads_tree(sequence) and sequence.use is None:  # not after a retraction
-            sequence.use = self.tree.policy.observe(sequence.known_tokens(), sequence.salt)
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:
@@ -131,16 +124,16 @@ class KVCache:
     def adopt_longer_prefix(self, sequence: Sequence) -> int:
         """Switch to pages that other sequences have planned meanwhile, if they reach further.
 
-        Two sequences over one long document so take turns at computing it, and none of it twice.
+        So two sequences over one long document compute alternate chunks of it, and none of it twice.
 
         Returns:
-            How many tokens this sequence needn't compute therefore.
+            Number of tokens that this sequence need not compute.
         """
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
         beyond = int(slots.num_tree_pages[slot]) * self.page_size
         if not self.tree.holds_first_page(sequence.node, sequence.cacheable_tokens()[beyond:]):
-            return 0  # nothing new; spares a lookup of the whole prompt
+            return 0  # nothing new; saves a lookup of the whole prompt
         match = self.find_prefix(sequence)
         gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])
         if match is None or gain <= 0:
@@ -178,7 +171,7 @@ class KVCache:
         return growing, pages
 
     def publish_prefill(self, sequence: Sequence) -> None:
-        """Put the full pages that are planned so far into the tree, for everyone planned from now on."""
+        """Insert the full pages that are planned so far into the tree, for all sequences planned later."""
         if not self._reads_tree(sequence):
             return
         slot = sequence.slot
@@ -192,7 +185,7 @@ class KVCache:
         node, existing = self.tree.insert(
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
-        self._tell_growth(sequence, start + existing, full)
+        self._inserted(sequence, start + existing, full)
         sequence.written_tokens += (full - start - existing) * self.page_size
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
@@ -202,7 +195,7 @@ class KVCache:
         """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked.
 
         Args:
-            ended: it will not come back, so what its client has said of the time after it counts from now.
+            ended: it is not retracted, so its cache hints apply from now on.
         """
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
@@ -213,29 +206,25 @@ class KVCache:
             end, existing = self.tree.insert(sequence.node, tokens, own[: full - start])
             self.tree.move_lock(sequence.node, end)
             sequence.node = end
-            self._tell_growth(sequence, start + existing, full)
+            self._inserted(sequence, start + existing, full)
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
-        if sequence.use is not None:
-            if ended:
-                self.tree.policy.observe_end(sequence.use, sequence.num_output)
-            sequence.node.traffic_class = sequence.use.kind
         if ended and self._share:
-            self._heed_hints(sequence, sequence.node, max(start, full))
+            self._apply_hints(sequence, sequence.node, max(start, full))
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)
 
-    def _heed_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
-        """Apply what is hinted to the ``num_pages`` pages up to ``end``, on which the sequence has its lock."""
+    def _apply_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
+        """Apply a sequence's hints to the ``num_pages`` pages up to ``end``, on which it holds its lock."""
         hints = sequence.options.cache_hints
-        priority = sequence.options.priority if self._heeds_priority else 0
-        self._hints.write(end, num_pages, hints, self._clock(), priority)
+        priority = sequence.options.priority if self.policy.orders_by_priority else 0
+        apply_hints(self.tree, end, num_pages, hints, self._clock(), priority)
         if hints.session:
             self.sessions.note(hints.session, sequence.salt, end)
 
     def discard(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot and drop its KV, as far as no other running sequence uses it."""
+        """Take a sequence out of its slot and drop its KV, except for pages that other running sequences use."""
         slots, node = self._slots, sequence.node
         assert node is not None
         self.allocator.free(slots.own_pages(sequence.slot))
@@ -244,17 +233,14 @@ class KVCache:
         sequence.node = None
         slots.remove(sequence)
 
-    def _tell_growth(self, sequence: Sequence, start: int, end: int) -> None:
-        """The tree has got the pages from ``start`` to ``end`` of this sequence."""
-        if start < end:
+    def _inserted(self, sequence: Sequence, start: int, end: int) -> None:
+        """Tell the prefix watch that the tree has got the pages ``start`` to ``end`` of a sequence."""
+        if start < end and self.prefix_watch:
             tokens = sequence.tokens[start * self.page_size : end * self.page_size]
-            self.on_growth(sequence.salt, start, tokens.tobytes(), self.page_size * tokens.itemsize)
+            page_bytes = self.page_size * tokens.itemsize
+            self.prefix_watch.inserted(sequence.salt, start, tokens.tobytes(), page_bytes)
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
-        """The range of full pages with known tokens that are not in the tree yet."""
+        """The range of full pages with known tokens that are not in the tree yet: start, end."""
         computed = min(int(self._slots.planned[sequence.slot]), sequence.num_tokens)
         return int(self._slots.num_tree_pages[sequence.slot]), computed // self.page_size
-
-
-def _ignore(*_: object) -> None:
-    pass

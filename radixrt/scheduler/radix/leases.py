@@ -1,9 +1,8 @@
-"""What has a client been promised to stay in the cache, and until when?
+"""Leases: prefixes that clients have pinned in the cache for a time.
 
-A lease locks a prefix of the tree like a running sequence does, so eviction and ``flush_cache`` pass it by. It costs
-others their room, so there are bounds: on its time, and on the share of the pool under leases (a page under
-several counts once). And it is no promise to the bitter end: where the last sequence that runs could not go on
-otherwise, the lease that ends first is broken.
+A lease locks a prefix of the tree like a running sequence does, so eviction and ``flush_cache`` spare it. Leases take
+memory from other requests, so their time is bounded, and so is the share of the pool under leases (a page under several
+leases counts once). If the only running sequence lacks pages, the lease that expires first is broken.
 """
 
 import math
@@ -23,37 +22,33 @@ MAX_LEASES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A prefix that stays."""
+    """A pinned prefix."""
 
     lease_id: str
-    """Not to be guessed: who knows it may end the lease."""
+    """Random and secret: a client that knows it may end the lease."""
     node: Node
-    """At its end the prefix ends."""
+    """The node at whose end the prefix ends."""
     num_pages: int
     expires: float
     """On the scheduler's clock."""
 
 
 class Leases:
-    """The leases that have not ended.
+    """The leases in force.
 
     Args:
-        max_pages: under leases at any time.
-        max_seconds: of one lease.
+        max_pages: most pages under leases at a time.
         clock: seconds from any fixed moment.
     """
 
-    def __init__(
-        self, tree: RadixTree, max_pages: int, max_seconds: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, tree: RadixTree, max_pages: int, clock: Callable[[], float]) -> None:
         self._tree = tree
         self._max_pages = max_pages
-        self._max_seconds = max_seconds
         self._clock = clock
         self._leases: dict[str, Lease] = {}
         self._by_expiry: LazyHeap[str] = LazyHeap()
         self.broken = 0
-        """Given up before their time."""
+        """Leases ended before their time."""
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -62,12 +57,12 @@ class Leases:
         return list(self._leases.values())
 
     def pin(self, tokens: TokenIds, salt: str, ttl_s: float) -> Lease:
-        """Lease what the tree holds of a prompt, in whole pages.
+        """Lease the cached prefix of a prompt, in whole pages.
 
         Raises:
-            RequestError: it holds nothing of it, or the lease would exceed a bound.
+            RequestError: no full page is cached, or the lease would exceed a bound.
         """
-        check_pin_seconds(ttl_s, self._max_seconds)
+        check_pin_seconds(ttl_s)
         match = self._tree.match(tokens, salt)
         if match is None or match.num_pages == 0:
             raise RequestError(
@@ -75,7 +70,7 @@ class Leases:
                 f"than a page of {self._tree.page_size} tokens, and servers with --disable-radix-cache, keep nothing.",
                 status=409,
             )
-        self._check_room(match)
+        self._check_bounds(match)
         node = self._tree.lock_match(match)
         self._tree.pin(node)
         lease = Lease(secrets.token_hex(12), node, match.num_pages, self._clock() + ttl_s)
@@ -84,10 +79,10 @@ class Leases:
         return lease
 
     def release(self, lease_id: str) -> Lease:
-        """End a lease: its pages may be evicted again, by the time of their last use.
+        """End a lease. Its pages may be evicted again, in the order of their last use.
 
         Raises:
-            RequestError: there is no such lease; it may have ended.
+            RequestError: there is no such lease (any more).
         """
         lease = self._leases.pop(lease_id, None)
         if lease is None:
@@ -101,12 +96,12 @@ class Leases:
         return lease
 
     def expire(self) -> None:
-        """End the leases whose time is over."""
+        """End the leases that have expired."""
         while self.seconds_to_next_expiry() == 0.0:
             self.release(self._by_expiry.first())
 
     def break_first(self) -> bool:
-        """End the lease that would end first; False if there is none."""
+        """End the lease that expires first; False if there is none."""
         if not self._leases:
             return False
         self.release(self._by_expiry.first())
@@ -114,12 +109,12 @@ class Leases:
         return True
 
     def seconds_to_next_expiry(self) -> float | None:
-        """Until a lease ends, and :meth:`expire` has to be called so that it does; None: there is none."""
+        """Seconds until :meth:`expire` has to be called; None: there is no lease."""
         if not self._leases:
             return None
         return max(0.0, self._leases[self._by_expiry.first()].expires - self._clock())
 
-    def _check_room(self, match: Match) -> None:
+    def _check_bounds(self, match: Match) -> None:
         tree, size = self._tree, self._tree.page_size
         if match.num_pages > self._max_pages:
             raise RequestError(

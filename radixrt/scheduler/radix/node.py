@@ -1,11 +1,10 @@
-"""A node of the radix tree, and why it is made of bytes.
+"""A node of the radix tree, with its ids packed into bytes.
 
-A tree can have a million nodes, most of them short, so what counts is what *one* costs. Ids are packed
-(int32, as on the wire) into ``bytes``: half of what numpy arrays of a page take, an edge
-that matches is one ``memcmp`` (``bytes.startswith``), and an edge of one page is its own key in its parent's
-dictionary. The garbage collector does not track nodes (``gc=False``): a full collection over a million of
-them would stop the scheduler for a tenth of a second. So the tree itself has to cut the cycles of parents and children,
-and does when it removes a node.
+A tree can have a million nodes, most of them short, so the memory of one node matters. Ids are packed (int32, as on the
+wire) into ``bytes``, which take half the memory of numpy arrays; an edge is compared by one ``memcmp``
+(``bytes.startswith``); an edge of one page is its own key in its parent's dictionary. The garbage collector does not
+track nodes (``gc=False``): a full collection over a million of them would stop the scheduler for a tenth of a second. So
+the tree itself breaks the cycles of parents and children when it removes a node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ Packed = bytes | memoryview
 """Packed int32 ids. A long part of a longer edge is a view of it, see :func:`part_of`."""
 
 _SHORTEST_VIEW = 4096
-"""Bytes. A view costs 200 bytes of its own; what is shorter is copied in less time than a view is made."""
+"""Bytes. A view takes 200 bytes of its own, and copying a shorter part is faster than making a view."""
 
 _NO_CHILDREN: Mapping[bytes, Any] = MappingProxyType({})
 
@@ -47,13 +46,11 @@ class Node(msgspec.Struct, gc=False, eq=False):
     lease_count: int = 0
     """Of those, the leases."""
     stamp: int = 0
-    """When it was last used, on the tree's own clock."""
+    """Time of the last use, on the tree's clock."""
     created: int = 0
-    """When its pages came into the tree, on the same clock; of an edge joined from several, the last of them."""
-    traffic_class: int = 0
-    """What the eviction policy took the request for that used it last."""
+    """Time at which its pages entered the tree, on the same clock; of a joined edge, that of the last part."""
     hint: Hint | None = None
-    """What clients have said of it; None for most."""
+    """Clients' hints; None for most nodes."""
 
     @property
     def num_pages(self) -> int:
@@ -77,24 +74,23 @@ class Node(msgspec.Struct, gc=False, eq=False):
             node = node.parent
 
     def inherit(self, other: "Node") -> None:
-        """Take over what eviction policies know of ``other``, of which this node has been a part."""
-        self.stamp, self.created = other.stamp, other.created
-        self.traffic_class, self.hint = other.traffic_class, other.hint
+        """Copy the fields that eviction policies read from ``other``, of which this node was a part."""
+        self.stamp, self.created, self.hint = other.stamp, other.created, other.hint
 
     @property
     def is_evictable(self) -> bool:
-        """An unlocked leaf. Roots have no parent, removed nodes have lost theirs."""
+        """Whether it is an unlocked leaf. Roots and removed nodes have no parent."""
         return self.lock_count == 0 and not self.children and self.parent is not None
 
     def __lt__(self, other: "Node") -> bool:
-        """Any order will do: only heaps ask, and only where all else is equal."""
+        """An arbitrary order, for heaps whose keys are equal."""
         return id(self) < id(other)
 
     def __repr__(self) -> str:
         return f"<Node of {self.num_pages} pages, {len(self.children)} children, {self.lock_count} locks>"
 
     def hang(self, key: bytes, child: "Node") -> None:
-        """Take ``child``, whose first page is ``key``, in the place of any other with that first page."""
+        """Add ``child`` under ``key``, its first page, in place of any other child with that key."""
         if isinstance(self.children, dict):
             self.children.pop(key, None)  # a dictionary would keep the old key, and its memory
             self.children[key] = child
@@ -110,7 +106,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
             self.children = _NO_CHILDREN
 
     def retire(self) -> None:
-        """Cut all ties to the tree: nothing would ever collect a cycle. Who still knows the node keeps little alive."""
+        """Drop all references to and from the tree, because nothing would collect a cycle."""
         self.parent = None
         self.children = _NO_CHILDREN
         self.edge = self.page_ids = b""
@@ -119,8 +115,8 @@ class Node(msgspec.Struct, gc=False, eq=False):
 def part_of(packed: Packed, start: int, stop: int) -> Packed:
     """Bytes ``start`` to ``stop`` of packed ids.
 
-    Cutting a page from a long edge must not copy the edge, so a long part is a view, unless it is less
-    than half of what it would keep in memory. Cutting n pages off one by one so copies fewer than 2n.
+    Splitting a page from a long edge must not copy the edge, so a long part is a view, unless it is less than half of the
+    bytes that the view would keep in memory. So removing n pages one by one copies fewer than 2n.
     """
     view = memoryview(packed)[start:stop]
     kept_alive = view.obj

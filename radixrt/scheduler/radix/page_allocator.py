@@ -1,4 +1,4 @@
-"""Which pages of the KV pool are free."""
+"""Allocates the pages of the KV pool."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,16 @@ NO_PAGES: Pages = np.empty(0, dtype=np.int32)
 
 
 class PageAllocator:
-    """A stack of free page ids: pages freed last are handed out first, while they may still be in a cache."""
+    """A stack of free page ids. Pages freed last are allocated first, while they may still be in the processor's cache.
+
+    >>> allocator = PageAllocator(num_pages=4)
+    >>> pages = allocator.allocate(3)
+    >>> pages.tolist(), allocator.num_free
+    ([2, 1, 0], 1)
+    >>> allocator.free(pages[:2])
+    >>> allocator.num_free
+    3
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -21,18 +30,18 @@ class PageAllocator:
         return self._num_free
 
     def allocate(self, count: int) -> Pages:
-        """Take ``count`` pages, which must be free."""
+        """Take ``count`` page ids: [count], int32. There must be as many free."""
         assert 0 <= count <= self._num_free, f"asked for {count} of {self._num_free} free pages"
         self._num_free -= count
         return self._stack[self._num_free : self._num_free + count].copy()
 
     def free(self, pages: Pages) -> None:
-        """Give pages back."""
+        """Return pages: [count], int32."""
         end = self._num_free + len(pages)
         assert end <= self.num_pages, "a page was freed twice"
         self._stack[self._num_free : end] = pages
         self._num_free = end
 
     def free_pages(self) -> Pages:
-        """The free page ids, for invariant checks."""
+        """The free page ids, for checks of invariants."""
         return self._stack[: self._num_free].copy()

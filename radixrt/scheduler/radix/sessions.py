@@ -1,6 +1,6 @@
-"""Where did a session's requests end, and what did it alone use?
+"""Sessions: the nodes that a client's session has used, so that they can be released together.
 
-A client that names its session need not say which tokens were its own when it has ended.
+A client that names its session in its requests need not say which tokens were its own when the session ends.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -10,13 +10,13 @@ from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree
 
 MAX_SESSIONS = 65_536
-"""Beyond it, the session that was heard of longest ago is forgotten: its KV goes by its last use like any other."""
+"""Beyond it, the least recently used session is forgotten, and its KV is evicted like any other."""
 
 ENDS_PER_SESSION = 16
-"""A session whose requests build on each other has one end, or few; of one with many branches the latest are known."""
+"""A session whose requests continue each other has few ends; of a session with many branches the latest are kept."""
 
 Session = tuple[str, str]
-"""Cache salt and name: a name means something only among the requests that share prefixes."""
+"""Cache salt and name."""
 
 
 class Sessions:
@@ -27,7 +27,7 @@ class Sessions:
         self._max_sessions = max_sessions
         self._ends: OrderedDict[Session, deque[Node]] = OrderedDict()
         self._users: Counter[Node] = Counter()
-        """How many sessions each of those nodes is an end of."""
+        """Number of sessions of which each node is an end."""
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -47,16 +47,16 @@ class Sessions:
             self._drop(next(iter(self._ends)))
 
     def release(self, name: str, salt: str) -> int:
-        """Give what a session alone has used the level "none", whatever was asked for it before.
+        """Set the level of all nodes that only this session has used to "none".
 
-        What a running sequence uses, a lease holds, another session ended at or others go on from is not touched.
+        Nodes that are locked or leased, at which another session ended, or that others continue keep their level.
 
         Returns:
-            Pages that go first from now on; 0 of an unknown session.
+            Number of pages that are evicted first from now on; 0 for an unknown session.
         """
         ends = self._drop((salt, name))
         released: Counter[Node] = Counter()
-        """How many children of each node are let go of."""
+        """Number of released children of each node."""
         pages, pending = 0, deque(ends)
         seen: set[Node] = set()
         while pending:

@@ -1,34 +1,31 @@
 """The radix tree over token ids that holds the KV cache.
 
-An edge carries token ids and the ids of the pages that hold their K and V; both are aligned to whole
-pages, so two prompts share a prefix up to the last full page they have in common. The idea is
-RadixAttention's (Zheng et al., "SGLang", 2024, section 3); three things differ: tokens enter the tree when
-the step that computes them is *planned*, eviction trims leaves page by page from a priority queue, and
-chains of nodes that no branch needs grow together again.
+An edge carries token ids and the ids of the pages that hold their K and V. Both are aligned to whole pages, so two
+prompts share a prefix up to the last full page they have in common. The idea is RadixAttention's (Zheng et al.,
+"SGLang", 2024, section 3). Three things differ: tokens enter the tree when the step that computes them is *planned*,
+eviction trims leaves page by page from a priority queue, and chains of nodes without branches are joined again.
 
-Every lookup of one namespace starts at its own root, so different cache salts never share a page.
+Each cache salt has its own root, so different salts never share a page.
 
-Costs, in pages: a lookup the prefix found (and one copy of the prompt's ids), a lock the depth of the node,
-an insertion what is inserted, an eviction what is evicted plus O(log leaves); amortised, where edges are
-cut or joined.
+Costs in pages: lookup O(prefix found) and one copy of the prompt's ids, lock O(depth of the node), insertion O(pages
+inserted), eviction O(pages evicted + log leaves); amortised, because edges are split and joined.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
 from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length, part_of
-from radixrt.scheduler.radix.observer import TreeObserver
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 
 _JOIN_RATIO = 2
-"""Chains are joined unless the upper edge is longer than the lower one by more than this factor. What is left of
-a chain is then no deeper than the logarithm of its length, and each page is copied about as often."""
+"""Chains are joined unless the upper edge is longer than the lower one by more than this factor. So the depth of a chain
+is at most the logarithm of its length, and each page is copied about as often."""
 
 
 class Match(NamedTuple):
@@ -41,12 +38,44 @@ class Match(NamedTuple):
     """How many pages of ``node``'s own edge belong to the prefix."""
 
 
+class TreeObserver(Protocol):
+    """Set as ``RadixTree.observer``. It is called during changes, so it must be fast and must not change the tree. It may
+    keep the arrays, which never change.
+
+    A page is in the tree at most once, so its id identifies the whole prefix that ends with it. An observer that keeps a
+    block hash for each page needs only these two calls. Splits and joins change no prefix and are not reported.
+    """
+
+    def stored(
+        self, salt: str | None, previous_page: int | None, tokens: TokenIds, pages: Pages
+    ) -> None:
+        """Pages have entered the tree.
+
+        Args:
+            salt: the cache salt, if the pages are the first after a root; else None.
+            previous_page: the page before them; None if they are the first after a root.
+            tokens: their token ids: [len(pages) * page_size], int32, read-only.
+            pages: page ids, in order of position: [num_pages], int32.
+        """
+
+    def removed(self, pages: Pages) -> None:
+        """Pages have left the tree: evicted, dropped or flushed. Read-only, in arbitrary order."""
+
+
 class RadixTree:
     """Prefixes of token ids and the KV pages that hold them.
 
+    >>> import numpy as np
+    >>> tree = RadixTree(page_size=2)
+    >>> root = tree.lock_root()
+    >>> leaf, _ = tree.insert(root, np.array([1, 2, 3, 4], np.int32), np.array([7, 8], np.int32))
+    >>> match = tree.match(np.array([1, 2, 3, 9], np.int32))
+    >>> match.num_pages, tree.pages_of(match).tolist()
+    (1, [7])
+
     Args:
-        policy: says what is evicted first; default: the leaf that was used longest ago.
-        clock: seconds from any fixed moment; the stamps on the nodes follow it.
+        policy: order of eviction; default: least recently used.
+        clock: seconds from any fixed moment, for the stamps on the nodes.
     """
 
     def __init__(
@@ -58,18 +87,18 @@ class RadixTree:
         self.page_size = page_size
         self.policy: EvictionPolicy = policy or least_recently_used()
         self.observer: TreeObserver | None = None
-        """Hears of every page that enters or leaves the tree."""
+        """Called for every page that enters or leaves the tree."""
         self._page_bytes = page_size * ID_BYTES
         self._roots: dict[str, Node] = {}
-        self._salts: dict[Node, str] = {}  # the other way round
+        self._salts: dict[Node, str] = {}  # of each root
         self._clock = clock
         self._last_stamp = 0
         self.num_pages = 0
         """Pages in the tree."""
         self.num_locked_pages = 0
-        """Of those, on the way from a root to a locked node."""
+        """Of those, on a path from a root to a locked node."""
         self.num_pinned_pages = 0
-        """Of those, on the way from a root to a pinned node."""
+        """Of those, on a path from a root to a pinned node."""
         self.num_nodes = 0
         self.generation = 0
         """Grows whenever a lookup may give another answer than before."""
@@ -90,7 +119,7 @@ class RadixTree:
         if root is None:
             return None
         if not self.holds_first_page(root, tokens):
-            return Match(root, 0, 0)  # spares the copy below
+            return Match(root, 0, 0)  # saves the copy below
         return self._match_below(root, tokens.tobytes())
 
     def _match_below(self, node: Node, packed: bytes) -> Match:
@@ -112,7 +141,7 @@ class RadixTree:
     # ------------------------------------------------------------ locks
 
     def lock_match(self, match: Match) -> Node:
-        """Lock a prefix that was just found; returns the node at whose end it ends."""
+        """Lock a matched prefix; returns the node at whose end it ends."""
         node = match.node
         if match.pages_in_edge < node.num_pages:
             node = self.split(node, match.pages_in_edge)
@@ -134,20 +163,20 @@ class RadixTree:
         self._lock_path(node)
 
     def move_lock(self, old: Node, new: Node) -> None:
-        """Exchange a lock on ``old`` for one on ``new``, which lies below it."""
+        """Replace a lock on ``old`` by one on ``new``, which lies below it."""
         self._touch(new)
         self._lock_path(new, old)
         self._join_upwards(new)
 
     def pin(self, node: Node) -> None:
-        """Make a lock on ``node``, which the caller holds, a lease's; given up by :meth:`unpin`."""
+        """Turn a lock on ``node``, which the caller holds, into a lease's; :meth:`unpin` ends it."""
         for above in node.path():
             if above.lease_count == 0:
                 self.num_pinned_pages += above.num_pages
             above.lease_count += 1
 
     def unpin(self, node: Node) -> None:
-        """Give up a lease and its lock. Nobody has used the prefix now, so it keeps the time of its last use."""
+        """End a lease and its lock. The prefix was not used now, so it keeps the time of its last use."""
         for above in node.path():
             assert above.lease_count > 0, "a node was unpinned more often than pinned"
             above.lease_count -= 1
@@ -161,7 +190,7 @@ class RadixTree:
         return _num_pages(match, lambda node: node.lease_count == 0)
 
     def num_unlocked_pages(self, match: Match) -> int:
-        """Pages of a prefix that can be evicted, and could not if it were locked."""
+        """Pages of a prefix that are evictable until it is locked."""
         return _num_pages(match, lambda node: node.lock_count == 0)
 
     def _lock_path(self, node: Node, end: Node | None = None) -> None:
@@ -173,7 +202,7 @@ class RadixTree:
             above = above.parent
 
     def unlock(self, node: Node) -> None:
-        """Give up one lock: a request that used this prefix has ended, or found a longer one."""
+        """Remove one lock: a request that used this prefix has ended, or found a longer one."""
         self._touch(node)
         self._unlock_path(node)
         self._join_upwards(node)
@@ -192,21 +221,25 @@ class RadixTree:
         node.stamp = self._new_stamp()
 
     def _new_stamp(self) -> int:
-        """Nanoseconds on the clock, or the least number above all stamps so far: no two are equal."""
+        """Nanoseconds on the clock, or the last stamp plus 1: no two stamps are equal."""
         self._last_stamp = max(self._last_stamp + 1, int(self._clock() * 1e9))
         return self._last_stamp
 
     # ------------------------------------------------------------ growth
 
     def insert(self, node: Node, tokens: TokenIds, pages: Pages) -> tuple[Node, int]:
-        """Hang ``tokens`` (whole pages) and their pages below ``node``, which the caller has locked.
+        """Insert ``tokens`` and their pages below ``node``, which the caller has locked.
 
-        The caller moves its lock to the node returned (:meth:`move_lock`); new pages can be evicted once that
-        lock is given up.
+        The caller moves its lock to the returned node (:meth:`move_lock`). New pages can be evicted once that lock is
+        removed.
+
+        Args:
+            tokens: whole pages: [len(pages) * page_size], int32.
+            pages: page ids: [num_pages], int32.
 
         Returns:
-            The node at whose end ``tokens`` now end, and how many leading pages the tree had already:
-            the tree keeps its own and does not take those of the caller.
+            The node at whose end ``tokens`` now end, and the number of leading pages that the tree had already. Of those
+            the tree keeps its own, and the caller keeps its own too.
         """
         packed, page_ids = tokens.tobytes(), pages.tobytes()
         assert len(packed) == len(pages) * self._page_bytes, "tokens and pages disagree"
@@ -236,15 +269,15 @@ class RadixTree:
         return tokens[: self.page_size].tobytes() in node.children
 
     def _key(self, node: Node) -> bytes:
-        """What a node is found by in its parent's dictionary: the tokens of its first page."""
+        """Key of a node in its parent's dictionary: the tokens of its first page."""
         return bytes(node.edge[: self._page_bytes])
 
-    # ------------------------------------------------------------ cutting and joining edges
+    # ------------------------------------------------------------ splitting and joining edges
 
     def split(self, node: Node, num_pages: int) -> Node:
-        """Cut the edge above ``node`` after ``num_pages`` pages; returns the new node at the cut.
+        """Split the edge above ``node`` after ``num_pages`` pages; returns the new upper node.
 
-        ``node`` itself stays the lower part, so locks on it stay where they are.
+        ``node`` itself stays the lower part, so locks on it stay valid.
         """
         parent = node.parent
         assert parent is not None and 0 < num_pages < node.num_pages
@@ -265,13 +298,12 @@ class RadixTree:
         )
 
     def _join_upwards(self, node: Node) -> None:
-        """Let ``node``, just used, take over the edges of the chain above it.
+        """Join ``node``, just used, with the chain of nodes above it.
 
-        Only where nobody can tell the difference: the upper node has no other child, no lock ends at it
-        (the counts are equal), no other retention is asked for it, and nothing was used later than ``node``, so that
-        policies which go by use come to the same pages at the same time. That somebody said when to go on from
-        the end of the upper node is forgotten: somebody just did. Prefill by chunks makes such chains, and so does
-        every turn of a chat.
+        Chunked prefills make such chains, and so does every turn of a chat. An upper node is joined only if it has no
+        other child, no lock ends at it (the counts are equal) and its retention is the same. ``node`` was used last, so
+        policies that order by use evict the same pages as before. The upper node's next use is dropped: it has just been
+        used.
         """
         chain, length, upper = [node], len(node.edge), node.parent
         while (
@@ -299,9 +331,9 @@ class RadixTree:
     # ------------------------------------------------------------ eviction
 
     def give_hint(self, node: Node, hint: Hint | None) -> None:
-        """Note what is known of an unlocked node from now on.
+        """Replace the hint of an unlocked node.
 
-        A leaf counts as used now: that is how policies know what they have heard of it before to be outdated.
+        A leaf counts as used now, so that policies recognise their older entries for it as stale.
         """
         node.hint = hint
         if node.is_evictable:
@@ -315,10 +347,10 @@ class RadixTree:
             del self._roots[self._salts.pop(node)]
 
     def evict(self, count: int) -> Pages:
-        """Drop up to ``count`` unlocked pages, the policy's leaves one by one, each from its tail.
+        """Drop up to ``count`` unlocked pages, from the tails of the leaves in the policy's order.
 
         Returns:
-            The pages that are free now.
+            Page ids that are free now.
         """
         freed: list[Packed] = []
         missing = count
@@ -334,10 +366,10 @@ class RadixTree:
         return self._account_removed(freed)
 
     def prune(self, node: Node) -> Pages:
-        """Drop ``node`` and the prefix above it, up to where somebody else needs it.
+        """Drop ``node`` and the prefix above it, up to the first node that is in use.
 
         Returns:
-            The pages that are free now.
+            Page ids that are free now.
         """
         freed: list[Packed] = []
         while node.is_evictable and node.parent is not None:
@@ -352,14 +384,14 @@ class RadixTree:
         parent.drop(self._key(leaf))
         leaf.retire()
         self.num_nodes -= 1
-        if leaf.stamp > parent.stamp:  # whoever used the leaf used its prefix
-            parent.stamp, parent.traffic_class = leaf.stamp, leaf.traffic_class
+        if leaf.stamp > parent.stamp:  # a request that used the leaf used its prefix
+            parent.stamp = leaf.stamp
         if leaf.hint is not None or parent.hint is not None:
             self._inherit_next_use(parent, leaf)
         self._offer_for_eviction(parent)
 
     def _inherit_next_use(self, parent: Node, leaf: Node) -> None:
-        """Who goes on from the leaf needs what is above it at the same time."""
+        """A request that continues from the leaf needs its parent at the same time."""
         next_use = earliest_next_use(parent.hint, leaf.hint, self._clock())
         hint = (parent.hint or Hint()).with_next_use(next_use)
         parent.hint = hint if hint.says_something else None
@@ -390,7 +422,7 @@ class RadixTree:
 
 
 def _num_pages(match: Match, counts: Callable[[Node], bool]) -> int:
-    """Pages of a prefix on the nodes that count: they are its end, since a lock or lease holds all above it."""
+    """Pages of a prefix on the nodes that count, which are the last ones: a lock or lease holds all nodes above its own."""
     counted = list(takewhile(counts, match.node.path()))
     beyond = match.node.num_pages - match.pages_in_edge if counted else 0
     return sum(node.num_pages for node in counted) - beyond

@@ -1,9 +1,9 @@
-"""What is in the radix tree, at a glance?
+"""Summarises the radix tree: its largest prefixes, and the sums below them.
 
-Only a walk over all nodes can tell how much hangs below each, and a tree may have a million: half a second, in which no
-step would be planned. So the walk is a generator that stops every few milliseconds and goes on after the next step. The tree
-changes meanwhile, so the sums of a large tree under load are true to within what came and went; of an idle one exactly.
-The walk keeps no more than the nodes it shows and the children that are still to be visited.
+The sums need a walk over all nodes. A tree may have a million of them, so the walk takes up to half a second, in which no
+step would be planned. So the walk is a generator that stops every few milliseconds and continues after the next step. The
+tree changes meanwhile; the sums of a large tree under load are approximate, those of an idle tree exact. The walk keeps
+only the nodes that it shows and the children still to be visited.
 """
 
 import heapq
@@ -21,30 +21,30 @@ from radixrt.scheduler.radix.node import ID_BYTES, Node
 from radixrt.scheduler.radix.tree import RadixTree
 
 SLICE_S = 0.002
-"""How long it may keep others from their work at a time, to within NODES_PER_LOOK nodes."""
+"""Longest time of one piece of the walk, to within NODES_PER_LOOK nodes."""
 
 NODES_PER_LOOK = 256
-"""Visited between two looks at the clock."""
+"""Nodes visited between two looks at the clock."""
 
 FIRST_TOKENS = 32
-"""Shown of an edge."""
+"""Of an edge, shown in the view."""
 
 MAX_DEPTH = 32
-"""Levels shown at most, whatever is asked for."""
+"""Most levels shown."""
 
 SMALLEST_SHARE = 1 / 1000
-"""Of the tree's pages: what has less below it is summed up, so that no level shows more than a thousand nodes."""
+"""Share of the tree's pages that a node must hold to be shown, so that no level shows more than a thousand nodes."""
 
 _NAMES: dict[int, RetentionLevel] = {level: name for name, level in LEVELS.items()}
 
 
 class _Sum(NamedTuple):
-    """Of a node and all below it."""
+    """Sums over a node and all nodes below it."""
 
     pages: int
     nodes: int
     stamp: int
-    """Of the last use of any of them."""
+    """The last use of any of them."""
 
 
 NOTHING = _Sum(0, 0, 0)
@@ -54,7 +54,7 @@ Slices = Generator[None, None, CacheTree]
 
 
 class TreeView:
-    """One walk, for one call."""
+    """One walk, for one call of ``GET /v1/cache/tree``."""
 
     def __init__(
         self, tree: RadixTree, call: CacheTreeCall, clock: Callable[[], float] = time.monotonic
@@ -131,7 +131,7 @@ class TreeView:
         return _Sum(pages, nodes, stamp)
 
     def _slice_is_over(self) -> bool:
-        """Asked at each node: whether it is time to let others work."""
+        """Count a node; whether it is time to stop."""
         self._visited += 1
         is_look = self._visited % NODES_PER_LOOK == 0
         return is_look and time.perf_counter() >= self._slice_end

@@ -16,7 +16,7 @@ from radixrt.messages.answers import (
 )
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import GenerateRequest
-from radixrt.messages.sequences import LogprobRow, TokenBatch
+from radixrt.messages.sequences import SequenceLogprobs, TokenBatch
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer.stop_strings import StopStringFinder
@@ -28,8 +28,8 @@ class SequenceNews:
     """The part of one TokenBatch that concerns one sequence."""
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[LogprobRow] = dataclasses.field(default_factory=list)
-    prompt_logprobs: list[LogprobRow] = dataclasses.field(default_factory=list)
+    logprobs: list[SequenceLogprobs] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[SequenceLogprobs] = dataclasses.field(default_factory=list)
     started: AnswerReport | None = None
     finished: AnswerReport | None = None
 
@@ -45,9 +45,9 @@ def news_by_sequence(batch: TokenBatch) -> dict[int, SequenceNews]:
     for seq_id, report in batch.finished.items():
         news.setdefault(seq_id, SequenceNews()).finished = report
     for row in batch.logprobs:
-        news.setdefault(row.owner, SequenceNews()).logprobs.append(row)
+        news.setdefault(row.seq_id, SequenceNews()).logprobs.append(row)
     for row in batch.prompt_logprobs:
-        news.setdefault(row.owner, SequenceNews()).prompt_logprobs.append(row)
+        news.setdefault(row.seq_id, SequenceNews()).prompt_logprobs.append(row)
     return news
 
 
@@ -95,7 +95,7 @@ class AnswerState:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._prompt_rows: list[LogprobRow] = []
+        self._prompt_rows: list[SequenceLogprobs] = []
         self._num_tokens = 0
         self._num_repeated = 0
         """Tokens that come a second time, after a takeover."""
@@ -203,12 +203,11 @@ class AnswerState:
 
     def _end_here(self, reason: FinishReason, stop: str | None) -> None:
         """The answer ends at a stop string, or because its client has left: the scheduler did not end it."""
-        total_s = time.monotonic() - self._sent_at
         self._report = msgspec.structs.replace(
             self._report,
             finish_reason=reason,
             stop_reason=stop,
-            times=msgspec.structs.replace(self._report.times, total_s=total_s),
+            total_s=time.monotonic() - self._sent_at,
         )
 
     def _keep_tokens(self, rendered_chat: str) -> None:
@@ -231,7 +230,7 @@ class AnswerState:
         for row in self._prompt_rows:
             yield self._token_logprob(row)
 
-    def _token_logprob(self, row: LogprobRow) -> TokenLogprob:
+    def _token_logprob(self, row: SequenceLogprobs) -> TokenLogprob:
         """The chosen token is first in a row; the likeliest follow."""
         make = self._vocabulary.token_logprob
         ids = unpack_ids(row.token_ids).tolist()

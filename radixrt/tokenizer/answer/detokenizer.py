@@ -1,4 +1,4 @@
-"""How do token ids become text one at a time, and still equal the decoding of the whole?"""
+"""Incremental detokenization: text for one token at a time that adds up to the decoding of the whole."""
 
 from collections.abc import Sequence
 
@@ -23,6 +23,13 @@ _REPLACEMENT = "\ufffd"
 
 class IncrementalDetokenizer:
     """The text of one answer, token by token; complete characters only.
+
+    >>> from tokenizers import Tokenizer, decoders, models
+    >>> tokenizer = Tokenizer(models.WordLevel({"Hel": 0, "lo": 1}, unk_token="Hel"))
+    >>> tokenizer.decoder = decoders.Fuse()
+    >>> detokenizer = IncrementalDetokenizer(tokenizer, special_ids=frozenset())
+    >>> detokenizer.push(0), detokenizer.push(1), detokenizer.flush()
+    ('Hel', 'lo', '')
 
     Where ``context_ids`` are given (the end of a prompt that the answer continues), the text is what the
     answer adds to the decoded prompt, a leading space included. Without them the answer stands alone.

@@ -3,7 +3,7 @@
 from collections import deque
 
 from radixrt.constrained import tool_calls
-from radixrt.constrained.spec import StructuralTag
+from radixrt.constrained.constraint import StructuralTag
 from radixrt.messages.answers import ToolCall
 from radixrt.messages.requests import GenerateRequest
 from radixrt.tokenizer.answer.reasoning import FORMATS, PROMPT_END_TOKENS, ReasoningParser
@@ -38,7 +38,7 @@ class OutputParser:
     ) -> "OutputParser":
         calls = None
         if request.parse_tool_calls:
-            held = request.structured if isinstance(request.structured, StructuralTag) else None
+            held = request.constraint if isinstance(request.constraint, StructuralTag) else None
             calls = ToolCallParser(
                 tool_calls.FORMATS[request.parse_tool_calls],
                 in_pieces=request.stream and held is not None,
@@ -48,7 +48,7 @@ class OutputParser:
             return OutputParser(None, calls, [])
         marks = FORMATS[request.parse_reasoning]
         prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
-        is_held = request.structured is not None
+        is_held = request.constraint is not None
         closing_ids = vocabulary.encode(marks.closing, add_special_tokens=False) if is_held else []
         return OutputParser(ReasoningParser(marks, prompt_end, held=is_held), calls, closing_ids)
 

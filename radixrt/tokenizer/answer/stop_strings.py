@@ -1,8 +1,12 @@
-"""Where does an answer end, when a request names stop strings? Found also across token borders."""
+"""Finds stop strings in the text of an answer, also across token borders."""
 
 
 class StopStringFinder:
-    """Passes text through, holding back only what may yet turn out to be a stop string.
+    """Passes text through, but holds back an end that may be the beginning of a stop string.
+
+    >>> stops = StopStringFinder(("END",))
+    >>> stops.push("a cat E"), stops.push("ND and more")
+    (('a cat ', None), ('', 'END'))
 
     The answer ends before the stop string that is complete first; of several that are complete at the
     same character, before the longest. The outcome does not depend on how the text is cut in pieces.

@@ -125,11 +125,11 @@ class ToolCallParser:
             head = _HEAD.match(self._undecided)
             if head is None or head.group(2) != self._written.arguments_key:
                 return []
-            call.told = call.arguments_start = head.end()
+            call.sent = call.arguments_start = head.end()
             name = json.loads(head.group(1))
         end = call.arguments_end(self._undecided)
-        arguments = self._undecided[call.told : end]
-        call.told = end
+        arguments = self._undecided[call.sent : end]
+        call.sent = end
         return [ToolCall(self._num_calls, name, arguments)] if name or arguments else []
 
     def _parse(self, text: str) -> list[ToolCall]:
@@ -167,13 +167,13 @@ class _OpenCall:
         self._arguments = JsonScanner()
         self._arguments_end: int | None = None
         self.arguments_start: int | None = None
-        """Where in the call's text the arguments begin, once some of it has been told."""
-        self.told = 0
-        """How far the arguments have been told."""
+        """Where in the call's text the arguments begin, once some of it has been sent."""
+        self.sent = 0
+        """How far the arguments have been sent."""
 
     @property
     def has_begun(self) -> bool:
-        """Some of it has been told."""
+        """Some of it has been sent."""
         return self.arguments_start is not None
 
     def is_no_object(self, text: str) -> bool:

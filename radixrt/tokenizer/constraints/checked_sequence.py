@@ -1,4 +1,4 @@
-"""Which tokens of a constrained answer may be told already, and how does it go on when a part of it is wrong?
+"""Holds tokens of a constrained answer back until they are validated, and continues the answer after a failed value.
 
 Stands between the scheduler's news of a sequence and the :class:`~radixrt.tokenizer.answer.answer_state.AnswerState`, which sees
 only what no check can take back any more. To take back is to ask for a new sequence: prompt and kept tokens
@@ -16,7 +16,7 @@ from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.grammar import SpanCheck
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.sequences import Constraint, SequenceRequest
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.answer.answer_state import SequenceNews
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer_sampling import answer_seed
@@ -41,19 +41,19 @@ class CheckedSequence:
     ) -> None:
         """
         Args:
-            request: as it was sent to the scheduler; it has a constraint.
+            request: as it was sent to the scheduler; it names a grammar.
             checks: of the answer's values; may be empty.
             vocabulary: of the model.
             token_texts: of the model.
             max_attempts: failures of one value before the request fails.
             final_schema: to validate the finished answer against, only to know.
         """
-        assert request.constraint is not None
+        assert request.grammar is not None
         self.seq_id = request.seq_id
         self.is_over = False
         """The scheduler has ended the sequence."""
         self._request = request
-        self._constraint: Constraint = request.constraint
+        self._grammar = request.grammar
         self._vocabulary = vocabulary
         self._final = (
             None
@@ -65,13 +65,13 @@ class CheckedSequence:
         )
         self._detokenizer = self._new_detokenizer()
         self._begun = time.monotonic()
-        self._begin_after = unpack_ids(self._constraint.begin_after).tolist()
+        self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
         """Tokens after which the grammar begins; empty once it has."""
         self._tokens: list[int] = []
         self._num_before = 0
         """Tokens before the grammar began."""
         self._news = SequenceNews()
-        """What has come and was not told."""
+        """News that came and was not passed on."""
         self._started: AnswerReport | None = None
         self._num_told = 0
         self._awaits_final = False
@@ -84,7 +84,7 @@ class CheckedSequence:
 
     @property
     def text(self) -> str:
-        """What the grammar has governed so far."""
+        """The text since the grammar began."""
         return self._checked.text
 
     # ------------------------------------------------------------ tokens
@@ -130,15 +130,14 @@ class CheckedSequence:
 
     def _finish(self, end: AnswerReport) -> None:
         self.is_over = True
-        times = msgspec.structs.replace(end.times, total_s=time.monotonic() - self._begun)
-        self._news.finished = msgspec.structs.replace(end, times=times)
+        self._news.finished = msgspec.structs.replace(end, total_s=time.monotonic() - self._begun)
         is_complete = end.finish_reason == "stop" and not self._begin_after
         was_stopped_by_request = end.stop_reason is not None
         self._checked.finish(cut_off=not is_complete or was_stopped_by_request)
         self._awaits_final = is_complete and self._final is not None
 
     def take_news(self) -> SequenceNews | None:
-        """What may be told now; None: nothing new."""
+        """The news that may be passed on now; None: there is none."""
         confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_told
         confirmed = max(
             confirmed, 0
@@ -181,7 +180,7 @@ class CheckedSequence:
     def verdict(
         self, due: DueCheck, errors: list[SpanError], seq_id: int
     ) -> SequenceRequest | None:
-        """Take in what a validator found. Returns a new sequence to go on with, ``seq_id``, if a value was wrong.
+        """Take in the errors of a validator. Returns a new sequence to go on with, ``seq_id``, if a value was wrong.
 
         Raises:
             AttemptsExhausted: the request has to fail.
@@ -215,8 +214,10 @@ class CheckedSequence:
             token_ids=first.token_ids + pack_ids(self._tokens),
             num_output=kept,
             options=msgspec.structs.replace(options, sampling=sampling),
-            constraint=msgspec.structs.replace(
-                self._constraint, excluded=[pack_ids(path) for path in rewind.excluded]
+            grammar=msgspec.structs.replace(
+                self._grammar,
+                excluded=[pack_ids(path) for path in rewind.excluded],
+                excluded_from=kept,
             ),
         )
 

@@ -1,8 +1,8 @@
-"""Up to where does a prompt agree with the beginning of its conversation?
+"""Finds the number of leading tokens of a prompt that a cache breakpoint covers.
 
-A cache breakpoint names a message; what can be kept is KV of tokens. A template need not write a conversation's
-beginning as it stands in the whole: it may leave out old thoughts, or put the tools before the last question. So the
-beginning is rendered by itself, and kept is as much of it as the prompt begins with.
+A cache breakpoint names a message, but retention needs a number of tokens. A template need not render the first
+messages of a chat as it renders them within the whole: it may leave out old reasoning, or put the tools before the last
+question. So the first messages are rendered by themselves, and the common prefix with the prompt is kept.
 """
 
 import re
@@ -23,11 +23,11 @@ _STAND_IN = {"role": "user", "content": f"\ue000{secrets.token_hex(8)}\ue001"}
 def agreed_length(
     render: Callable[[Messages], str], text: str, messages: Messages, message: int
 ) -> int:
-    """Characters of a rendered conversation that are settled by its messages up to one of them.
+    """Number of leading characters of a rendered chat that are settled by its messages up to one of them.
 
     Args:
-        render: what the template makes of other messages with the same tools.
-        text: what it makes of all of them.
+        render: renders other messages with the same tools.
+        text: all messages, rendered.
         message: index of the last message that counts; -1: the tools and leading system messages count.
 
     Returns:
@@ -51,8 +51,8 @@ def substitute(
     text: str,
     lengths: Sequence[int],
 ) -> tuple[str, list[int]]:
-    """``pattern.sub(replacement, text)``, and what has become of some first parts of the text, given and returned by
-    their lengths; one that ends inside a match ends before it."""
+    """``pattern.sub(replacement, text)``, and the lengths of some prefixes of the text after it. A prefix that ends
+    inside a match ends before it."""
     pieces: list[str] = []
     new_lengths = list(lengths)
     copied = new_length = 0
@@ -69,11 +69,13 @@ def substitute(
 
 
 def num_tokens_within(ends: Sequence[int], length: int) -> int:
-    """How many leading tokens lie in a text's first characters.
+    """Number of leading tokens within the first ``length`` characters of a text.
+
+    >>> num_tokens_within([4, 7, 12], 8)
+    2
 
     Args:
-        ends: where in the text each token ends, ascending.
-        length: so many characters.
+        ends: where in the text each token ends, in characters, ascending.
     """
     return bisect_right(ends, length)
 

@@ -1,8 +1,8 @@
-"""How does a conversation become a prompt? The model's own template, with user text kept inert.
+"""Renders chats by the model's own template, with special tokens in user text kept inert.
 
 Templates are Jinja, run in transformers' sandbox. A template writes control tokens such as
-``<|im_end|>`` as text. Were a user's message pasted in as it is, a user could end the turn and speak as
-the system. So special-token strings inside messages are replaced by unguessable placeholders before
+``<|im_end|>`` as text. A user's message that contains such text could end the message and begin
+another as the system. So special-token strings inside messages are replaced by unguessable placeholders before
 rendering and become plain text again only after the template's own control tokens are set.
 """
 
@@ -35,7 +35,7 @@ class RenderedChat:
     literals: list[str]
     """Special-token strings from the messages, each to stand at its placeholder as plain text."""
     agreed: list[int]
-    """For each of the prompt's cache breakpoints: up to which character the text agrees with what is before it."""
+    """For each cache breakpoint: number of leading characters that are settled by the messages before it."""
     answer_ends: list[int]
     """Where in the text the contents of assistants' messages end."""
 
@@ -77,8 +77,8 @@ class ChatTemplate:
         return RenderedChat(text, literals, agreed, _answer_ends(text, messages))
 
     def encode(self, chat: RenderedChat, salt: str) -> tuple[str, list[int], list[int]]:
-        """The prompt as text and as token ids, and for each cache breakpoint how many of them, at the beginning, it is
-        about. Only the template adds special tokens.
+        """The prompt as text and as token ids, and for each cache breakpoint the number of leading tokens that it
+        covers. Only the template adds special tokens.
 
         Args:
             salt: messages that were encoded before with the same salt are not encoded again.
@@ -90,7 +90,7 @@ class ChatTemplate:
         return chat.text, joined(segments), counts
 
     def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
-        """How many leading tokens lie in a text's first characters."""
+        """Number of leading tokens within the first ``length`` characters of a text."""
         count = 0
         for segment in segments:
             if segment.start + len(segment.text) > length:
@@ -199,7 +199,7 @@ class ChatTemplate:
 
 
 def _answer_ends(text: str, messages: Messages) -> list[int]:
-    """Where assistants' messages end in a rendered conversation that has them as they are, in order."""
+    """Ends of the assistants' messages that the rendered text contains unchanged, in order."""
     ends = []
     position = 0
     for message in messages:

@@ -1,7 +1,7 @@
-"""Which tokens did the model itself generate for an answer that comes back in its conversation?
+"""Keeps the tokens of generated answers, for when an answer comes back in a later request of its chat.
 
-A text can be written in several ways as tokens, and a model does not always choose its tokenizer's. Encoded anew, such
-an answer becomes other tokens, none of which are in the KV cache, and the model reads words that it never said.
+A text has several forms in tokens, and a model does not always generate its tokenizer's. Encoded anew, such an answer
+becomes other tokens: their KV is not in the cache, and the model reads tokens that it did not generate.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ class KeptAnswer(NamedTuple):
 
 
 class KeptAnswers:
-    """Answers, each by the whole text up to its end: only a continuation of the same conversation finds it.
+    """Answers by the whole text up to their end: only a continuation of the same chat finds one.
 
     Safe to use from several threads.
     """
@@ -34,7 +34,7 @@ class KeptAnswers:
         self._memory: TokenMemory[KeptAnswer] = TokenMemory(CAPACITY)
 
     def keep(self, prompt: str, answer: str, ids: list[int], salt: str) -> None:
-        """Remember that after this prompt the model wrote this answer with these tokens."""
+        """Keep the tokens of an answer to a prompt (as text)."""
         digest = text_digest(salt, prompt)
         digest.update(_bytes(answer))
         start, end = len(prompt), len(prompt) + len(answer)
@@ -46,7 +46,7 @@ class KeptAnswers:
 
         Args:
             ends: where in the text answers may end, ascending.
-            salt: that of the conversation; one of another salt has its own answers.
+            salt: the cache salt; answers are found only by requests with the same one.
         """
         if not len(self._memory):
             return []

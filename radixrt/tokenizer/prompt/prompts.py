@@ -1,4 +1,4 @@
-"""How does a prompt, in whichever form it came, become token ids?"""
+"""Encodes prompts of all forms into token ids."""
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class PromptEncoder:
     def encode_with_breakpoints(
         self, prompt: Prompt, limits: Limits, salt: str = ""
     ) -> tuple[str | None, list[int], list[Retention]]:
-        """The same, and what each cache breakpoint of a conversation asks to keep."""
+        """As :meth:`encode`, and the retention that the cache breakpoints of a chat ask for."""
         retain: list[Retention] = []
         match prompt:
             case TokenPrompt():
@@ -57,7 +57,7 @@ class PromptEncoder:
 
 
 def size_in_chars(prompt: Prompt) -> int:
-    """About how much text there is to encode."""
+    """Estimated size of the text to encode, in characters."""
     match prompt:
         case TokenPrompt():
             return num_ids(prompt.token_ids)

@@ -1,9 +1,8 @@
-"""How is a long conversation encoded without encoding again what did not change?
+"""Encodes chats by segments, and keeps the token ids of segments that it has encoded.
 
-A special token splits the text: what stands between two of them is encoded by itself, whatever is around it. So
-the ids of such a segment (a message, usually) are kept, and the next turn of a conversation encodes only its new
-messages. A tokenizer takes about a second for a megabyte of text, far longer than a cached prefix takes in the model.
-Answers that the model gave earlier in the conversation keep the tokens that it gave them.
+A special token splits the text: the text between two of them is encoded independently of the rest. So the ids of such
+a segment (usually a message) are kept, and the next request of a chat encodes only its new messages. A tokenizer takes about a second for a megabyte of text, far longer than a cached prefix takes in the model.
+Earlier answers of the model keep the tokens that it generated.
 """
 
 import re
@@ -43,7 +42,7 @@ class SegmentEncoder:
     """Encodes texts in which special tokens count as such, and adds none of its own. Safe to use from several threads.
 
     Attributes:
-        answers: what the model wrote, which is not encoded anew; whoever knows an answer keeps it there.
+        answers: the model's own answers, which are not encoded anew; the caller adds them.
     """
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> None:
@@ -57,8 +56,8 @@ class SegmentEncoder:
         """The segments of a text, in order; the first one, and one after an answer, may begin without a special token.
 
         Args:
-            salt: segments are shared only among texts with the same salt, so that how long this takes tells
-                nobody what others have said.
+            salt: segments are shared only among texts with the same salt, so that the time this takes
+                reveals nothing about other clients' texts.
             answer_ends: where in the text, beside special tokens, an earlier answer may end.
         """
         found = () if self._begin is None else self._begin.finditer(text)
@@ -158,7 +157,7 @@ def _each_splits(tokenizer: Tokenizer, specials: list[str]) -> list[bool]:
 
 
 def _joins_anywhere(tokenizer: Tokenizer) -> bool:
-    """Whether a text may be encoded in two parts wherever it is cut, and is the same text to who decodes the tokens."""
+    """Whether a text that is cut anywhere and encoded in two parts decodes to the same text."""
     pairs = list(product(_PROBES, repeat=2))
     encodings = tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)
     ids = dict(zip(_PROBES, (encoding.ids for encoding in encodings), strict=True))

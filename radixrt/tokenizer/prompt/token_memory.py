@@ -1,23 +1,23 @@
-"""What is remembered of token ids, as long as there is room?"""
+"""Least-recently-used cache of values with token ids, bounded by their number."""
 
 import threading
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
 ENTRY_COST = 80
-"""What an entry takes in memory beside its token ids counts as so many of them."""
+"""Memory of an entry beside its token ids, counted in token ids."""
 
 Value = TypeVar("Value")
 
 
 class TokenMemory(Generic[Value]):
-    """What was used last, up to a number of token ids. Safe to use from several threads."""
+    """Drops the least recently used values beyond ``capacity`` token ids. Safe to use from several threads."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._kept: OrderedDict[bytes, tuple[Value, int]] = OrderedDict()
         self._num_kept = 0
-        """Of the capacity, what is used."""
+        """Used part of the capacity."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class TokenMemory(Generic[Value]):
             return self._kept[key][0]
 
     def keep(self, key: bytes, value: Value, num_ids: int) -> None:
-        """In place of what this key had before."""
+        """Store a value with ``num_ids`` token ids, in place of the key's earlier one."""
         cost = num_ids + ENTRY_COST
         with self._lock:
             _, old_cost = self._kept.pop(key, (None, 0))

@@ -1,22 +1,23 @@
-"""The tensors that hold the KV cache, and how large they may be."""
+"""Allocates the tensors of the KV cache, and computes how many pages fit into memory."""
 
 from pathlib import Path
 
 import torch
 
-from radixrt.attention.backend import KVCache
+from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
 CPU_POOL_SHARE = 0.5
-"""On a CPU other programs want memory too: the pool takes at most this share of what is available."""
+"""Share of the available memory that the pool takes at most on a CPU, where other programs need memory too."""
 CPU_POOL_LIMIT = 8 * GIB
 
 
 class KVPool:
-    """One K and one V tensor a layer, [num_pages + 1, page_size, num_kv_heads, head_dim]: FlashInfer's NHD layout.
+    """The KV cache of every layer: for each tensor of its :class:`KVSpec` one of [num_pages + 1, page_size, *shape]. Keys
+    and values are in FlashInfer's NHD layout.
 
     The last page is the spare one: no sequence is given it, and padding writes there.
     """
@@ -24,39 +25,38 @@ class KVPool:
     def __init__(self, setup: AttentionSetup, num_pages: int, *, one_for_all: bool = False) -> None:
         """
         Args:
-            setup: which layers there are, and the dtype, page size and device of their cache.
-            one_for_all: layers of one shape share their tensors, which then hold nothing of use: for a trial run.
+            setup: the layers' KV caches, and their page size and device.
+            one_for_all: layers of one spec share their tensors, which then hold nothing of use: for a trial run.
         """
         self.num_pages = num_pages
         self.page_size = setup.page_size
         self.spare_page = num_pages
-        shapes = [
-            (num_pages + 1, self.page_size, spec.num_kv_heads, spec.head_dim)
-            for spec in setup.specs
-        ]
+        self._device = setup.device.torch_device
+        specs = setup.kv_specs
         if one_for_all:
-            of_shape = {shape: _pair(shape, setup) for shape in set(shapes)}
-            self.kv_caches = [of_shape[shape] for shape in shapes]
+            of_spec = {spec: self._layer(spec) for spec in set(specs)}
+            self.kv_caches = [of_spec[spec] for spec in specs]
         else:
-            self.kv_caches = [_pair(shape, setup) for shape in shapes]
+            self.kv_caches = [self._layer(spec) for spec in specs]
 
+    def _layer(self, spec: KVSpec) -> LayerKV:
+        return tuple(self._empty(tensor) for tensor in spec.tensors)
 
-def _pair(shape: tuple[int, ...], setup: AttentionSetup) -> KVCache:
-    return _empty(shape, setup), _empty(shape, setup)
-
-
-def _empty(shape: tuple[int, ...], setup: AttentionSetup) -> torch.Tensor:
-    dtype, device = setup.kv_dtype, setup.device.torch_device
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    if device.type == "cpu" and dtype.is_floating_point and dtype.itemsize > 1:
-        advise_huge_pages(tensor)  # one core read pages at random at 13 instead of 8 GB/s
-    return tensor
+    def _empty(self, cached: CachedTensor) -> torch.Tensor:
+        shape = (self.num_pages + 1, self.page_size, *cached.shape)
+        tensor = torch.empty(shape, dtype=cached.dtype, device=self._device)
+        if (
+            self._device.type == "cpu"
+            and cached.dtype.is_floating_point
+            and cached.dtype.itemsize > 1
+        ):
+            advise_huge_pages(tensor)  # one core read pages at random at 13 instead of 8 GB/s
+        return tensor
 
 
 def bytes_per_token(setup: AttentionSetup) -> int:
     """KV of one token over all layers, on this rank."""
-    itemsize = setup.kv_dtype.itemsize
-    return sum(2 * spec.num_kv_heads * spec.head_dim * itemsize for spec in setup.specs)
+    return sum(spec.bytes_per_token for spec in setup.kv_specs)
 
 
 def pool_pages(
@@ -66,31 +66,30 @@ def pool_pages(
     max_total_tokens: int | None,
     max_useful_tokens: int,
 ) -> int:
-    """How many pages the pool has.
+    """The number of pages of the pool, without the spare one.
 
     Args:
         mem_fraction: share of the memory that weights (already there) and pool may fill.
-        max_total_tokens: the user's own wish, in tokens.
-        max_useful_tokens: more than this many tokens are never asked for by default.
+        max_total_tokens: tokens that the user asks for; None: as many as fit, up to ``max_useful_tokens``.
+        max_useful_tokens: tokens beyond which no request would ever use the pool.
 
     Raises:
         ConfigError: the memory does not hold it.
     """
-    device, page_size, token_bytes = (
-        setup.device.torch_device, setup.page_size, bytes_per_token(setup)
-    )  # fmt: skip
+    device, page_size = setup.device.torch_device, setup.page_size
+    page_bytes = page_size * bytes_per_token(setup)
     available = _available_bytes(device, mem_fraction)
-    if max_total_tokens is not None:
-        tokens, wanted_by = max_total_tokens, f"--max-total-tokens {max_total_tokens}"
+    if max_total_tokens is None:
+        wanted_by = "a KV pool of one page"
+        pages = min(available // page_bytes, max_useful_tokens // page_size)
     else:
-        tokens, wanted_by = (
-            min(available // token_bytes, max_useful_tokens),
-            "a KV pool of one page",
-        )
-    pages = tokens // page_size
-    needed = max(1, pages) * page_size * token_bytes
-    if pages < 1 and max_total_tokens is not None:
-        raise ConfigError(f"{wanted_by} is less than one page of {page_size} tokens (--page-size).")
+        wanted_by = f"--max-total-tokens {max_total_tokens}"
+        pages = max_total_tokens // page_size
+        if pages < 1:
+            raise ConfigError(
+                f"{wanted_by} is less than one page of {page_size} tokens (--page-size)."
+            )
+    needed = max(1, pages) * page_bytes
     if pages < 1 or needed > available:
         raise ConfigError(
             f"{wanted_by} needs {needed / GIB:.2f} GiB on {device}, and {max(0, available) / GIB:.2f} GiB may be "

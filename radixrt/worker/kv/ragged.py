@@ -1,4 +1,4 @@
-"""Which positions and pages does a step touch? The numbers of its flat batch, worked out on the host.
+"""Computes the positions, pages and KV slots of a step's flat batch on the host.
 
 Rows are sequences: decodes with one token each, then jumps and prefill chunks with several. See
 :class:`radixrt.attention.metadata.AttentionMetadata` for the layout that these numbers describe.
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.metadata import AttentionMetadata, SharedPrefixes
+from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.device.device import Device
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedStep:
-    """One step's flat batch. Pages and slots are those of the KV cache."""
+    """One step's flat batch. Pages and locations are those of the KV cache."""
 
     page_size: int
     positions: NDArray[np.int64]  # [num_tokens] of each token in its sequence
@@ -24,7 +24,7 @@ class RaggedStep:
     kv_indptr: NDArray[np.int32]  # [rows + 1], counts pages
     last_page_len: NDArray[np.int32]  # [rows]
     kv_indices: NDArray[np.int32]  # [total_pages]
-    kv_slots: NDArray[
+    kv_locations: NDArray[
         np.int64
     ]  # [num_tokens] page * page_size + offset, where each token's K and V go
 
@@ -36,11 +36,22 @@ class RaggedStep:
         lengths: NDArray[np.int64],
         starts: NDArray[np.int64],
     ) -> "RaggedStep":
-        """
+        """The flat batch of a step.
+
+        Slot 1 decodes position 2, and slot 0 computes three tokens from position 4 on:
+
+        >>> tables = np.array([[7, 3], [5, 0]], dtype=np.int32)
+        >>> step = RaggedStep.of(tables, 4, np.array([1, 0]), lengths=np.array([1, 3]), starts=np.array([2, 4]))
+        >>> step.positions.tolist(), step.kv_locations.tolist()
+        ([2, 4, 5, 6], [22, 12, 13, 14])
+        >>> step.qo_indptr.tolist(), step.kv_indptr.tolist(), step.kv_indices.tolist(), step.last_page_len.tolist()
+        ([0, 1, 4], [0, 1, 3], [5, 7, 3], [3, 3])
+
         Args:
-            block_tables: [max_slots, max_pages] of all slots.
-            slots: [rows] of the batch whose sequences take part.
-            lengths: [rows] tokens that each computes.
+            block_tables: [max_slots, max_pages] page ids of all slots.
+            page_size: tokens in a page.
+            slots: [rows] slot of each row's sequence.
+            lengths: [rows] tokens that the step computes of each.
             starts: [rows] position of the first of them.
         """
         ends = starts + lengths
@@ -59,12 +70,12 @@ class RaggedStep:
             kv_indptr=kv_indptr.astype(np.int32),
             last_page_len=(ends - (pages - 1) * page_size).astype(np.int32),
             kv_indices=tables[entries],
-            kv_slots=token_pages.astype(np.int64) * page_size + positions % page_size,
+            kv_locations=token_pages.astype(np.int64) * page_size + positions % page_size,
         )
 
     def padded(self, rows: int, spare_page: int) -> "RaggedStep":
-        """This pure decode step with rows added up to ``rows``: each one token long, alone on a page that no sequence
-        is ever given, so that whatever they compute is nobody's."""
+        """This pure decode step with padding up to ``rows`` rows: each is one token on the spare page, which belongs to no
+        sequence."""
         more = rows - len(self.last_page_len)
         tokens, pages = self.qo_indptr[-1], self.kv_indptr[-1]
         counts = np.arange(1, more + 1, dtype=np.int32)
@@ -75,17 +86,27 @@ class RaggedStep:
             kv_indptr=np.concatenate((self.kv_indptr, pages + counts)),
             last_page_len=np.concatenate((self.last_page_len, np.ones(more, np.int32))),
             kv_indices=np.concatenate((self.kv_indices, np.full(more, spare_page, np.int32))),
-            kv_slots=np.concatenate((self.kv_slots, np.full(more, spare_page * self.page_size))),
+            kv_locations=np.concatenate(
+                (self.kv_locations, np.full(more, spare_page * self.page_size))
+            ),
         )
 
     def metadata(
         self,
         kv_indices: torch.Tensor,
-        kv_slots: torch.Tensor,
+        kv_locations: torch.Tensor,
         device: Device,
-        shared_prefixes: SharedPrefixes | None = None,
+        groups: PrefixGroups | None = None,
     ) -> AttentionMetadata:
-        """The step as attention wants it; the two tensors are the arrays of these names on the device."""
+        """The step as attention backends take it.
+
+        Args:
+            kv_indices, kv_locations: the arrays of these names on the device.
+            groups: of the first rows; the others share nothing.
+        """
+        if groups is not None:
+            alone = len(self.last_page_len) - int(groups.indptr[-1])
+            groups = groups.then_alone(alone) if groups.share else None
         qo_indptr, kv_indptr, last_page_len = device.pin(
             self.qo_indptr, self.kv_indptr, self.last_page_len
         )
@@ -94,7 +115,7 @@ class RaggedStep:
             kv_indptr_cpu=kv_indptr,
             last_page_len_cpu=last_page_len,
             kv_indices=kv_indices,
-            kv_slots=kv_slots,
+            kv_locations=kv_locations,
             page_size=self.page_size,
-            shared_prefixes=shared_prefixes,
+            shared_prefixes=groups,
         )

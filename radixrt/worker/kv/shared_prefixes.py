@@ -1,7 +1,7 @@
-"""Which decoding sequences share the beginnings of their block tables, and in what order do they stand together?
+"""Groups decoding sequences whose block tables begin with the same pages, and orders the batch by these groups.
 
-Block tables that begin with the same pages hold the same prefix: the radix tree gave it to them. Attention over such pages
-reads them once for all members of a group (Juravsky et al., 2024, "Hydragen"; FlashInfer calls it a cascade).
+Block tables that begin with the same pages hold the same prefix of the radix tree. Attention reads such pages once for all
+members of a group (Juravsky et al., 2024, "Hydragen"; FlashInfer calls it a cascade).
 """
 
 from dataclasses import dataclass
@@ -9,36 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.attention.metadata import PrefixGroups
 
-@dataclass(frozen=True, slots=True)
-class GroupedSlots:
-    """Sequences in an order in which the members of each group are neighbours; whoever shares nothing is a group of one."""
-
-    slots: NDArray[np.int64]  # [sequences]
-    group_of: NDArray[np.int64]  # [sequences] ascending from 0 without gaps
-    num_pages: NDArray[np.int32]  # [groups] pages that all members begin with; 0 in groups of one
-
-    def without(self, slots: list[int]) -> "GroupedSlots":
-        """The same order with some sequences left out."""
-        kept = ~np.isin(self.slots, slots)
-        remaining, group_of = np.unique(self.group_of[kept], return_inverse=True)
-        return GroupedSlots(self.slots[kept], group_of, self.num_pages[remaining])
-
-    def indptr(self) -> NDArray[np.int32]:
-        """[groups + 1] where each group begins and ends in ``slots``."""
-        sizes = np.bincount(self.group_of, minlength=len(self.num_pages))
-        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+GroupedSlots = tuple[NDArray[np.int64], PrefixGroups]
+"""Slots [sequences] in an order in which the members of each group are neighbours, and the groups."""
 
 
 class PrefixFinder:
-    """Groups the decoding slots, anew only when there are others or a block table was replaced."""
+    """Groups the decoding slots; it computes the groups again only when the slots or a block table changed."""
 
     def __init__(self) -> None:
         self._slots: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._groups: GroupedSlots | None = None
 
     def forget(self) -> None:
-        """A slot has got another block table. Pages appended to one make no difference: they are its own."""
+        """Called when a block table was replaced. Pages appended to a table are its own and change no group."""
         self._groups = None
 
     def group(
@@ -47,11 +32,12 @@ class PrefixFinder:
         block_tables: NDArray[np.int32],
         whole_pages: NDArray[np.int64],
     ) -> GroupedSlots:
-        """
+        """The decoding slots in the order of their groups, and the groups.
+
         Args:
-            slots: [sequences] those that decode, in ascending order.
+            slots: [sequences] decoding slots, in ascending order.
             block_tables: [max_slots, max_pages] page ids.
-            whole_pages: [sequences] pages that lie wholly before the position that is computed now.
+            whole_pages: [sequences] pages that lie wholly before the position that this step computes.
         """
         if self._groups is None or not np.array_equal(slots, self._slots):
             self._slots, self._groups = slots, find_groups(slots, block_tables, whole_pages)
@@ -61,11 +47,17 @@ class PrefixFinder:
 def find_groups(
     slots: NDArray[np.int64], block_tables: NDArray[np.int32], whole_pages: NDArray[np.int64]
 ) -> GroupedSlots:
-    """A grouping that saves about as many page reads as any could; see :meth:`PrefixFinder.group`."""
+    """A grouping that saves nearly as many page reads as possible; arguments as :meth:`PrefixFinder.group`.
+
+    >>> tables = np.array([[1, 2, 3], [9, 0, 0], [1, 2, 4]], dtype=np.int32)
+    >>> slots, groups = find_groups(np.arange(3), tables, np.array([3, 1, 3]))
+    >>> slots.tolist(), groups.indptr.tolist(), groups.num_pages.tolist()
+    ([0, 2, 1], [0, 2, 3], [2, 0])
+    """
     alone, candidates = _by_first_page(slots, block_tables, whole_pages)
     if not len(candidates):
         count = len(slots)
-        return GroupedSlots(slots, np.arange(count), np.zeros(count, dtype=np.int32))
+        return slots, PrefixGroups(np.arange(count + 1, dtype=np.int32), np.zeros(count, np.int32))
     longest = whole_pages[candidates].max()
     tables = block_tables[slots[candidates], :longest].astype(np.int32)
     tables[np.arange(longest) >= whole_pages[candidates][:, None]] = -1  # what is not computed yet
@@ -76,9 +68,8 @@ def find_groups(
     groups = _partition(_common_prefixes(tables[ordered]))
     order = candidates[ordered[[member for group in groups for member in group.members]]]
     sizes = [len(group.members) for group in groups] + [1] * len(alone)
-    return GroupedSlots(
-        slots=slots[np.concatenate((order, alone))],
-        group_of=np.repeat(np.arange(len(sizes)), sizes),
+    return slots[np.concatenate((order, alone))], PrefixGroups(
+        indptr=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
         num_pages=np.array([group.pages for group in groups] + [0] * len(alone), dtype=np.int32),
     )
 
@@ -86,7 +77,7 @@ def find_groups(
 def _by_first_page(
     slots: NDArray[np.int64], block_tables: NDArray[np.int32], whole_pages: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of sequences that share not even their first page, and of those that do."""
+    """Indices of sequences whose first page is their own, and of those that share it."""
     first = np.where(whole_pages > 0, block_tables[slots, 0], -1 - np.arange(len(slots)))
     _, which, counts = np.unique(first, return_inverse=True, return_counts=True)
     shares = counts[which] > 1
@@ -94,7 +85,7 @@ def _by_first_page(
 
 
 def _common_prefixes(tables: NDArray[np.int32]) -> list[int]:
-    """How many pages each row of [rows, pages] and the next one begin with together; -1 is no page. [rows - 1]"""
+    """[rows - 1] pages with which each row of ``tables`` [rows, pages] and the next one begin; -1 is no page."""
     differs = (tables[:-1] != tables[1:]) | (tables[:-1] < 0)
     ended = np.ones((len(differs), 1), dtype=bool)
     return np.concatenate((differs, ended), axis=1).argmax(axis=1).tolist()
@@ -104,7 +95,7 @@ def _common_prefixes(tables: NDArray[np.int32]) -> list[int]:
 class _Group:
     members: list[int]
     pages: int
-    """What all members begin with."""
+    """With which all members begin."""
 
     @property
     def saved(self) -> int:
@@ -124,7 +115,7 @@ class _Subtree:
     groups: list[_Group]
 
     def settle(self) -> "_Subtree":
-        """Make one group of all who gain by it, if together they do: it reads the common pages once more."""
+        """Join the groups that gain by it, if together they gain more than the one further read of the common pages."""
         joining = [group for group in self.groups if group.gain_at(self.pages) > 0]
         if sum(group.gain_at(self.pages) for group in joining) > self.pages:
             members = [member for group in joining for member in group.members]
@@ -136,8 +127,8 @@ class _Subtree:
 def _partition(common: list[int]) -> list[_Group]:
     """Group sequences in lexicographic order, whose neighbours have ``common`` pages in common.
 
-    They are the leaves of a tree. From the leaves up, each subtree offers its common pages to the groups within it:
-    few sequences may share many pages, or more of them fewer.
+    The sequences are the leaves of a tree of prefixes. From the leaves up, :meth:`_Subtree.settle` decides in each subtree
+    between small groups that share many pages and large groups that share few.
     """
     open_subtrees: list[_Subtree] = []
     for index, shared_with_next in enumerate([*common, 0]):

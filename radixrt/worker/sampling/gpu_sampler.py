@@ -1,4 +1,4 @@
-"""The step's tokens by Triton kernels: the GPU's form of what :mod:`radixrt.worker.sampling.sampler` says, without a sort and
+"""Draws a step's tokens by Triton kernels, as :mod:`radixrt.worker.sampling.sampler` defines them, without a sort and
 without waiting for the device."""
 
 import numpy as np
@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device.device import Device
-from radixrt.worker.sampling.grammars import ALL_TOKENS, TokenMask
+from radixrt.worker.sampling.matchers import ALL_TOKENS, TokenMask
 from radixrt.worker.sampling.state import SamplingBatch, TokenCounts
 
 
@@ -43,7 +43,7 @@ def draw_in_one_kernel(
 
 
 def _with_a_free_row(mask: TokenMask, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The mask as the kernel reads it: which bits hold for each row (-1: none), and the bits behind a row of ones."""
+    """The mask in the kernel's form: each row's index into the bits (-1: none), and the bits behind a row of ones."""
     mask_rows = np.full(rows, -1, dtype=np.int32)
     mask_rows[mask.rows] = np.arange(len(mask.rows), dtype=np.int32)
     bits = np.empty((1 + len(mask.rows), mask.bits.shape[1]), dtype=np.int32)

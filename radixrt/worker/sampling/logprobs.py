@@ -1,4 +1,4 @@
-"""How likely did the model itself find the tokens? Log-probabilities before any sampling setting."""
+"""Log-probabilities of tokens under the model itself, before any sampling setting."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.sequences import LogprobRow
+from radixrt.messages.steps import SlotLogprobs
 
 
 def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
@@ -14,8 +14,8 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
 
     Args:
         logits: float32 [n, vocab].
-        token_ids: int64 [n], the token that came at each position.
-        num_top: how many of the likeliest to add.
+        token_ids: int64 [n], the given token of each position.
+        num_top: number of the likeliest tokens to add.
 
     Returns:
         Token ids, int64 [n, 1 + num_top], and their log-probabilities, float32 alike: first the given
@@ -31,18 +31,18 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
 
 def logprob_rows(
     token_ids: Tensor, logprobs: Tensor, slots: Sequence[int], num_top: Sequence[int]
-) -> list[LogprobRow]:
+) -> list[SlotLogprobs]:
     """The result of :func:`raw_logprobs` as messages, each with as many tokens as its slot asked for."""
     columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), strict=True)
     return [
-        LogprobRow(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
+        SlotLogprobs(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
         for slot, top, ids, values in columns
     ]
 
 
 def prompt_logprob_rows(
     token_ids: Tensor, logprobs: Tensor, slot: int, num_top: int
-) -> list[LogprobRow]:
-    """The result of :func:`raw_logprobs` for a stretch of one sequence's prompt, one message a position."""
+) -> list[SlotLogprobs]:
+    """The result of :func:`raw_logprobs` for consecutive positions of one sequence's prompt, one message each."""
     count = len(token_ids)
     return logprob_rows(token_ids, logprobs, [slot] * count, [num_top] * count)

@@ -1,8 +1,7 @@
-"""Where does the randomness of sampling come from?
+"""Computes the random noise of sampling as a hash of (seed, position, token id).
 
-From a hash of (seed, position, token id), so there is no generator state to keep, to restore after
-a retraction, or to keep apart between the sequences of a batch: the same three numbers give the same
-noise in any slot, at any batch size, whichever subset of the vocabulary is asked about.
+So there is no generator state to keep, to restore after a retraction, or to keep apart between the sequences of a batch:
+the same three numbers give the same noise in any slot, at any batch size, for any subset of the vocabulary.
 
 The noise has the Gumbel distribution, because the argmax of log-probabilities plus Gumbel noise is a
 sample from them (the Gumbel-max trick, Maddison et al. 2014). Against inverting the cumulative
@@ -31,17 +30,24 @@ _MIX_32 = (0x7FEB352D, _signed(0x846CA68B, _INT32))
 
 
 def seed_keys(seeds: Tensor) -> Tensor:
-    """The part of the hash that depends on the seed alone, to be kept; int64 [rows], as the seeds."""
+    """The part of the hash that depends on the seed alone: int64 [rows] -> int64 [rows]. It is computed once a sequence."""
     return _mix_64(seeds + _GOLDEN_64)
 
 
 def gumbel_noise(keys: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise that is a pure function of (seed, position, token id).
 
+    >>> keys, positions = seed_keys(torch.tensor([1, 1, 2])), torch.tensor([5, 5, 5])
+    >>> noise = gumbel_noise(keys, positions, torch.arange(4))
+    >>> noise.shape, torch.equal(noise[0], noise[1]), torch.equal(noise[0], noise[2])
+    (torch.Size([3, 4]), True, False)
+    >>> torch.equal(gumbel_noise(keys, positions, torch.tensor([3])), noise[:, 3:])
+    True
+
     Args:
         keys: int64 [rows], the seeds' :func:`seed_keys`.
         positions: int64 [rows], of the token being sampled in its sequence.
-        token_ids: int32 or int64, [rows, n] or, where all rows ask about the same tokens, [n].
+        token_ids: int32 or int64, [rows, n], or [n] for the same tokens in all rows.
 
     Returns:
         float32 [rows, n], between about -2.8 and 22.2. Integer arithmetic wraps alike on every

@@ -1,8 +1,8 @@
-"""Which token comes next? From a step's logits to one token a sequence.
+"""Draws one token a sequence from a step's logits.
 
-The order is the field's: penalties, then biases, then the grammars' mask, then temperature, then top-k,
-top-p and min-p, then one draw by the Gumbel-max trick with the noise of :mod:`radixrt.worker.sampling.noise`. What is written here in
-PyTorch, row by row, is what the kernels of CPU and GPU are tested against, and serves where they are missing.
+The order is the field's: penalties, then biases, then the grammars' mask, then temperature, then top-k, top-p and min-p,
+then one draw by the Gumbel-max trick with the noise of :mod:`radixrt.worker.sampling.noise`. The PyTorch form here works
+row by row; it is the reference of the CPU's and the GPU's kernels, and serves where they are missing.
 """
 
 import math
@@ -16,11 +16,10 @@ from torch import Tensor
 
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds
-from radixrt.messages.sequences import LogprobRow
-from radixrt.messages.steps import NO_TOKEN
+from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
 from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
-from radixrt.worker.sampling.grammars import TokenMask
 from radixrt.worker.sampling.logprobs import logprob_rows, raw_logprobs
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.noise import gumbel_noise
 from radixrt.worker.sampling.state import (
     DRAW_SETTINGS,
@@ -54,14 +53,14 @@ class SampledTokens:
     batch: SamplingBatch
     peaks: Tensor  # [rows] float32, each row's largest logit as the model gave it
     logprobs: tuple[Tensor, Tensor] | None
-    """Token ids and log-probabilities of the rows that asked, as raw_logprobs gives them."""
+    """Token ids and log-probabilities of the rows that ask for them, as ``raw_logprobs`` returns them."""
 
     def tensors(self) -> list[Tensor]:
-        """What :meth:`read` needs on the host."""
+        """The tensors that :meth:`read` needs on the host."""
         token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
         return [token_ids, *(self.logprobs or ())]
 
-    def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[LogprobRow]]:
+    def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[SlotLogprobs]]:
         """Token ids [rows] and the log-probabilities asked for, in row order.
 
         A row whose logits hold NaN or are infinite has NO_TOKEN.
@@ -69,7 +68,7 @@ class SampledTokens:
         Args:
             tensors: those of :meth:`tensors`, on the host.
         """
-        rows: list[LogprobRow] = []
+        rows: list[SlotLogprobs] = []
         if self.logprobs is not None and self.batch.logprobs is not None:
             asked = self.batch.logprobs
             rows = logprob_rows(tensors[1], tensors[2], asked.slots, asked.num_top)
@@ -84,14 +83,14 @@ def sample(
     mask: TokenMask | None = None,
     draw: Draw | None = None,
 ) -> SampledTokens:
-    """Choose the next token of each row and count it where penalties will ask.
+    """Draw the next token of each row, and count it where penalties need it.
 
     Args:
         state: settings of the slots.
         logits: float32 [rows, vocab]; overwritten.
         slots: slot of each row, without repetition.
         positions: int64 [rows], the position in its sequence that each sampled token will have.
-        mask: what constrained rows may sample.
+        mask: tokens that constrained rows may sample.
         draw: default: PyTorch's.
     """
     batch = state.batch(slots)
@@ -175,10 +174,10 @@ def _keep_allowed(logits: Tensor, mask: TokenMask, device: Device) -> None:
 
 
 def _draw(logits: Tensor, settings: np.void, position: Tensor) -> Tensor:
-    """One token out of what temperature, top-k, then top-p among what is left, then min-p make of ``logits`` [vocab].
+    """Draw one token from ``logits`` [vocab] under temperature, top-k, then top-p among the rest, then min-p.
 
-    They keep what reaches a threshold on the value, so all tokens that tie with the last one kept: what may be sampled
-    depends on the logits alone and not on how a sort arranged equal ones (bfloat16 makes many).
+    Each keeps the tokens whose value reaches a threshold, and so all that tie with the last one kept. The set therefore
+    depends on the logits alone, and not on the order in which a sort left equal ones (bfloat16 has many).
 
     Args:
         settings: one of ``DRAW_SETTINGS``.

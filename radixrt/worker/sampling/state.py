@@ -1,9 +1,9 @@
-"""What does each sequence of the running batch want from sampling?
+"""Keeps the sampling settings of every slot of the running batch.
 
-:class:`SamplingState` keeps the settings of every slot in numpy columns on the host, and token counts
-on the device for the slots whose penalties need them. :meth:`SamplingState.batch` turns the slots of a
-step into a :class:`SamplingBatch`: index and parameter tensors of whoever wants something. It is built when the batch changes and reused while it does not, so a decode step in which nobody
-came or went costs no Python per sequence.
+:class:`SamplingState` keeps the settings in numpy columns on the host, and token counts on the device for the slots with
+penalties. :meth:`SamplingState.batch` turns the slots of a step into a :class:`SamplingBatch`: index and parameter tensors
+of the rows that have a setting. It is built when the batch changes and reused while it does not, so a decode step of the
+same sequences costs no Python per sequence.
 """
 
 import math
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,11 +22,11 @@ from radixrt.messages.ids import TokenIds
 from radixrt.worker.sampling.noise import seed_keys
 
 MIN_TEMPERATURE = 1e-5
-"""A sampled request is not let closer to 0: float32 logits divided by less lose their differences."""
+"""Smallest temperature of a sampled request: float32 logits divided by less lose their differences."""
 
 FORBIDDEN = -1e30
-"""Bias of a token that must not be sampled. Finite, so that a request which forbids its whole
-vocabulary still has a distribution instead of bringing down the batch."""
+"""Bias of a token that must not be sampled. Finite, so that a request which forbids its whole vocabulary still has a
+distribution and does not fail the batch."""
 
 NO_LIMIT = 2.0
 """top_p of a slot without one: above any cumulative probability, however it was rounded."""
@@ -39,7 +40,7 @@ DRAW_SETTINGS = np.dtype(
         ("seed_key", "i8"),  # of radixrt.worker.sampling.noise
     ]
 )
-"""What drawing a token takes: the layout that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read."""
+"""The settings of a draw, in the layout that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read."""
 
 _SETTINGS = np.dtype(
     [
@@ -65,7 +66,7 @@ class PenalisedRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenBiases:
-    """Numbers to add to single logits: logit_bias, and what min_tokens forbids."""
+    """Numbers to add to single logits: logit_bias, and the tokens that min_tokens forbids."""
 
     rows: Tensor  # [n] int64, into the batch
     token_ids: Tensor  # [n] int64
@@ -81,7 +82,7 @@ class TokenBiases:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """Rows of the batch that want log-probabilities."""
+    """Rows of the batch that ask for log-probabilities."""
 
     rows: Tensor  # [n] int64, into the batch
     slots: list[int]
@@ -90,7 +91,7 @@ class LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The slots of a step, and who among them wants what; None: nobody does."""
+    """The slots of a step and their settings; None: no row has such a setting."""
 
     slots: NDArray[np.int64]
     packed: Tensor  # [rows, 6] int32, the words of DRAW_SETTINGS
@@ -100,7 +101,7 @@ class SamplingBatch:
 
 
 class TokenCounts:
-    """How often each token came, for the slots whose penalties ask. Grows by doubling.
+    """Counts of each token in prompt and answer, for the slots with penalties. Grows by doubling.
 
     A row takes 5 bytes per token of the vocabulary, which is why slots without penalties have none.
     """
@@ -132,12 +133,8 @@ class TokenCounts:
         old = len(self.in_prompt)
         new = max(2 * old, 4)
         self._free.extend(range(old, new))
-        self.in_prompt = torch.cat(
-            [self.in_prompt, self.in_prompt.new_zeros(new - old, self.in_prompt.shape[1])]
-        )
-        self.in_output = torch.cat(
-            [self.in_output, self.in_output.new_zeros(new - old, self.in_output.shape[1])]
-        )
+        self.in_prompt = F.pad(self.in_prompt, (0, 0, 0, new - old))
+        self.in_output = F.pad(self.in_output, (0, 0, 0, new - old))
 
 
 class SamplingState:
@@ -206,10 +203,10 @@ class SamplingState:
         self._batch = None
 
     def batch(self, slots: Sequence[int] | NDArray[np.integer]) -> SamplingBatch:
-        """What these slots want, in this order.
+        """The settings of these slots, in this order.
 
-        The last answer again if it was about the same slots and none was released since: a slot changes
-        its meaning only by way of a release.
+        Returns the last batch again if it has the same slots and none was released since: the settings of a slot change only
+        after a release.
         """
         slot_array = np.asarray(slots, dtype=np.int64)
         if self._batch is None or not np.array_equal(self._batch.slots, slot_array):
@@ -217,7 +214,7 @@ class SamplingState:
         return self._batch
 
     def record(self, batch: SamplingBatch, token_ids: Tensor) -> None:
-        """Count the sampled tokens, int64 [rows], where penalties will ask for them."""
+        """Count the sampled tokens, int64 [rows], in the rows with penalties."""
         if batch.penalised is None:
             return
         place = (batch.penalised.counts_rows, token_ids[batch.penalised.rows])
@@ -225,7 +222,7 @@ class SamplingState:
         self.counts.in_output.index_put_(place, one, accumulate=True)
 
     def count(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Count tokens of a slot that were not sampled, where penalties will ask for them."""
+        """Count tokens of a slot that were forced, not sampled, if it has penalties."""
         row = int(self._settings[slot]["counts_row"])
         if row >= 0:
             for token in token_ids:
@@ -258,13 +255,9 @@ class SamplingState:
         if not len(rows):
             return None
         chosen = settings[rows]
-        return PenalisedRows(
-            rows=self._tensor(rows),
-            counts_rows=self._tensor(chosen["counts_row"]),
-            repetition=self._tensor(chosen["repetition"]).unsqueeze(-1),
-            presence=self._tensor(chosen["presence"]).unsqueeze(-1),
-            frequency=self._tensor(chosen["frequency"]).unsqueeze(-1),
-        )
+        names = ("repetition", "presence", "frequency")
+        penalties = (self._tensor(chosen[name]).unsqueeze(-1) for name in names)
+        return PenalisedRows(self._tensor(rows), self._tensor(chosen["counts_row"]), *penalties)
 
     def _token_biases(self, slots: NDArray[np.int64]) -> TokenBiases | None:
         if not self._biases:
@@ -276,13 +269,9 @@ class SamplingState:
         ]
         if not entries:
             return None
-        rows, token_ids, values, until = zip(*entries, strict=True)
-        return TokenBiases(
-            rows=self._tensor(np.array(rows, dtype=np.int64)),
-            token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
-            values=self._tensor(np.array(values, dtype=np.float32)),
-            until=self._tensor(np.array(until, dtype=np.int64)),
-        )
+        dtypes = (np.int64, np.int64, np.float32, np.int64)
+        columns = zip(zip(*entries, strict=True), dtypes, strict=True)
+        return TokenBiases(*(self._tensor(np.array(of, dtype=dtype)) for of, dtype in columns))
 
     def _logprob_rows(self, slots: NDArray[np.int64], settings: NDArray) -> LogprobRows | None:
         rows = np.flatnonzero(settings["num_top_logprobs"] >= 0)
@@ -296,8 +285,5 @@ class SamplingState:
 
 
 def _has_penalties(sampling: SamplingParams) -> bool:
-    return (
-        sampling.repetition_penalty != 1
-        or sampling.presence_penalty != 0
-        or sampling.frequency_penalty != 0
-    )
+    additive = sampling.presence_penalty, sampling.frequency_penalty
+    return sampling.repetition_penalty != 1 or any(additive)

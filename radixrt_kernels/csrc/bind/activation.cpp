@@ -1,4 +1,4 @@
-// Gated activations of a matrix, from Python.
+// Python binding of gated activations.
 #include "kernels/activation.hpp"
 
 #include "bind/bind.hpp"

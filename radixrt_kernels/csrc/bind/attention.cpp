@@ -1,4 +1,4 @@
-// Attention of one step, from Python: a plan that is made once a step, and a call a layer.
+// Python binding of attention: one plan per step, one call per layer.
 #include "kernels/attention.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -24,10 +24,10 @@ namespace radixrt {
 
 namespace {
 
-constexpr int64_t kTokensPerThread = 512;  // of keys and values that one thread copies
+constexpr int64_t kTokensPerThread = 512;  // tokens whose keys and values one thread copies
 constexpr int64_t kMergesPerThread = 32;
 
-// Memory that a thread keeps between calls.
+// Scratch memory of a thread, kept between calls.
 class Buffer {
  public:
   ~Buffer() { std::free(memory_); }
@@ -189,7 +189,7 @@ class AttentionPlan {
             static_cast<int>(key_cache.shape[1])};
   }
 
-  // All of a step's keys and values are in the cache before anything attends: sequences may read one another's.
+  // All keys and values of a step are written before any attention, because sequences may read one another's.
   void append(const Tensor& states, const Tensor& cache) const {
     const int64_t element = size_of(states.dtype), heads = states.shape[1], bytes = states.shape[2] * element;
     parallel_ranges(states.shape[0], kTokensPerThread, [&](int64_t begin, int64_t end) {
@@ -216,7 +216,7 @@ class AttentionPlan {
     });
   }
 
-  // Layers that agree on heads and window share a schedule; a model has one or two.
+  // Layers with the same heads and window share a schedule. A model has one or two schedules.
   const AttentionSchedule& schedule_for(const AttentionLayer& layer) {
     int threads = num_threads(), few_rows = kernels<AttentionKernels>().few_rows;
     for (const auto& known : schedules_)

@@ -1,4 +1,4 @@
-// What each kernel family adds to the Python module.
+// Functions that add each kernel family to the Python module.
 #pragma once
 
 #include <nanobind/nanobind.h>

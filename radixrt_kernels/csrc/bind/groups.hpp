@@ -1,7 +1,7 @@
-// How are rows multiplied by several matrices of one shape, each by its own?
+// Divides the products of rows and a stack of matrices into units of work.
 //
-// Rows lie sorted by their matrix, as the tokens of a mixture of experts do by their expert. Units of all matrices are shared out
-// together, so that threads have enough to do where each matrix has a row or two.
+// Rows are sorted by their matrix, as the tokens of a mixture of experts by their expert. The units of all matrices are divided among
+// the threads together, so threads have enough work even if each matrix has one or two rows.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace radixrt {
 
-// Rows `starts[i]` to `starts[i + 1]` are those of matrix `i`.
+// Rows `starts[i]` to `starts[i + 1]` belong to matrix `i`.
 struct Groups {
   const int32_t* starts;
   int64_t count;
@@ -31,7 +31,7 @@ inline Groups groups_of(const Tensor& starts, int64_t rows) {
   return groups;
 }
 
-// Whose inputs the rows have: `tokens`, or without it each row its own.
+// The input token of each row: `tokens`, or without it the row's own index.
 inline const int32_t* chosen_tokens(const std::optional<Tensor>& tokens, int64_t count) {
   if (!tokens) return nullptr;
   require(tokens->dimensions == 1 && tokens->dense() && tokens->dtype == DType::int32, "tokens must be [rows] int32", *tokens);
@@ -41,7 +41,7 @@ inline const int32_t* chosen_tokens(const std::optional<Tensor>& tokens, int64_t
   return ids;
 }
 
-// The inputs of all rows, one after the other: `prepare(token, to)` writes those of a token once, `bytes` of them.
+// The consecutive inputs of all rows. `prepare(token, to)` writes the `bytes` bytes of a token, once per token.
 template <class Prepare>
 char* prepare_rows(int64_t tokens, const int32_t* chosen, int64_t rows, int64_t bytes, int64_t grain, Prepare&& prepare) {
   char* prepared = scratch((tokens + (chosen ? rows : 0)) * bytes);
@@ -57,7 +57,7 @@ char* prepare_rows(int64_t tokens, const int32_t* chosen, int64_t rows, int64_t 
   return gathered;
 }
 
-// Calls `body(matrix, first_panel, panels, first_row, rows)` for each unit of the groups that have rows; matrices are of
+// Calls `body(matrix, first_panel, panels, first_row, rows)` for each unit of the groups with rows. Each matrix has
 // `outputs` rows.
 template <class Body>
 void for_each_group_unit(const Groups& groups, int64_t outputs, int64_t panel_bytes, Body&& body) {
@@ -81,7 +81,7 @@ void for_each_group_unit(const Groups& groups, int64_t outputs, int64_t panel_by
       }
     }
   }
-  const Unit* all = units.data();  // of this thread: the others would see their own
+  const Unit* all = units.data();  // `units` is thread-local, so the other threads need this pointer
   parallel_for(static_cast<int64_t>(units.size()), [all, &body](int64_t index, int) {
     const Unit& unit = all[index];
     body(unit.matrix, unit.panel, unit.panels, unit.row, unit.rows);

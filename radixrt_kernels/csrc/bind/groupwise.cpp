@@ -1,4 +1,4 @@
-// Linear layers of 4- or 8-bit codes, from Python.
+// Python binding of linear layers with 4- or 8-bit weights.
 #include "kernels/groupwise.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -31,7 +31,7 @@ const GroupwiseKernels::Of& kernels_for(DType dtype) {
   }
 }
 
-// The longest chunk that divides a group.
+// The largest chunk that divides a group.
 int64_t chunk_of(int64_t group_size, int64_t columns) {
   if (group_size >= columns) return kLongestChunk;
   int64_t chunk = kLongestChunk;

@@ -1,4 +1,4 @@
-// Linear layers of packed matrices, from Python.
+// Python binding of linear layers with packed weights.
 #include "kernels/linear.hpp"
 
 #include <nanobind/stl/optional.h>

@@ -1,4 +1,4 @@
-// How the operating system hands out memory: in pages of 2 MiB, and not anew for every step.
+// Requests pages of 2 MiB from the operating system, and makes the C library keep freed memory.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
 
-// Whether the operating system took the advice; it may still find no huge page when memory is first touched.
+// Returns whether the operating system accepts. It may still have no huge page at the first access.
 bool advise_huge_pages(const Tensor& tensor) {
   require(tensor.dense(), "the tensor must be without gaps", tensor);
 #if defined(MADV_HUGEPAGE)
@@ -30,7 +30,7 @@ bool advise_huge_pages(const Tensor& tensor) {
 #endif
 }
 
-// Whether the C library took the advice: to get memory from the heap only, and never to shrink it.
+// Returns whether the C library accepts: use only the heap, and never shrink it.
 bool keep_freed_memory() {
 #if defined(__GLIBC__)
   return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, -1) == 1;

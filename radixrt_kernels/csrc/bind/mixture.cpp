@@ -1,4 +1,4 @@
-// What a mixture of experts does beside its products, from Python.
+// Python binding of a mixture of experts' operations besides its products.
 #include "kernels/mixture.hpp"
 
 #include <vector>

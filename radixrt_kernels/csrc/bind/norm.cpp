@@ -1,4 +1,4 @@
-// RMSNorm of the rows of a tensor, from Python.
+// Python binding of RMSNorm over the rows of a tensor.
 #include "kernels/norm.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -28,7 +28,7 @@ NormKernels::Row row_kernel(DType dtype) {
   }
 }
 
-// Rows of a tensor of two or three dimensions, whose last one is dense.
+// Rows of a tensor with two or three dimensions; the last one is dense.
 struct Rows {
   char* data;
   int64_t inner;  // rows in each index of the first dimension

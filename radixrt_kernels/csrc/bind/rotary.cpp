@@ -1,4 +1,4 @@
-// Rotary position embedding of queries and keys, from Python.
+// Python binding of rotary position embedding of queries and keys.
 #include "kernels/rotary.hpp"
 
 #include "bind/bind.hpp"

@@ -1,4 +1,4 @@
-// The next token of each row of logits, from Python.
+// Python binding of the sampler: the next token of each row of logits.
 #include "kernels/sampler.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -35,7 +35,7 @@ T value_of(int32_t bits) {
   return value;
 }
 
-// A row of `settings` is temperature (float32, 0: greedy), top_k, top_p, log_min_p (float32) and the seed's key, low half first.
+// Columns of `settings`: temperature (float32, 0: greedy), top_k, top_p, log_min_p (float32) and the seed's key, low half first.
 constexpr int kSettings = 6;
 
 SampledRow with_settings(const int32_t* settings, int64_t position) {
@@ -50,7 +50,7 @@ SampledRow with_settings(const int32_t* settings, int64_t position) {
   return row;
 }
 
-// For each row of logits the row of `allowed` that is about it, or -1.
+// For each row of logits its row of `allowed`, or -1.
 std::vector<int64_t> masks_of_rows(const Tensor& logits, const Tensor& mask_rows, const Tensor& allowed) {
   require(mask_rows.dimensions == 1 && mask_rows.dtype == DType::int64 && mask_rows.dense(), "mask_rows must be [n] int64", mask_rows);
   require(allowed.dimensions == 2 && allowed.shape[0] == mask_rows.shape[0] && allowed.dtype == DType::int32 && allowed.dense() &&

@@ -1,4 +1,4 @@
-// Memory of the calling thread in which a kernel's inputs are prepared; it is kept from one call to the next.
+// Scratch memory of the calling thread for prepared inputs, kept between calls.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace radixrt {
 
-// At least `bytes` bytes, at a multiple of 64, until the next call in the same thread.
+// Returns at least `bytes` bytes with an alignment of 64, valid until the next call in the same thread.
 inline char* scratch(int64_t bytes) {
   static thread_local std::vector<char> memory;
   if (static_cast<int64_t>(memory.size()) < bytes + 64) memory.resize(bytes + 64);

@@ -1,4 +1,4 @@
-// How is the product of some tokens and a packed matrix cut into units of work?
+// Divides the product of tokens and a packed matrix into units of work.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace radixrt {
 
 inline int64_t panels_of(int64_t rows) { return (rows + kPanel - 1) / kPanel; }
 
-// Panels of a unit for `tokens` tokens. Few tokens: a unit's weights should take the memory some microseconds, or handing units
-// out costs more; but there should be several units a thread, of the `all_panels` that are shared out together. Many tokens: its
-// weights should stay in the second-level cache.
+// Panels per unit for `tokens` tokens. Few tokens: reading a unit's weights should take some microseconds, more than the
+// distribution of a unit; but the `all_panels` panels should give several units per thread. Many tokens: a unit's weights should
+// stay in the second-level cache.
 inline int64_t panels_a_unit(int64_t all_panels, int64_t tokens, int64_t panel_bytes) {
   constexpr int64_t kEnoughBytes = 96 << 10;
   int64_t enough = tokens <= kFewTokens ? kEnoughBytes / panel_bytes / kUnitPanels * kUnitPanels : 0;

@@ -16,7 +16,7 @@ RADIXRT_INLINE Floats gelu_tanh(Floats x) {
   return x / (1.0f + exp(-2.0f * u));
 }
 
-// erf up to 2e-7: Abramowitz and Stegun 7.1.26 has 1.5e-7, to which float32 adds its own.
+// erf with an error up to 2e-7: Abramowitz and Stegun 7.1.26 (1.5e-7) plus the rounding of float32.
 RADIXRT_INLINE Floats erf(Floats x) {
   Floats magnitude = x < 0.0f ? -x : x;
   Floats t = 1.0f / (1.0f + 0.3275911f * magnitude);

@@ -1,4 +1,4 @@
-// Gated activations, as every instruction set offers them.
+// Gated activations: interface of every instruction set.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// Products of tokens and panels in AMX's tiles, for linear layers of every packed form.
+// Products of tokens and panels in AMX tiles, for linear layers of every packed form.
 //
-// A panel's step is a line of 64 bytes, four for each of 16 outputs, and meets four bytes of a token's inputs. Sixteen steps are a
-// tile: the packed forms are what the instructions want, and tokens are read where they lie. Eight registers hold the sums of 32
-// tokens and two panels (four tiles), and one step of tiles of both (two and two).
+// A step of a panel is a line of 64 bytes: four bytes for each of 16 outputs, multiplied by four bytes of a token's inputs. Sixteen
+// steps are a tile. The packed forms match the instructions, and tokens are read without a copy. Four of the eight registers hold the
+// sums of 32 tokens and two panels, two hold tokens, two hold weights.
 #pragma once
 
 #include "amx.hpp"
@@ -31,13 +31,13 @@ struct FoursOfBytes {  // inputs signed, weights unsigned
   }
 };
 
-// Lines that are brought into the second-level cache meanwhile, one for each step and panel.
+// Lines prefetched into the second-level cache, one per step and panel.
 struct Ahead {
   const char* lines = nullptr;
   int panels = 0;
 };
 
-// Holds the thread's tile registers for products of at most kAmxTokens tokens.
+// Owns the thread's tile registers for products of at most kAmxTokens tokens.
 template <class Operands>
 class AmxProduct {
  public:
@@ -45,7 +45,7 @@ class AmxProduct {
   ~AmxProduct() { amx::release(); }
   AmxProduct(const AmxProduct&) = delete;
 
-  // sums[token][panel][16], of 32 bits each and `panels` wide, become the products of `steps` steps; or have them added.
+  // sums[token][panel][16], of 32 bits each and `panels` wide, are set to the products of `steps` steps, or the products are added.
   RADIXRT_INLINE void multiply(
       bool add, const void* weights, int64_t panel_bytes, int panels, const void* inputs, int64_t input_bytes, int64_t steps, Ahead ahead,
       void* sums) {
@@ -65,7 +65,7 @@ class AmxProduct {
       }
       w += 2 * panel_bytes;
       to += 2 * kStepLine;
-      ahead.panels = 0;  // they came with the first two panels
+      ahead.panels = 0;  // already prefetched with the first two panels
     }
   }
 
@@ -87,7 +87,7 @@ class AmxProduct {
     else lower_ ? run<2, 1>(part, tiles, add) : run<1, 1>(part, tiles, add);
   }
 
-  // Tiles 0 to 3 hold sums, two panels of upper rows and two of lower ones; 4 and 5 tokens; 6 and 7 weights.
+  // Tiles 0 to 3 hold sums: two panels of upper rows, two of lower rows. 4 and 5 hold tokens, 6 and 7 weights.
   void shape(int steps) {
     if (steps == steps_) return;
     amx::Shapes shapes;
@@ -143,7 +143,7 @@ class AmxProduct {
   }
 
   int upper_, lower_;  // tokens in the first and second half
-  int steps_ = 0;      // that tiles are shaped for
+  int steps_ = 0;      // configured steps
 };
 
 }  // namespace radixrt::RADIXRT_ISA

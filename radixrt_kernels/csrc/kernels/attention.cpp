@@ -1,8 +1,8 @@
 // Attention by blocks of keys with an online softmax (Dao et al., 2022, "FlashAttention"); compiled once for each instruction set.
 //
 // The rows of a KV head are the task's queries times the heads that share it. Many rows: keys and values are loaded and packed once
-// for all of them. Few rows, as in a decode: packing would cost more than the products, and reading is what takes time, so a task has
-// several KV heads, whose keys lie side by side, and nothing is packed. Scores are kept times log2 e: 2^x is what a processor computes.
+// for all rows. Few rows, as in a decode: packing would cost more than the products and memory is the limit, so a task has several
+// KV heads with adjacent keys, and does not pack. Scores are scaled by log2 e, because processors compute 2^x.
 #include "kernels/attention.hpp"
 
 #include "isa.hpp"
@@ -13,7 +13,7 @@ namespace radixrt {
 namespace RADIXRT_ISA {
 namespace {
 
-// Memory of one thread for one task. Queries, keys, values and weights are units of 4 bytes or less.
+// Scratch memory of one thread for one task. Queries, keys, values and weights are units of 4 bytes or less.
 struct Scratch {
   void* queries;  // [rows][padded head_dim]
   void* keys;     // [head_dim][kBlockKeys]
@@ -23,12 +23,12 @@ struct Scratch {
   float* output;  // [rows][padded head_dim], not divided by the sums yet
   float* largest;  // [rows]
   float* sums;     // [rows]
-  float* factors;  // [rows] by which a block shrinks what came before it
+  float* factors;  // [rows] by which a block scales the earlier sums
 };
 
 int padded(int head_dim) { return rounded_up(head_dim, kWidth); }
 
-// Lays the arrays out from `memory` on; returns their bytes.
+// Assigns the arrays from `memory` on. Returns their size in bytes.
 int64_t lay_out(const AttentionLayer& layer, char* memory, Scratch* scratch) {
   int64_t rows = rows_at_most(layer.heads_per_kv_head), wide = padded(layer.head_dim);
   int64_t bytes = 0;
@@ -58,7 +58,7 @@ struct Attention {
   using Unit = typename Units::Unit;
   using Few = FewRows<T, Units>;
 
-  // Rows of the KV heads one after the other; in each the heads of a query are neighbours.
+  // Rows ordered by KV head; within it, the heads of a query are adjacent.
   static void pack_queries(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, int stride,
                            Unit* to) {
     auto query = static_cast<const T*>(tensors.query);
@@ -154,7 +154,7 @@ struct Attention {
     leave(layer, tensors, task, s, wide, partials);
   }
 
-  // Results go where they belong, or aside to be merged.
+  // Results are written to the output, or to partial results that are merged later.
   static void leave(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, const Scratch& s,
                     int width, const PartialRows& partials) {
     const int group = layer.heads_per_kv_head, rows = task.num_tokens * group;
@@ -185,7 +185,7 @@ struct Attention {
     if (i < head_dim) store_first(to + i, factor * load_first(from + i, head_dim - i), head_dim - i);
   }
 
-  // Weights are relative to each part's largest score; made relative to the largest of all, they add up (log-sum-exp).
+  // The weights of a part are relative to its largest score. Rescaled to the largest of all parts, they can be added (log-sum-exp).
   static void merge(const AttentionLayer& layer, const AttentionTensors& tensors, const MergeTask& task,
                     const PartialRows& partials) {
     alignas(64) float merged[kMergedColumns];

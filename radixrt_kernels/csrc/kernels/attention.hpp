@@ -1,4 +1,4 @@
-// Attention over a paged KV cache, as every instruction set offers it.
+// Attention over a paged KV cache: interface of every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct AttentionLayer {
   int head_dim;
   float scale;
   float soft_cap;  // 0: none
-  int64_t window;  // a query sees itself and the window - 1 keys before it
+  int64_t window;  // visible keys, including the query's own position
 };
 
 // The tensors of one call. Strides are in elements; the last dimension is dense everywhere.
@@ -27,24 +27,24 @@ struct AttentionTensors {
   int page_size;
 };
 
-// Neighbouring queries of the flat batch, for neighbouring KV heads, against a range of the keys in one block table. Several KV heads
-// only where each has at most `few_rows` rows (queries times heads that share a KV head), and all of them kTaskRows.
+// Consecutive queries of the flat batch and consecutive KV heads, with a range of the keys of one block table. A task has several KV
+// heads only if each has at most `few_rows` rows (queries times heads that share a KV head), and all together at most kTaskRows.
 struct AttentionTask {
   int first_token, num_tokens;
   int kv_head, num_kv_heads;
   const int32_t* pages;  // the block table, from key 0 on
   int64_t first_key, end_key;
-  int64_t partial_row;  // where to leave unfinished results, for each KV head num_tokens * heads_per_kv_head rows; -1: these are all keys
+  int64_t partial_row;  // row of the partial results, num_tokens * heads_per_kv_head rows per KV head; -1: the task has all keys
 };
 
-// Unfinished results: rows of weighted values, each with the largest score (times log2 e) and the sum of weights 2^(score - it).
+// Partial results: rows of weighted values, each with its largest score (times log2 e) and the sum of the weights 2^(score - largest).
 struct PartialRows {
   float* values;  // [rows, head_dim]
   float* largest;
   float* sums;
 };
 
-// All unfinished results of one token and KV head, each heads_per_kv_head rows.
+// All partial results of one token and KV head, heads_per_kv_head rows each.
 struct MergeTask {
   int token;
   int kv_head;
@@ -54,17 +54,17 @@ struct MergeTask {
 
 struct AttentionKernels {
   struct Of {
-    // `positions` [num_tokens]: of each query in its sequence. `scratch` has `scratch_bytes(layer)` bytes, 64-byte aligned.
+    // `positions` [num_tokens]: position of each query in its sequence. `scratch` has `scratch_bytes(layer)` bytes, 64-byte aligned.
     void (*attend)(const AttentionLayer&, const AttentionTensors&, const AttentionTask&, const int64_t* positions,
                    const PartialRows&, void* scratch);
     void (*merge)(const AttentionLayer&, const AttentionTensors&, const MergeTask&, const PartialRows&);
   };
   Of float32, bfloat16, float16;
   int64_t (*scratch_bytes)(const AttentionLayer&);
-  int few_rows;  // so many, or fewer, are computed without packing keys, many KV heads at a time
+  int few_rows;  // maximum number of rows computed without packing keys, with several KV heads together
 };
 
-// Rows (queries times heads that share a KV head) of one task, at most; a single query may have more.
+// Maximum rows (queries times heads that share a KV head) of one task; a single query may have more.
 inline constexpr int kTaskRows = 128;
 
 static inline int rows_at_most(int heads_per_kv_head) { return heads_per_kv_head > kTaskRows ? heads_per_kv_head : kTaskRows; }

@@ -1,4 +1,4 @@
-// What every way of computing attention does with a block of keys: where its rows lie, who sees them, and the online softmax.
+// Blocks of keys: addresses of their rows, visibility, and the online softmax.
 #pragma once
 
 #include "kernels/attention.hpp"
@@ -10,16 +10,16 @@ namespace radixrt::RADIXRT_ISA {
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kMinusInfinity = -__builtin_inff();
 
-// Where the rows of a block's keys and values begin, those of the task's first KV head.
+// Addresses of the rows of a block's keys and values, for the task's first KV head.
 template <class T>
 struct BlockRows {
-  const T* rows[2 * kBlockKeys];  // of the keys, then of the values
+  const T* rows[2 * kBlockKeys];  // rows of the keys, then of the values
   int count;
 
   const T* const* keys() const { return rows; }
   const T* const* values() const { return rows + count; }
 
-  // The block that begins at `first_key`; empty behind the task's last one.
+  // The block from `first_key` on; empty after the task's last key.
   void find(const AttentionTensors& tensors, const AttentionTask& task, int64_t first_key) {
     int64_t left = task.end_key - first_key;
     count = left > kBlockKeys ? kBlockKeys : left < 0 ? 0 : int(left);
@@ -37,14 +37,14 @@ struct BlockRows {
     }
   }
 
-  // `elements`: of each row.
+  // `elements`: per row.
   Prefetcher prefetcher(int elements) const {
     auto first = reinterpret_cast<const char* const*>(rows);
     return {first, first + 2 * count, elements * int(sizeof(T))};
   }
 };
 
-// Calls `body(first_key, block, next_block)` for each block of a task's keys; the next one is there to be fetched meanwhile.
+// Calls `body(first_key, block, next_block)` for each block of a task's keys; the next block is passed for prefetching.
 template <class T, class Body>
 RADIXRT_INLINE void for_each_block(const AttentionTensors& tensors, const AttentionTask& task, Body&& body) {
   BlockRows<T> blocks[2];
@@ -56,7 +56,7 @@ RADIXRT_INLINE void for_each_block(const AttentionTensors& tensors, const Attent
   }
 }
 
-// Which keys of a block a query sees: begin..end-1 of 0..kBlockKeys-1.
+// Visible keys of a block for a query: begin..end-1 of 0..kBlockKeys-1.
 struct Visible {
   int begin, end;
 };
@@ -74,7 +74,7 @@ RADIXRT_INLINE Ints lane_numbers() {
   return lanes;
 }
 
-// Scores as they come from the product, scaled, capped and times log2 e.
+// Scales and caps the scores of the product, and multiplies them by log2 e.
 struct ScoreScale {
   float factor;
   float soft_cap;
@@ -88,7 +88,7 @@ struct ScoreScale {
   Floats operator()(Floats x) const { return soft_cap ? capped(x * factor, soft_cap) : x * factor; }
 };
 
-// One row of the online softmax: scores become weights 2^(score - largest), what is invisible becomes 0.
+// One row of the online softmax: scores become weights 2^(score - largest), invisible keys get weight 0.
 template <class Units>
 RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreScale scale, typename Units::Unit* weights,
                                 float& largest_so_far, float& sum_so_far, float& factor) {
@@ -105,7 +105,7 @@ RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreS
   }
   float before = largest_so_far, now = largest(most);
   now = now > before ? now : before;
-  float reference = now == kMinusInfinity ? 0.0f : now;  // nothing seen yet: every weight is 2^-infinity
+  float reference = now == kMinusInfinity ? 0.0f : now;  // no visible key yet: every weight is 2^-infinity
   factor = before == kMinusInfinity ? 0.0f : exp2(splat(before - reference))[0];
   Floats total = splat(0.0f);
   for (int i = 0; i < columns; i += kWidth) {

@@ -1,7 +1,7 @@
-// The two products of attention for a few rows, with keys and values as they lie in the cache.
+// The two products of attention for few rows, without packing keys and values.
 //
-// Scores: a vector of a key times a vector of the query, kWidth keys at a time, whose sums are then added up across lanes all
-// together. Values: each vector is loaded once for all rows. bfloat16 keys come in pairs, which are interleaved on the way.
+// Scores: vectors of a key times vectors of the query, for kWidth keys; their sums are then reduced across lanes together. Values: each
+// vector is loaded once for all rows. bfloat16 values of two keys are interleaved to pairs.
 #pragma once
 
 #include "kernels/tile_product.hpp"
@@ -9,10 +9,10 @@
 
 namespace radixrt::RADIXRT_ISA {
 
-// So many rows are faster than with packed keys, by measurement: with narrow vectors few sums fit in the registers.
+// Measured: up to this number of rows it is faster than with packed keys. With narrow vectors, few sums fit in the registers.
 inline constexpr int kFewRows = kWidth == 16 ? 4 : kWidth == 8 ? 1 : 0;
 
-// Brings a block of many heads into the second-level cache, evenly spread over the work on the block before it.
+// Prefetches a block of many heads into the second-level cache, spread over the work on the block before it.
 struct FarPrefetcher {
   Prefetcher block;
   int lines_a_step;
@@ -42,15 +42,15 @@ template <class T, class Units>
 struct FewRows {
   using Unit = typename Units::Unit;
   static constexpr int kElementsAtOnce = kWidth * Units::kElements;
-  static constexpr int kRows = 4;  // that share a loaded value
+  static constexpr int kRows = 4;  // rows per loaded value
 
-  // How often a block of one head steps the prefetcher.
+  // Number of prefetcher steps in a block of one head.
   static int steps(int rows, int keys, int head_dim) {
     int vectors = (head_dim + kElementsAtOnce - 1) / kElementsAtOnce;
     return vectors * (rows * (keys / kWidth) + (rows + kRows - 1) / kRows * (keys / Units::kElements));
   }
 
-  // scores[rows][kBlockKeys] = queries times keys, each `offset` elements behind its row; `queries` are padded with zeros.
+  // scores[rows][kBlockKeys] = queries times keys, at `offset` elements in each row; `queries` are padded with zeros.
   static void score(const Unit* queries, int rows, const T* const* keys, int64_t offset, int count, int head_dim, float* scores,
                     FarPrefetcher& next) {
     const int units = rounded_up(head_dim, kElementsAtOnce) / Units::kElements;
@@ -96,7 +96,7 @@ struct FewRows {
     }
   }
 
-  // From the order in which interleaved pairs leave the sums to that of the elements.
+  // Restores the order of the elements after interleaving.
   static void put_in_order(float* output, int wide) {
     if constexpr (Units::kElements == 2)
       for (int i = 0; i < wide; i += kElementsAtOnce) Units::put_in_order(output + i);

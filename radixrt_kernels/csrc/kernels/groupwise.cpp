@@ -1,4 +1,4 @@
-// Products of activations and a packed matrix of 4- or 8-bit codes; compiled once for each instruction set.
+// Products of activations and a packed matrix with 4- or 8-bit codes; compiled once for each instruction set.
 #include "kernels/groupwise.hpp"
 
 #include "isa.hpp"
@@ -33,7 +33,7 @@ RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
 
 #elif defined(__x86_64__)
 
-struct Four {  // shorts, since products of bytes are too large for the pairwise sums there are
+struct Four {  // shorts, because pairwise sums of byte products would overflow
   int32_t even, odd;
 };
 
@@ -72,7 +72,7 @@ RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
 
 // ------------------------------------------------------------ activations
 //
-// A token's prepared form: a scale for each chunk, the sum of each chunk's rounded activations, and those by fours.
+// The prepared form of a token: one scale per chunk, the sum of each chunk's rounded activations, and the activations in fours.
 
 struct Prepared {
   const float* scales;
@@ -92,8 +92,8 @@ int64_t prepared_bytes(int64_t columns, int64_t chunk) {
   return header_bytes((columns + chunk - 1) / chunk) + (fours * static_cast<int64_t>(sizeof(Four)) + 63) / 64 * 64;
 }
 
-// Rounds `count` activations, and zeros up to a multiple of 8, to whole numbers of at most 127 times a scale. Infinities and NaN
-// make the scale NaN, and so the outputs.
+// Rounds `count` activations, padded with zeros to a multiple of 8, to integers of at most 127 times a scale. Infinities and NaN
+// make the scale and the outputs NaN.
 template <class T>
 RADIXRT_INLINE void round_chunk(const T* hidden, int count, float* scale, float* total, Four* fours) {
   Floats most = splat(0), odd = splat(0);
@@ -113,7 +113,7 @@ RADIXRT_INLINE void round_chunk(const T* hidden, int count, float* scale, float*
     for (int part = 0; part < static_cast<int>(sizeof rounded); part += kWidth) {
       int left = count - i - part;
       Floats x = left >= kWidth ? load(hidden + i + part) : left > 0 ? load_first(hidden + i + part, left) : splat(0);
-      const float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
+      const float shift = 12582912.0f;  // 1.5 * 2^23: after the addition, the low bits are the nearest integer
       Ints whole_numbers = (Ints)(minimum(maximum(x * inverse, splat(-127)), splat(127)) + shift) - 0x4b400000;
       for (int lane = 0; lane < kWidth; ++lane) {
         rounded[part + lane] = static_cast<int8_t>(whole_numbers[lane]);
@@ -159,7 +159,7 @@ RADIXRT_INLINE Floats bytes_at(const uint8_t* from) {
   return __builtin_convertvector(bytes, Floats);
 }
 
-// What the products of one chunk are worth, added to the sums of `tokens` tokens.
+// Adds the scaled products of one chunk to the sums of `tokens` tokens.
 template <int kPanels>
 RADIXRT_INLINE void add_scaled(
     const Groupwise& matrix, int64_t panel, int64_t group, int64_t chunk, const char* inputs, int tokens,
@@ -179,7 +179,7 @@ RADIXRT_INLINE void add_scaled(
   }
 }
 
-// The sums of one chunk, added to those of `kTokens` tokens.
+// Adds the products of one chunk to the sums of `kTokens` tokens.
 template <int kBits, int kTokens, int kPanels>
 RADIXRT_INLINE void add_chunk(
     const Groupwise& matrix, int64_t panel, int64_t group, int64_t first_step, int64_t steps, int64_t chunk, const char* inputs,
@@ -238,11 +238,11 @@ RADIXRT_INLINE void unpack(const uint8_t* codes, int64_t lines, uint8_t* to) {
   }
 }
 
-// As `add_tokens`, for more of them: whole numbers add up to the same in any order.
+// Same as `add_tokens` for more tokens. Integer sums do not depend on their order.
 template <int kBits, int kPanels>
 void add_tokens_by_amx(
     const Groupwise& matrix, int64_t panel, int tokens, const char* inputs, bool prefetch, TokenSums<kPanels>* sums) {
-  constexpr int kStep8Bytes = 8 * kPanel * kBits / 8;  // of 8 columns
+  constexpr int kStep8Bytes = 8 * kPanel * kBits / 8;  // bytes of 8 columns
   int64_t steps = matrix.steps(), panel_bytes = steps * kStep8Bytes, chunk_steps = matrix.chunk / 8, chunks = matrix.chunks();
   AmxProduct<FoursOfBytes> product(tokens);
   Ints products[kAmxTokens][kPanels][kVectors];

@@ -1,10 +1,10 @@
-// Products of activations and a packed matrix of 4- or 8-bit codes, as every instruction set offers them.
+// Products of activations and a packed matrix with 4- or 8-bit codes: interface of every instruction set.
 //
-// weight[row][column] = (code - zero) * scale, the last two of the group that holds the column. Activations are rounded to
-// 8 bits, in chunks that share a scale and lie within a group, so the products are sums of whole numbers:
+// weight[row][column] = (code - zero) * scale, zero and scale are those of the column's group. Activations are rounded to
+// 8 bits, in chunks with one scale; a chunk is within one group. The products are therefore sums of integers:
 //   output = sum over chunks of  activation_scale * weight_scale * (sum of code * activation - zero * sum of activation)
 //
-// Codes lie in panels of 16 output features. One step of a panel is 64 bytes, four for each output:
+// Codes are stored in panels of 16 output features. One step of a panel is 64 bytes, four for each output:
 //   8 bits  [panels][padded / 4][16][4]   columns 4 s to 4 s + 3
 //   4 bits  [panels][padded / 8][16][4]   columns 8 s to 8 s + 3 in the low halves, 8 s + 4 to 8 s + 7 in the high ones
 // `padded` is the number of columns rounded up to a multiple of 8. Scales and zeros are [panels][groups][16].
@@ -24,7 +24,7 @@ struct Groupwise {
   int64_t group_size;    // columns of a group; the last one may be shorter
   int64_t chunk;         // columns of a chunk, a multiple of 8; it divides group_size, or there is one group
   const void* bias;      // [rows] of the output's dtype, or null
-  const char* inputs;    // [tokens] as `prepare` left them
+  const char* inputs;    // [tokens] prepared by `prepare`
   int64_t input_bytes;   // from one token to the next
   char* output;          // [tokens, rows]
   int64_t output_bytes;  // from one token to the next

@@ -1,11 +1,11 @@
 // Products of activations and a packed weight matrix; compiled once for each instruction set.
 //
-// A tile is some tokens times some panels, whose sums stay in registers while the inputs pass by. Few tokens: the
-// weights come from memory, which is what takes the time. Many: a unit's weights stay in the second-level cache while the
-// tokens pass by in tiles, and the next unit's are fetched meanwhile.
+// A tile is some tokens times some panels. Its sums stay in registers during the loop over the inputs. Few tokens: reading the
+// weights from memory is the limit. Many tokens: a unit's weights stay in the second-level cache during the loop over the tiles, and
+// the next unit's weights are prefetched.
 //
-// AMX adds products up in an order of its own, so where it is used at all one token's sums are made by it too: they
-// must not depend on how many tokens there are.
+// AMX has a different order of summation. If it is used, it is also used for a single token, because the sums of a token must not
+// depend on the number of tokens.
 #include "kernels/linear.hpp"
 
 #include "isa.hpp"
@@ -18,27 +18,26 @@ namespace {
 
 constexpr int kVectors = kPanel / kWidth;  // vectors that hold one panel's sums
 
-// A tile's sums fill half to three quarters of the registers.
+// The sums of a tile use half to three quarters of the registers.
 #if defined(__AVX512F__)
 constexpr int kTileTokens = 6, kTilePanels = 4;
 #else
 constexpr int kTileTokens = kWidth == 8 ? 4 : 2, kTilePanels = 1;
 #endif
 
-// A panel's weights that are multiplied before the next tokens' turn: those of a unit fit the second-level cache.
+// Bytes of a panel that are multiplied before the next tokens; those of a unit fit into the second-level cache.
 constexpr int64_t kBlockBytes = 128 << 10;
 
-// ------------------------------------------------------------ what a panel holds, and how inputs meet it
+// ------------------------------------------------------------ packed forms
 //
-// A form says how many columns go in one step, how many tokens in one tile, what a step's inputs look like, and how they are
-// multiplied in.
+// A form defines the columns per step, the tokens per tile, the input type of a step, and the multiplication.
 
 struct Sums {
   Floats of[kVectors];
 };
 
 template <class T>
-struct OneByOne {  // float32 and float16: one column a step, in float32
+struct OneByOne {  // float32 and float16: one column per step, in float32
   using Weight = T;
   using Input = float;
   static constexpr int kColumns = 1;
@@ -69,7 +68,7 @@ struct OneByOne {  // float32 and float16: one column a step, in float32
   }
 };
 
-struct Pairs {  // bfloat16: two columns a step
+struct Pairs {  // bfloat16: two columns per step
   using Weight = BFloat16;
   static constexpr int kColumns = 2;
   static constexpr int kStepBytes = 2 * kPanel * sizeof(BFloat16);
@@ -84,7 +83,7 @@ struct Pairs {  // bfloat16: two columns a step
   }
 
 #if defined(__AVX512BF16__)
-  using Input = uint32_t;  // a pair, as the instruction wants it
+  using Input = uint32_t;  // a pair of bfloat16
 
   static RADIXRT_INLINE bool used_as_is(int64_t columns) { return columns % 2 == 0; }
   static RADIXRT_INLINE void prepare(const BFloat16* hidden, int64_t columns, Input* to) {
@@ -219,7 +218,7 @@ void multiply_panels(const Linear& linear, int64_t first_panel, int64_t first_to
     for (int i = 0; i < tiles; ++i) {
       int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
       auto inputs = linear.hidden + (first_token + begin) * linear.hidden_bytes + step * sizeof(typename Form::Input);
-      // The tiles share in fetching the unit that follows.
+      // Each tile prefetches a part of the next unit.
       int first_ahead = kPanels * i / tiles, panels_ahead = kPanels * (i + 1) / tiles - first_ahead;
       const char* ahead = block + (kPanels + first_ahead) * panel_bytes;
       add_tile<Form, kPanels>(end - begin, block, panel_bytes, inputs, linear.hidden_bytes, steps, ahead, panels_ahead, sums + begin);
@@ -228,11 +227,11 @@ void multiply_panels(const Linear& linear, int64_t first_panel, int64_t first_to
   for (int t = 0; t < tokens; ++t) finish<Form, kPanels>(linear, first_panel, first_token + t, sums[t]);
 }
 
-// Up to so many tokens the processor follows the streams of panels best when it is left alone: fetching ahead takes the places of
-// its own, farther fetches. One token's panels are best read one after the other.
+// Up to this number of tokens the hardware prefetcher alone is fastest: software prefetches use its miss buffers. For one token, the
+// panels are read one after the other.
 constexpr int kUnaidedTokens = 4;
 
-// One tile's outputs.
+// The outputs of one tile.
 template <class Form, int kPanels>
 void stream_panels(const Linear& linear, int64_t first_panel, int64_t first_token, int tokens) {
   int64_t steps = (linear.columns + Form::kColumns - 1) / Form::kColumns;

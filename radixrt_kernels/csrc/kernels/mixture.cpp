@@ -1,4 +1,4 @@
-// Which experts a token goes to, and how their outputs become one; compiled once for each instruction set.
+// Selects the experts of a token, and sums their outputs; compiled once for each instruction set.
 #include "kernels/mixture.hpp"
 
 #include "isa.hpp"
@@ -8,7 +8,7 @@ namespace radixrt {
 namespace RADIXRT_ISA {
 namespace {
 
-// A list in descending order, by insertion. NaN goes to the end of it, so that as many different experts are chosen as always.
+// Insertion into a descending list. NaN is inserted at the end, so that always top_k different experts are selected.
 template <class T>
 RADIXRT_INLINE void find_largest(const T* logits, int64_t count, int64_t top_k, float* values, int64_t* experts) {
   int64_t found = 0;

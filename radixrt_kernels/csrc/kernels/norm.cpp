@@ -1,4 +1,4 @@
-// RMSNorm of one row, with the residual addition before it; compiled once for each instruction set.
+// RMSNorm of one row, optionally after the residual addition; compiled once for each instruction set.
 #include "kernels/norm.hpp"
 
 #include "isa.hpp"

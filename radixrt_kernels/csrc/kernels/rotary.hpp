@@ -1,4 +1,4 @@
-// Rotary position embedding of the heads of one token, as every instruction set offers it.
+// Rotary position embedding of the heads of one token: interface of every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace radixrt {
 
 struct RotaryKernels {
-  // Rotates features i and i + half of each head by the i-th angle, in place. cos_sin: `half` cosines, then as many sines.
+  // Rotates features i and i + half of each head by the i-th angle, in place. cos_sin: `half` cosines, then `half` sines.
   using Heads = void (*)(void* heads, int64_t num_heads, int64_t head_stride, int64_t half, const float* cos_sin);
   Heads float32, bfloat16, float16;
 };

@@ -1,8 +1,8 @@
-// Choosing the next token of one row of logits; compiled once for each instruction set.
+// Samples the next token of one row of logits; compiled once for each instruction set.
 //
-// No row is sorted. Top-k and top-p become a threshold on the logits, for which only the largest are put in order: those
-// above a bound that the maxima of blocks give. The draw is the largest sum of logit and Gumbel noise (radixrt.worker.noise),
-// and since most tokens would need more noise than they can have, the logarithms are computed for few of them.
+// Rows are not sorted. Top-k and top-p become a threshold on the logits. Only logits above a bound, computed from the maxima of
+// blocks, are sorted. The draw is the largest sum of logit and Gumbel noise (radixrt.worker.sampling.noise). For most tokens the maximum
+// possible noise is too small, so their logarithms are not computed.
 #include "kernels/sampler.hpp"
 
 #include "isa.hpp"
@@ -12,8 +12,8 @@ namespace radixrt {
 namespace RADIXRT_ISA {
 namespace {
 
-constexpr int64_t kBlock = 64;         // logits whose maximum is kept
-constexpr int64_t kFirstBlocks = 256;  // blocks that top-p looks into before it looks at all
+constexpr int64_t kBlock = 64;         // logits per maximum
+constexpr int64_t kFirstBlocks = 256;  // blocks that top-p searches before the whole row
 constexpr int kBins = 1024;
 constexpr float kBinsPerUnit = 16;
 
@@ -21,7 +21,7 @@ const float kNothing = -__builtin_inff();
 
 int64_t blocks_of(int64_t vocab) { return (vocab + kBlock - 1) / kBlock; }
 
-// The row itself, filled up to whole blocks; the maxima of its blocks; a copy of them, or of what is sorted.
+// The row, padded to whole blocks; the maxima of its blocks; a copy of them, or of the sorted values.
 int64_t scratch_floats(int64_t vocab) { return 2 * blocks_of(vocab) * kBlock + blocks_of(vocab) + kBlock; }
 
 // ------------------------------------------------------------ small sorting
@@ -34,7 +34,7 @@ RADIXRT_INLINE void swap(float& a, float& b) {
   b = held;
 }
 
-// Splits begin..end: what is at least the pivot stands before what is at most. Both parts are smaller than the whole.
+// Partitions begin..end: values >= pivot before values <= pivot. Both parts are smaller than the whole.
 float* split(float* begin, float* end) {
   float a = *begin, b = begin[(end - begin) / 2], c = end[-1];
   float pivot = a > b ? (b > c ? b : a > c ? c : a) : (a > c ? a : b > c ? c : b);
@@ -63,7 +63,7 @@ void sort_descending(float* begin, float* end) {
   }
 }
 
-// The value that would be at `rank` (from 0) if begin..end were sorted, the largest first.
+// The value at `rank` (from 0) of begin..end in descending order.
 float select(float* begin, float* end, int64_t rank) {
   float* wanted = begin + rank;
   while (end - begin > 16) {
@@ -78,7 +78,7 @@ float select(float* begin, float* end, int64_t rank) {
 // ------------------------------------------------------------ a row
 
 struct Row {
-  float* values;   // logits by temperature, or minus infinity; whole blocks
+  float* values;   // logits divided by temperature, or minus infinity; whole blocks
   float* maxima;   // of blocks
   float* spare;    // as long as values
   int64_t blocks;
@@ -148,7 +148,7 @@ Row read(const SampledRow& row, float* scratch, float* peak) {
 
 // ------------------------------------------------------------ the threshold of top-k, top-p and min-p
 
-// Copies what is at least `bound` to `spare`; how many those are.
+// Copies the values >= `bound` to `spare`. Returns their number.
 int64_t collect(const Row& r, float bound) {
   int64_t count = 0;
   for (int64_t block = 0; block < r.blocks; ++block) {
@@ -162,7 +162,7 @@ int64_t collect(const Row& r, float bound) {
   return count;
 }
 
-// A value that at least `count` logits reach, if there are so many: so many maxima do.
+// A lower bound of the `count`-th largest logit, if the row has `count` logits: the `count`-th largest maximum.
 float bound_of(const Row& r, int64_t count) {
   if (count >= r.blocks) return kNothing;
   memcpy(r.spare, r.maxima, r.blocks * sizeof(float));
@@ -185,7 +185,7 @@ struct Nucleus {
   float threshold;
 };
 
-// The smallest of `count` descending values such that those before it have less than `mass`.
+// The smallest of `count` descending values such that the values before it have less than `mass`.
 Nucleus nucleus_of(const Row& r, const float* descending, int64_t count, double before, double mass) {
   float threshold = r.most;
   for (int64_t i = 0; i < count; ++i) {
@@ -196,7 +196,7 @@ Nucleus nucleus_of(const Row& r, const float* descending, int64_t count, double 
   return {before >= mass, threshold};
 }
 
-// As `nucleus_of` over the whole row: the masses of narrow ranges tell the one in which it is, and that one is sorted.
+// Same as `nucleus_of` over the whole row. The masses of narrow ranges locate the threshold, and only its range is sorted.
 float nucleus_of_all(const Row& r, double mass) {
   double masses[kBins] = {};
   auto bin_of = [&](float value) {
@@ -227,7 +227,7 @@ float threshold_of(const SampledRow& row, const Row& r) {
     int64_t count = collect(r, bound_of(r, row.top_k));
     float kth = count >= row.top_k ? select(r.spare, r.spare + count, row.top_k - 1) : kNothing;
     if (!has_top_p) return larger(least, kth);
-    count = collect(r, kth);  // with what ties with the last one
+    count = collect(r, kth);  // including ties with the last one
     sort_descending(r.spare, r.spare + count);
     double mass = 0;
     for (int64_t i = 0; i < count; ++i) mass += __builtin_expf(r.spare[i] - r.most);
@@ -277,7 +277,7 @@ int64_t draw(const SampledRow& row, const Row& r, float threshold) {
     for (int64_t i = block * kBlock; i < (block + 1) * kBlock; i += kWidth) {
       Floats values = load(r.values + i);
       UInts bits = noise_bits(lanes() + static_cast<uint32_t>(i), low, high);
-      // Noise is at most -log(u) for u = (bits + 1/2) / 2^31, and u is at least the power of two that its exponent says.
+      // Noise is at most -log(u) for u = (bits + 1/2) / 2^31, and u is at least the power of two of its exponent.
       Floats uniform = (__builtin_convertvector((Ints)bits, Floats) + 0.5f) * 0x1p-31f;
       Floats most_noise = __builtin_convertvector(127 - (Ints)((UInts)uniform >> 23), Floats) * 0.6931472f + 1e-5f;
       Ints promising = (values >= threshold) & (values + most_noise >= best_score) & (values > kNothing);

@@ -1,4 +1,4 @@
-// Choosing the next token of one row of logits, as every instruction set offers it.
+// Sampling of the next token of one row of logits: interface of every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace radixrt {
 struct SampledRow {
   const float* logits;
   int64_t vocab;
-  const uint32_t* allowed;  // a bit for each token, or null: all are
+  const uint32_t* allowed;  // one bit per allowed token, or null: all tokens
   bool greedy;
   float temperature;
   int64_t top_k;            // vocab: no limit
@@ -18,9 +18,9 @@ struct SampledRow {
 };
 
 struct SamplerKernels {
-  // Floats of scratch memory that `sample` wants, at a multiple of 64 bytes.
+  // Number of floats of scratch memory for `sample`, aligned to 64 bytes.
   int64_t (*scratch_floats)(int64_t vocab);
-  // The token; `*peak` is the largest logit, NaN where one is not finite.
+  // Returns the token. `*peak` is the largest logit, NaN if a logit is not finite.
   int64_t (*sample)(const SampledRow& row, float* scratch, float* peak);
 };
 

@@ -1,19 +1,19 @@
-// Products of small matrices whose operands were packed for it: the inner loop of attention.
+// Products of small packed matrices: the inner loop of attention.
 //
-// An operand's elements are *units*: float32, or two bfloat16 that one instruction multiplies and adds (VDPBF16PS). The left
-// operand has its units in rows as they lie in memory; the right one has one vector of units after the other, so that each is
-// multiplied by a unit of the left operand that is repeated in all lanes.
+// The elements of an operand are *units*: float32, or two bfloat16 that one instruction multiplies and adds (VDPBF16PS). The left
+// operand is a matrix of units by rows. The right operand is a sequence of vectors of units. Each vector is multiplied by a unit of the
+// left operand, broadcast to all lanes.
 #pragma once
 
 #include "simd.hpp"
 
 namespace radixrt::RADIXRT_ISA {
 
-// Keys of a block: four of the widest vectors.
+// Keys per block: four of the widest vectors.
 inline constexpr int kBlockKeys = 64;
 
-// Brings the rows of the next block into the cache, one line at a time between other work. Pages lie anywhere in memory, so the
-// processor cannot guess what comes next; and told of all rows at once it waits, for it keeps only some twenty misses in flight.
+// Prefetches the rows of the next block, one line at a time between other work. The order of pages in memory is random, so the hardware
+// prefetcher cannot predict it. Prefetching all rows at once stalls, because the processor keeps only some twenty misses in flight.
 struct Prefetcher {
   const char* const* row;
   const char* const* end;
@@ -36,7 +36,7 @@ struct Prefetcher {
   }
 };
 
-// As many accumulators as registers allow, beside the right operand's vectors.
+// Number of accumulators: as many as the registers allow besides the right operand's vectors.
 inline constexpr int kRowsAtOnce = 6;
 #if defined(__AVX512F__)
 inline constexpr int kVectorsAtOnce = 4;
@@ -54,7 +54,7 @@ struct FloatUnits {
 
   static RADIXRT_INLINE Floats multiply_add(Floats sum, const float* left, const float* right) { return sum + *left * load(right); }
 
-  // `count` elements become units; what pads them is zero.
+  // Converts `count` elements to units, padded with zeros.
   static RADIXRT_INLINE void pack_row(const T* from, int count, float* to) {
     int i = 0;
     for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
@@ -71,13 +71,13 @@ struct FloatUnits {
     return sum + load(left) * (Floats)right;
   }
 
-  // `elements` of a value.
+  // The elements `elements` of a value.
   static RADIXRT_INLINE void load_values(const T* const* rows, int64_t offset, int count, int elements, UInts (&to)[1]) {
     (void)count;
     to[0] = load_units(rows[0] + offset, elements);
   }
 
-  // Rows of values become the right operand [keys][padded head_dim].
+  // Packs rows of values as the right operand [keys][padded head_dim].
   static RADIXRT_INLINE void pack_values(const T* const* rows, int count, int head_dim, int padded, float* to, Prefetcher& next) {
     for (int key = 0; key < count; ++key) {
       next.step();
@@ -103,7 +103,7 @@ struct PairUnits {
     memcpy(reinterpret_cast<BFloat16*>(to) + first, &rounded, sizeof rounded);
   }
 
-  static RADIXRT_INLINE UInts load_units(const BFloat16* from, int count) {  // counts elements
+  static RADIXRT_INLINE UInts load_units(const BFloat16* from, int count) {  // `count`: elements
     if (count >= 2 * kWidth) return (UInts)_mm512_loadu_si512(from);
     return (UInts)_mm512_maskz_loadu_epi16((__mmask32)((uint64_t{1} << count) - 1), from);
   }
@@ -120,7 +120,7 @@ struct PairUnits {
     to[1] = (UInts)_mm512_unpackhi_epi16(first, second);
   }
 
-  // Sums of what `load_values` gives become sums of neighbours: 2 * kWidth floats in place.
+  // Restores the element order of sums of `load_values`: 2 * kWidth floats in place.
   static RADIXRT_INLINE void put_in_order(float* sums) {
     Floats low = load(sums), high = load(sums + kWidth);
     store(sums, pick<0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23>(low, high));
@@ -150,7 +150,7 @@ struct PairUnits {
 };
 #endif
 
-// Rows of keys become the right operand [units of head_dim][kBlockKeys]; keys that are not there are zero.
+// Packs rows of keys as the right operand [units of head_dim][kBlockKeys]; missing keys are zero.
 template <class Units, class T>
 RADIXRT_INLINE void pack_keys(const T* const* rows, int count, int head_dim, typename Units::Unit* to, Prefetcher& next) {
   constexpr int kStep = kWidth * Units::kElements;  // elements in a vector of units
@@ -197,7 +197,7 @@ template <class Units, int vectors>
 static void multiply_columns(const typename Units::Unit* left, int left_stride, int rows,
                                      const typename Units::Unit* right, int right_stride, int depth, const float* factors,
                                      float* result, int result_stride, Prefetcher& next) {
-  // Seven rows are four and three, not six and one: a block of one row leaves the multipliers waiting for its few sums.
+  // Seven rows are computed as four and three, not as six and one: a block of one row has too few independent sums.
   int blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   for (int block = 0, row = 0; block < blocks; ++block) {
     int count = (rows - row) / (blocks - block);

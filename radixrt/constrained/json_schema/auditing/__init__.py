@@ -1,1 +1,1 @@
-"""Who enforces a normalised schema: a backend alone, a backend and checks, or nobody."""
+"""Decides how a normalised schema is enforced: by a backend alone, by a backend and checks, or not at all."""

@@ -1,4 +1,4 @@
-"""Who holds an answer to this schema? A backend measured to enforce all of it, or one with checks beside it, or nobody.
+"""Plans the enforcement of a schema: a backend measured to enforce all of it, a backend with checks, or a refusal.
 
 normalised schema ──▶ prepared for a backend ──▶ faults ──▶ superset without them ──▶ trial compile
                                                     └─────▶ checks on the smallest values that hold them
@@ -41,7 +41,7 @@ class JsonPlan:
 
     backend: JsonBackend
     schema: Any
-    """What the backend compiles: it allows all that the user's schema allows, and what the checks forbid."""
+    """The schema for the backend. It allows all values of the user's schema, and values that the checks reject."""
     checks: tuple[SpanCheck, ...]
     unenforced: tuple[Unenforced, ...]
     """Only where ``strict`` was false."""
@@ -58,7 +58,7 @@ def plan_json_schema(
 ) -> JsonPlan:
     """Find a backend that enforces the schema exactly, or one whose grammar and checks do so together.
 
-    ``strict`` false leaves out what can't be enforced, and lists it.
+    ``strict`` false leaves out the keywords that can't be enforced, and lists them.
 
     Raises:
         CannotEnforce: the schema is wrong, no value satisfies it, or a keyword can be neither enforced nor checked.
@@ -117,7 +117,7 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
 
 
 class _Attempt:
-    """One backend's way with a schema."""
+    """The attempt to enforce a schema with one backend."""
 
     def __init__(self, schema: Any, backend: JsonBackend) -> None:
         self.normalised = schema
@@ -184,14 +184,14 @@ class _Attempt:
             at(self.schema, place[:-1])[place[-1]] = False
 
     def _find_faults(self) -> None:
-        """Take out what the table doesn't call enforced, from the root down."""
+        """Remove the keywords that the table does not list as enforced, from the root down."""
         for place, node in met_with(self.schema):
             faults = self._not_enforced(node)
             if not faults:
                 continue
             name = faults[0].name
             suspects = [keyword for feature in faults for keyword in feature.keywords]
-            # What is left when they are gone may be a fault in its turn.
+            # The rest may contain further faults.
             dropped = self._fewest(node, suspects) or self._fewest(node, constraints(node))
             if dropped is None:
                 raise CannotEnforce(
@@ -242,7 +242,7 @@ def _origin_of(node: Any, place: Place) -> str:
 
 
 def _with_places(node: Any, place: Place) -> Any:
-    """A copy whose nodes know their places."""
+    """A copy in which every node carries its place."""
     if not isinstance(node, dict):
         return node
     return {**mapped(node, lambda path, child: _with_places(child, place + path)), PLACE: place}

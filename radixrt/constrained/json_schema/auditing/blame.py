@@ -1,4 +1,4 @@
-"""Which keyword does a library mean that refuses a schema without a pointer? Found by compiling parts of it."""
+"""Finds the keyword because of which a library refuses a schema, by compiling parts of the schema."""
 
 import json
 from typing import Any
@@ -15,14 +15,14 @@ from radixrt.constrained.json_schema.walk import (
 )
 
 MOST_CHARACTERS = 20_000_000
-"""Of JSON text that is compiled to find the culprits of one schema, some seconds' work: it is refused after that."""
+"""Bytes of JSON text that are compiled at most to find the faults of one schema (seconds of work); then it is refused."""
 
 Blame = tuple[Place, tuple[str, ...], str]
-"""Place of a node, keywords of it without which it compiles, and what the library said of it."""
+"""Place of a node, its keywords without which it compiles, and the library's error."""
 
 
 class Search:
-    """For the culprits of one schema, which may be made smaller between two searches."""
+    """Searches for the faults of one schema, which may be reduced between two searches."""
 
     def __init__(self, schema: Any, backend: str) -> None:
         self._schema = schema
@@ -33,7 +33,7 @@ class Search:
         self._seen: set[Place] = set()
 
     def empty_definitions(self) -> set[Place]:
-        """Definitions that are referred to and that, by the word of the library, no value satisfies."""
+        """Referenced definitions that, according to the library, no value satisfies."""
         targets = {reference_target(node) for _, node in met_with(self._schema)}
         return {
             target
@@ -61,7 +61,7 @@ class Search:
                 "oneOf" in (self._error_of(branch) or "") for branch in node["oneOf"]
             ):
                 found.append((place, ("oneOf",), error))
-        # Each may compile alone, and not together with what else holds for the same value.
+        # Each may compile alone, but not together with the other keywords for the same value.
         return found or [
             (place, ("oneOf",), "its branches may overlap") for place, _ in all_of_them
         ]
@@ -88,7 +88,7 @@ class Search:
         return error is not None and "nsatisfiable" not in error
 
     def _error_of(self, node: Any) -> str | None:
-        """What the library says of a node as a schema of its own."""
+        """The library's error for a node compiled as a schema of its own."""
         if isinstance(node, bool) or self._left <= 0:
             return None
         self._left -= self._size + len(json.dumps(node))

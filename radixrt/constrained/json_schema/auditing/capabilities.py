@@ -1,6 +1,6 @@
-"""What has each backend been measured to do with each feature of a JSON schema?
+"""Reads the table of what each backend was measured to do with each feature of a JSON schema.
 
-The table is ``capabilities.json``, written by ``python -m bench.structured.make_table`` from probes run
+The table is ``capabilities.json``, written by ``python -m bench.capabilities.make_table`` from probes run
 through the installed libraries; a test compares the two.
 """
 
@@ -15,7 +15,7 @@ JsonBackend = Literal["llguidance", "xgrammar"]
 
 
 class Verdict(StrEnum):
-    """What a backend does with a feature."""
+    """The measured behaviour of a backend with a feature."""
 
     EXACT = "exact"
     """Every invalid probe was rejected, every valid one accepted."""

@@ -1,7 +1,7 @@
-"""What is left to a check, on which values, and against which schema?
+"""Places the checks for the keywords that a grammar does not enforce: on which values, against which schema.
 
-A check stands on the smallest value that every answer reaches on the same path: through properties, items
-and additional properties, but never through an ``anyOf`` or a reference back to where it came from.
+A check is placed on the smallest value that every answer reaches on the same path: through properties, items
+and additional properties, but never through an ``anyOf`` or a reference to an enclosing schema.
 """
 
 import itertools
@@ -118,7 +118,7 @@ def _unconditional(node: Any) -> Iterator[tuple[Place, str | None]]:
 
 
 def self_contained(schema: Any, place: Place = ()) -> Any:
-    """The node at a place as a schema of its own, in the words of a validator in Python; needed definitions come along.
+    """The node at a place as a schema of its own, written for a validator in Python, with the definitions that it needs.
 
     Raises:
         CannotEnforce: it holds a keyword that can't be checked.

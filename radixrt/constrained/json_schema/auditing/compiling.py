@@ -1,4 +1,4 @@
-"""Does a library compile this schema, and if not, what does it say?"""
+"""Compiles a schema with a library for trial, and returns the library's reason if it refuses."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ def _byte_tokenizer() -> LLTokenizer:
 
 
 def llguidance_grammar(schema_text: str) -> tuple[str, str | None]:
-    """(grammar, None), or (empty, what llguidance says against it)."""
+    """(grammar, None), or (empty, llguidance's error)."""
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema_text, overrides=LLGUIDANCE_OPTIONS)
     except ValueError as error:
@@ -29,7 +29,7 @@ def llguidance_grammar(schema_text: str) -> tuple[str, str | None]:
 
 
 def compile_error(backend: str, schema: Any) -> str | None:
-    """What the backend says against a schema; None if it compiles."""
+    """The backend's error for a schema; None if it compiles."""
     text = json.dumps(schema, ensure_ascii=False)
     if backend == "llguidance":
         return llguidance_grammar(text)[1]

@@ -1,8 +1,8 @@
-"""What must a backend be able to enforce to hold an answer to this node of a schema?
+"""Lists the features that a backend must enforce to hold an answer to one node of a schema.
 
 A feature is a name such as ``string/minLength+pattern``: keywords that act together on one type of value,
-in the variants that backends were seen to treat differently (``minProperties:many``). The table of
-capabilities is looked up by these names; a name that it does not have is never assumed to be enforced.
+in the variants that backends were seen to treat differently (``minProperties:many``). The names are the keys of the
+table of capabilities; a name that is not in the table is never assumed to be enforced.
 """
 
 import math
@@ -93,7 +93,7 @@ def constraints_or_false(schema: Any) -> bool:
 
 
 def _together(type_name: str, present: list[str], node: dict[str, Any]) -> Iterator[Feature]:
-    """One feature for the keywords that act together, others for what stands in their values."""
+    """One feature for the keywords that act together, and more for their values."""
     if not present:
         yield Feature(f"{type_name}/", ())
         return

@@ -1,4 +1,4 @@
-"""What constructs does a ``pattern`` use that engines were seen to treat differently?"""
+"""Lists the constructs of a ``pattern`` that engines were seen to treat differently."""
 
 from collections.abc import Iterator
 

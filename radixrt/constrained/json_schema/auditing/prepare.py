@@ -1,7 +1,7 @@
-"""What does a backend get to see of a schema? Only what it is measured on, in the one form it is measured in.
+"""Writes a schema for one backend, in the only form in which the backend was measured.
 
-Annotations and unknown keywords go (some libraries act on keys such as ``x-guidance``), patterns are written
-portably, and formats that a backend does not enforce exactly become patterns that it does.
+Annotations and unknown keywords are removed (some libraries act on keys such as ``x-guidance``), patterns are
+written portably, and formats that a backend does not enforce exactly become patterns that it does.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which schema allows all that a node allows, without a keyword? The way to a superset that a grammar enforces."""
+"""Removes a keyword from a node: returns a superset of the node that a grammar can enforce."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ _TAKEN_ALONG = {
     "allOf": ("unevaluatedItems", "unevaluatedProperties"),
     "dependentSchemas": ("unevaluatedProperties",),
 }
-"""Keywords whose meaning hangs on another: without it they would forbid more than before."""
+"""Keywords that depend on another keyword: without it they would forbid more than before."""
 
 LEAST_MISSED = (
     "not", "if", "uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
@@ -26,7 +26,7 @@ LEAST_MISSED = (
     "oneOf", "minItems", "maxItems", "patternProperties", "additionalProperties", "allOf", "anyOf", "$ref", "required",
     "prefixItems", "items", "const", "enum", "properties",
 )  # fmt: skip
-"""In this order keywords are given up, if it has to be one of several."""
+"""Order in which keywords are removed, where one of several has to be."""
 
 
 def without(node: Node, keywords: Iterable[str]) -> Node:

@@ -1,4 +1,4 @@
-"""Which arrays satisfy all of these schemas?"""
+"""Normalises a conjunction of schemas for arrays."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ MAX_SEQUENCES = 130
 
 
 def item_conjuncts(simple: list[Raw], index: int | None) -> list[Schema]:
-    """What the item at a position must satisfy; None: every item after all prefixes."""
+    """The schemas of the item at a position; None: of every item after all prefixes."""
     found: list[Schema] = []
     for raw in simple:
         prefix = raw.get("prefixItems", ())
@@ -31,7 +31,7 @@ def longest_prefix(simple: list[Raw]) -> int:
 
 
 class ArrayForm:
-    """The words of a conjunction about arrays, put together."""
+    """The array keywords of a conjunction, combined."""
 
     def __init__(self, node_of: NodeOf, simple: list[Raw]) -> None:
         self._node_of = node_of
@@ -75,8 +75,8 @@ class ArrayForm:
         return [Node(self._origin, form)]
 
     def _contained(self) -> list[Raw] | None:
-        """The words of each ``contains`` that says something; None if one can't be satisfied. One that any item
-        satisfies is a bound on their number."""
+        """The keywords of each ``contains`` that has an effect; None if one can't be satisfied. A ``contains`` that any
+        item satisfies becomes a bound on the number of items."""
         found: list[Raw] = []
         for raw in self._simple:
             if "contains" not in raw:

@@ -1,4 +1,4 @@
-"""What does the schema that the user sent say, and which part of it does each reference mean?"""
+"""The schema that the user sent, with its references resolved to the schemas that they mean."""
 
 import math
 from typing import Any
@@ -26,17 +26,17 @@ _VALIDATORS: dict[str, type[Validator]] = {
 }
 _URIS = {draft: validator.META_SCHEMA["$schema"] for draft, validator in _VALIDATORS.items()}
 LENIENT = "lenient"
-"""No draft is named: 2020-12, and words of older drafts that 2020-12 gives no other meaning."""
+"""No draft is named: 2020-12, and keywords of older drafts that 2020-12 gives no other meaning."""
 
 Resolver = Any
-"""referencing's, whose class has no public name: what references mean at one place of a document."""
+"""A resolver of the library referencing (its class has no public name): resolves references at one place of a document."""
 
 
 class Document:
-    """The user's schema, its draft, and what its references mean.
+    """The user's schema, its draft, and the targets of its references.
 
     Attributes:
-        ignores_ref_siblings: before 2019-09, words beside ``$ref`` mean nothing.
+        ignores_ref_siblings: before 2019-09, keywords beside ``$ref`` mean nothing.
         resolver: of references in the root; see :meth:`inside`.
     """
 
@@ -79,7 +79,7 @@ class Document:
     def resolve(
         self, word: str, reference: str, pointer: str, resolver: Resolver
     ) -> tuple[Any, str, Resolver]:
-        """What the reference under ``word`` of the schema at ``pointer`` means, where that stands (empty for a boolean),
+        """The target of the reference under ``word`` of the schema at ``pointer``, the target's pointer (empty for a boolean),
         and the resolver there.
 
         Raises:

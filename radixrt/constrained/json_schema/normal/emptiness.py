@@ -1,4 +1,4 @@
-"""Is it certain, at little cost, that no value satisfies a conjunction of schemas?"""
+"""Proves cheaply, where possible, that no value satisfies a conjunction of schemas."""
 
 from radixrt.constrained.json_schema.keywords import Schema
 from radixrt.constrained.json_schema.normal.arrays import item_conjuncts, longest_prefix
@@ -13,7 +13,7 @@ MAX_LEVELS = 5
 MAX_STEPS = 400
 """Conjunctions that one question may look at."""
 MAX_VALUES = 64
-"""Longer lists of values are taken to hold one that fits."""
+"""Longer lists of values are assumed to contain one that fits."""
 
 
 class Emptiness:

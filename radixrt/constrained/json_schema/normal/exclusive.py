@@ -1,4 +1,4 @@
-"""Which combinations of branches of ``anyOf`` and ``oneOf`` can a value satisfy?"""
+"""Lists the combinations of branches of ``anyOf`` and ``oneOf`` that a value can satisfy."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What does a conjunction of schemas hold one value to, once references, ``allOf`` and negations are opened?"""
+"""Flattens a conjunction of schemas: opens its references, ``allOf`` and negations."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.values import distinct
 
 MAX_OPENED = 1000
-"""Schemas of one value in which what they evaluate is looked for."""
+"""Schemas of one value that are searched for evaluated properties and items."""
 
 Raw = dict[str, Any]
 """A translated schema that is not a boolean."""
@@ -20,13 +20,13 @@ class Flat:
     """All of these hold for the value, unless ``never``."""
 
     simple: list[Raw] = dataclasses.field(default_factory=list)
-    """Schemas of words about the value itself, none of which opens another schema for the same value."""
+    """Schemas whose keywords are about the value itself; none opens another schema for the same value."""
     choices: list[list[Schema]] = dataclasses.field(default_factory=list)
     """At least one of each list."""
     exclusives: list[list[Schema]] = dataclasses.field(default_factory=list)
     """Exactly one of each list."""
     opaque: list[Raw] = dataclasses.field(default_factory=list)
-    """Schemas that cannot be said in other words."""
+    """Schemas that the other forms can't express."""
     never: bool = False
 
     def conjuncts(self) -> list[Schema]:
@@ -71,7 +71,7 @@ class Flattener:
         return flat
 
     def negate(self, raw: Schema) -> Schema | None:
-        """A schema of exactly the values that ``raw`` rejects, or None where no words say that."""
+        """A schema of exactly the values that ``raw`` rejects; None if no schema expresses that."""
         return Negation(self._translator).of(raw)
 
     def _add(self, flat: Flat, raw: Schema) -> None:

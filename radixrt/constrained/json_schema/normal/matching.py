@@ -1,4 +1,4 @@
-"""Does a pattern surely match a text, and which pattern matches all texts but a few?"""
+"""Decides whether a pattern certainly matches a text, and writes patterns that match all texts except some."""
 
 import functools
 import re
@@ -21,7 +21,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 
 def matches(pattern: str, text: str) -> bool | None:
-    """Does an ECMA-262 pattern match somewhere in a text? None where that is not certain.
+    """Whether an ECMA-262 pattern matches somewhere in a text; None where that is not certain.
 
     Texts are short and the pattern is the user's: only those that can't take long to match are tried.
     """

@@ -1,4 +1,4 @@
-"""Which values does a schema reject, said as a schema?"""
+"""Writes the negation of a schema as a schema."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -65,7 +65,7 @@ class Negation:
         self._left = MAX_NEGATED
 
     def of(self, raw: Schema) -> Schema | None:
-        """A schema of exactly the values that ``raw`` rejects, or None where no words say that."""
+        """A schema of exactly the values that ``raw`` rejects; None if no schema expresses that."""
         if isinstance(raw, bool):
             return not raw
         origin = raw.get(ORIGIN, "")
@@ -85,7 +85,7 @@ class Negation:
         return {ORIGIN: origin, "anyOf": alternatives}
 
     def _word(self, raw: dict[str, Any], word: str, value: Any) -> list[Schema] | None:
-        """Schemas one of which a value must satisfy that violates this word."""
+        """Schemas, one of which a value must satisfy to violate this keyword."""
         if word in _OPPOSITES:
             return _OPPOSITES[word](value)
         if word in _BOUNDS:

@@ -1,4 +1,4 @@
-"""What is a normalised schema made of while it is being made?"""
+"""The nodes of a normalised schema while it is built."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Node:
 
     origin: str
     schema: dict[str, Any] | bool | None = None
-    """None as long as it is not known, which those that refer to themselves see."""
+    """None until it is known: nodes that refer to themselves see None."""
 
     @property
     def is_never(self) -> bool:
@@ -28,7 +28,7 @@ class Node:
         return self.schema is True
 
     def alternatives(self) -> list["Node"]:
-        """The nodes whose union this is."""
+        """The nodes of which this is the union."""
         if self.is_never:
             return []
         if isinstance(self.schema, dict) and self.schema.keys() == {"anyOf"}:
@@ -60,4 +60,4 @@ NodeOf = Callable[[list[Schema]], Node]
 
 
 class Written(dict[str, Any]):
-    """A schema in plain words that stays as it is."""
+    """A schema in plain keywords that stays as it is."""

@@ -1,6 +1,6 @@
-"""Which schema of few, plain forms accepts exactly the values that the user's schema accepts?
+"""Rewrites a schema into the normal form, which accepts exactly the same values.
 
-The words of a normalised schema stand in few places, so that it is easy to say which of them a backend
+Each keyword of a normalised schema stands in few places, which makes it easy to say which keywords a backend
 enforces. A schema is one of
 
 - ``{"anyOf": [...]}``, of schemas that are not ``anyOf`` themselves;
@@ -9,7 +9,7 @@ enforces. A schema is one of
 - ``{"$ref": "#/$defs/..."}``; true, and below ``properties`` or ``additionalProperties`` false;
 - ``{"oneOf": [...]}``, where branches may overlap.
 
-What can't be said in this way stands beside it: ``not``, ``if``, ``allOf``, ``contains``, ``uniqueItems``, ...
+What this form can't express stands beside it: ``not``, ``if``, ``allOf``, ``contains``, ``uniqueItems``, ...
 """
 
 import contextlib
@@ -43,8 +43,8 @@ _RECURSION_LIMIT = 20_000
 def normalize(schema: Any) -> Any:
     """An equivalent, self-contained schema of 2020-12 in the forms above.
 
-    Every object of it carries ORIGIN. Without ``$schema`` it is read as 2020-12 in which words of older drafts still
-    mean something.
+    Every object of it carries ORIGIN. Without ``$schema`` it is read as 2020-12 in which keywords of older drafts keep their
+    meaning.
 
     Raises:
         CannotEnforce: it is not a valid schema, refers to what is not in it, no value satisfies it, or it is
@@ -173,7 +173,7 @@ class Normalizer:
         return {"enum": kept} if certain else {"enum": kept, "allOf": [self.node(others)]}
 
     def _by_type(self, origin: str, flat: Flat) -> list[Node]:
-        """One alternative a type, those of which nothing is asked together."""
+        """One alternative for each type; types without keywords share one."""
         types = flat.types()
         order = [*(kind for raw in flat.simple for kind in _listed(raw)), *TYPES]
         plain: list[str] = []
@@ -211,7 +211,7 @@ class Normalizer:
     def _with_opaque(
         self, origin: str, schema: dict[str, Any] | bool, opaque: list[Raw]
     ) -> dict[str, Any] | bool:
-        """Put what can't be said otherwise beside a form."""
+        """Put the keywords that the form can't express beside it."""
         if schema is False or not opaque:
             return schema
         words = dict(schema) if isinstance(schema, dict) else {}
@@ -229,19 +229,19 @@ class Normalizer:
             return {word: self.node([value]) for word, value in words.items()}
         if words.keys() == {"anyOf"}:
             return {"anyOf": [self.node([branch]) for branch in words["anyOf"]]}
-        # Words that see what their neighbours have evaluated must keep their neighbours.
+        # Keywords that depend on what their neighbours have evaluated must keep their neighbours.
         return {"allOf": [Written(self.raw_writer.write(part)) for part in words["allOf"]]}
 
 
 def union(origin: str, nodes: list[Node]) -> dict[str, Any] | bool:
-    """The form of what at least one of the nodes accepts."""
+    """The form of the values that at least one of the nodes accepts."""
     parts = [part for node in nodes for part in node.alternatives()]
     if any(part.is_any for part in parts):
         return True
     distinct: list[Node] = []
     seen: set[str] = set()
     for part in parts:
-        # Nodes inside are told apart by identity: equal conjunctions share one.
+        # Nodes inside are compared by identity: equal conjunctions share one.
         text = repr(part if part.schema is None else part.schema)
         if text not in seen:
             seen.add(text)

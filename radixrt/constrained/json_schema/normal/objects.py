@@ -1,4 +1,4 @@
-"""Which objects satisfy all of these schemas?"""
+"""Normalises a conjunction of schemas for objects."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ def required_names(simple: list[Raw]) -> list[str]:
 
 
 class ObjectForm:
-    """The words of a conjunction about objects, put together."""
+    """The object keywords of a conjunction, combined."""
 
     def __init__(self, node_of: NodeOf, judge: Judge, simple: list[Raw]) -> None:
         self._node_of = node_of
@@ -123,8 +123,8 @@ class ObjectForm:
         self.patterns, self.most, self.additional = {}, None, Node(self._origin, False)
 
     def _subsets(self) -> list[Node]:
-        """Of a closed object, the ways to choose which properties there are, if a bound on their number asks for it and
-        they are few. To a least number of one, libraries hold an answer themselves."""
+        """The possible sets of properties of a closed object, where a bound on their number needs them and they are few.
+        Libraries enforce a minimum of one property themselves."""
         optional = [name for name in self.properties if name not in self.required]
         fewest = max(self.least - len(self.required), 0)
         if self.most is None:
@@ -139,7 +139,7 @@ class ObjectForm:
         self.least, self.most = 0, None
         nodes = []
         for chosen in (names for size in sizes for names in itertools.combinations(optional, size)):
-            # Without a most, told apart by the first properties that are there; any may follow.
+            # Without a maximum, distinguished by the first properties that are present; any may follow.
             later = optional[optional.index(chosen[-1]) + 1 :] if is_open else ()
             kept = {*required, *chosen, *later}
             self.properties = {name: node for name, node in every.items() if name in kept}

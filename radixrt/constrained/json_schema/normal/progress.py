@@ -1,4 +1,4 @@
-"""Does every reference take a step into the value, or do some only lead back to themselves?"""
+"""Finds references that lead back to themselves without a step into the value."""
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.keywords import IN_PLACE, ORIGIN, Schema

@@ -1,4 +1,4 @@
-"""Which numbers and which strings satisfy all of these schemas?"""
+"""Normalises a conjunction of schemas for numbers and for strings."""
 
 import dataclasses
 import math
@@ -172,7 +172,7 @@ def _only_empty(patterns: list[str], formats: list[str]) -> list[Form]:
 
 
 def literal_forms(simple: list[Raw], kind: str) -> list[Form]:
-    """What is left of null or of the booleans."""
+    """The remaining values of null or of the booleans."""
     values: list[Any] = [None] if kind == "null" else [False, True]
     denied = {value_key(value) for value in denied_values(simple, kind)}
     left = [value for value in values if value_key(value) not in denied]

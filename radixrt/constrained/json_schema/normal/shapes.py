@@ -1,4 +1,4 @@
-"""Which schemas must the property of a name satisfy? What three words say of it together."""
+"""Resolves ``properties``, ``patternProperties`` and ``additionalProperties`` to the schemas of one property name."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from radixrt.constrained.json_schema.normal.matching import ANYTHING, matches
 
 @dataclasses.dataclass
 class Shape:
-    """The three words that divide an object's properties among themselves, each with its conjunctions."""
+    """The three keywords that divide an object's properties among themselves, each with its conjunctions."""
 
     properties: dict[str, list[Schema]] = dataclasses.field(default_factory=dict)
     patterns: dict[str, list[Schema]] = dataclasses.field(default_factory=dict)
@@ -35,7 +35,7 @@ class Shape:
         return False in self.additional and not self.patterns
 
     def of_name(self, name: str) -> list[Schema] | None:
-        """What the property of a name must satisfy; None where a pattern leaves that open."""
+        """The schemas of the property of a name; None where a pattern leaves that open."""
         found = list(self.properties.get(name, ()))
         matched = name in self.properties
         for pattern, schemas in self.patterns.items():
@@ -48,7 +48,7 @@ class Shape:
         return found if matched else list(self.additional)
 
     def merged(self, other: "Shape") -> "Shape | None":
-        """Both at once, or None where no three words say that."""
+        """The conjunction of both; None where the three keywords can't express it."""
         if not (_covers(self, other) and _covers(other, self)):
             return None
         properties: dict[str, list[Schema]] = {}
@@ -68,7 +68,7 @@ class Shape:
 
 
 def _covers(one: Shape, other: Shape) -> bool:
-    """Can what ``other`` says about additional properties be said beside the patterns of ``one``?"""
+    """Whether the schema of ``other`` for additional properties can stand beside the patterns of ``one``."""
     if not other.additional or other.closed or one.patterns.keys() <= other.patterns.keys():
         return True
     # Names that match a pattern of ``one`` are additional for ``other``, unless it declares them.

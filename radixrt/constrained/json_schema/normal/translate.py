@@ -1,4 +1,4 @@
-"""What would a subschema of an older draft say in the words of 2020-12?"""
+"""Translates subschemas of older drafts into draft 2020-12."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from radixrt.constrained.json_schema.walk import pointer_of
 
 _KEPT = {*TYPE_OF, "type", "enum", "const"}
 ENGINE_OPTIONS = ("x-guidance",)
-"""Words that mean nothing in JSON schema, but switch something in a backend."""
+"""Keywords that mean nothing in JSON schema, but switch something in a backend."""
 
 _BEFORE_2019 = (
     "dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
@@ -30,15 +30,15 @@ _UNKNOWN_TO: dict[str, tuple[str, ...]] = {
     "draft2019-09": ("prefixItems", "$dynamicRef", "dependencies"),
     "draft2020-12": ("dependencies", "additionalItems", "$recursiveRef"),
 }
-"""Words that a draft gives no meaning, though a later or earlier one does."""
+"""Keywords without meaning in a draft that have one in a later or earlier draft."""
 
 
 class Translator:
-    """Reads subschemas of a document, in 2020-12's words and without annotations.
+    """Reads subschemas of a document, with 2020-12's keywords and without annotations.
 
     ``$ref`` becomes the pointer of its target, ``#/definitions/a`` for example, wherever that stands.
 
-    One thing is lost: draft 4 tells 1.0 from 1, so that 1.0 is no integer, and 2020-12 has no word for that.
+    One difference is lost: in draft 4, 1.0 is not an integer; 2020-12 can't express that.
     """
 
     def __init__(self, document: Document) -> None:

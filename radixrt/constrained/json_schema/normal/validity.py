@@ -1,4 +1,4 @@
-"""Does a value satisfy translated schemas? jsonschema decides; where its reading is not certain, nobody does."""
+"""Tests a value against translated schemas with jsonschema; unknown where jsonschema's reading is not certain."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ class RawWriter:
         self.defs: dict[str, Any] = {}
 
     def write(self, raw: Any) -> Any:
-        """The schema in plain words; what it refers to is added to :attr:`defs`."""
+        """The schema in plain keywords; the targets of its references are added to :attr:`defs`."""
         if isinstance(raw, bool):
             return raw
         plain = mapped(raw, lambda _, child: self.write(child))
@@ -48,7 +48,7 @@ class RawWriter:
 
 
 class Judge:
-    """Tells which values of a finite set satisfy a conjunction."""
+    """Finds the values of a finite set that satisfy a conjunction."""
 
     def __init__(self, translator: Translator) -> None:
         self._translator = translator
@@ -74,8 +74,8 @@ class Judge:
 
 
 def _has_inner_format(schema: Any) -> bool:
-    """Whether a ``format`` stands deeper than the conjuncts: what is known of some is narrower than they are, and
-    under a ``not`` that would be wider."""
+    """Whether a ``format`` stands deeper than the conjuncts: the expressions of some formats are narrower than
+    the formats, and would be wider under a ``not``."""
     return any(
         isinstance(each, dict)
         and "format" in each

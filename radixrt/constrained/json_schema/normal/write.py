@@ -1,4 +1,4 @@
-"""How is the graph of normalised schemas written as one schema, with ``$defs`` for what is shared?"""
+"""Writes the graph of normalised schemas as one JSON schema, with ``$defs`` for shared nodes."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from radixrt.constrained.json_schema.normal.node import Node, Written
 from radixrt.constrained.json_schema.walk import mapped
 
 INLINE_SIZE = 6
-"""A schema that several others hold is written once, under ``$defs``, if it has more words than this."""
+"""A schema that several others hold is written once, under ``$defs``, if it has more keywords than this."""
 
 
 def write(root: Node, more_defs: dict[str, Any]) -> Any:
@@ -33,7 +33,7 @@ class _Writer:
         return written
 
     def _measure(self, node: Node) -> int:
-        """How many words a schema has, those of shared schemas counted as one reference."""
+        """Number of keywords of a schema; a shared schema counts as one reference."""
         if node in self._open:
             self._shared.add(node)
             return 1
@@ -59,7 +59,7 @@ class _Writer:
         return 0
 
     def _written(self, schema: Any) -> Any:
-        """A node or what stands for one: a boolean, words of which some hold nodes, or what is written already."""
+        """A node or its equivalent: a boolean, keywords of which some hold nodes, or a schema that is written already."""
         if isinstance(schema, Written):
             return dict(schema)
         if isinstance(schema, dict):

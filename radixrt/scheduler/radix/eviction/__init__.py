@@ -1,1 +1,1 @@
-"""Which unlocked leaf of the radix tree goes first? One small class a policy, all behind one interface."""
+"""Eviction policies: the order in which unlocked leaves of the radix tree are evicted."""

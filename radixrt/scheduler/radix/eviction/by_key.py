@@ -1,4 +1,4 @@
-"""Which leaf has the smallest key? The policies that need to know no more than what is on a node."""
+"""Eviction policies that order leaves by a key on the node: LRU, FIFO, priority."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,10 @@ from radixrt.scheduler.radix.node import Node
 
 
 class ByKey(EvictionPolicy):
-    """The leaf with the smallest key goes first; of equal ones, that used longest ago."""
+    """Evicts the leaf with the smallest key first; of equal keys, the least recently used."""
 
-    def __init__(self, key: Callable[[Node], float]) -> None:
+    def __init__(self, key: Callable[[Node], float], *, orders_by_priority: bool = False) -> None:
+        self.orders_by_priority = orders_by_priority
         self._key = key
         self._leaves = LeafHeap()
 
@@ -22,21 +23,20 @@ class ByKey(EvictionPolicy):
 
 
 def least_recently_used() -> ByKey:
-    """The leaf that was used longest ago goes first.
+    """Evicts the least recently used leaf first.
 
-    A prefix is used whenever what continues it is, so interior nodes need no time stamps of their own.
+    A prefix is used whenever its continuation is, so interior nodes need no time stamps of their own.
     """
     return ByKey(lambda leaf: leaf.stamp)
 
 
 def first_in_first_out() -> ByKey:
-    """The leaf that was computed longest ago goes first, however often it was used. For comparison."""
+    """Evicts the leaf that was computed longest ago first. For comparison."""
     return ByKey(lambda leaf: leaf.created)
 
 
 def least_urgent() -> ByKey:
-    """The leaf goes first whose last request had the largest ``priority``.
-
-    As in the waiting queue of that name, the smallest number is the most urgent.
-    """
-    return ByKey(lambda leaf: 0 if leaf.hint is None else -leaf.hint.priority)
+    """Evicts the leaf first whose last request had the largest ``priority``; the smallest number is the most urgent."""
+    return ByKey(
+        lambda leaf: 0 if leaf.hint is None else -leaf.hint.priority, orders_by_priority=True
+    )

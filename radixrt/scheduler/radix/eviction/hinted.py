@@ -1,43 +1,42 @@
-"""What clients have said goes before what a policy guesses.
+"""Evicts by the clients' hints before the order of another policy.
 
-Leaves of a lower retention level go first. Within a level, the leaf goes that is needed latest, as far as that is known:
-where a client has said when it will go on, the time until then; else the time since the last use, for
-what has not been used for a while is likely to stay unused for about as long again. A leaf whose stated use is overdue
-counts as used when it was due. So the cache evicts like Belady's optimum where clients tell their future, and
-like the policy below where they don't: without hints there is no difference at all.
+Leaves of a lower retention level are evicted first. Within a level, the leaf that is needed latest is evicted first: a
+leaf with a stated next use is needed then; a leaf without one is taken to be needed after as long a time as it has been
+unused. A leaf whose next use is overdue counts as used when it was due. So the cache evicts like Belady's optimum where
+clients state their next uses, and exactly like the base policy where there are no hints.
 """
 
 from collections.abc import Callable
 
-from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.leaf_heap import LeafHeap
-from radixrt.scheduler.radix.eviction.policy import EvictionPolicy, Use
-from radixrt.scheduler.radix.hint import DEFAULT, HIGH, NONE, Hint
+from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
+from radixrt.scheduler.radix.hint import DEFAULT, HIGH, NONE
 from radixrt.scheduler.radix.node import Node
 
 
 class Hinted(EvictionPolicy):
-    """Asks ``base`` for leaves of the level "default" whose next use nobody has stated.
+    """Orders leaves of the level "default" without a stated next use by ``base``.
 
-    O(log n) besides what the base takes. A leaf that comes to another heap leaves an entry behind in the one it
-    was in; those are skipped when they come to the top.
+    O(log n) besides the costs of ``base``. A leaf that moves to another heap leaves an entry behind, which is skipped
+    when it comes to the top.
     """
 
     def __init__(self, base: EvictionPolicy, clock: Callable[[], float]) -> None:
+        self.orders_by_priority = base.orders_by_priority
         self._base = base
         self._clock = clock
         self._levels = [
-            _Level(NONE, least_recently_used()),
-            _Level(DEFAULT, base),
-            _Level(HIGH, least_recently_used()),
+            _LeavesOfLevel(NONE, least_recently_used()),
+            _LeavesOfLevel(DEFAULT, base),
+            _LeavesOfLevel(HIGH, least_recently_used()),
         ]
         self._changing = LeafHeap()
-        """By the time at which what is said of a leaf changes."""
+        """By the time at which the leaf's hint changes."""
 
     def offer(self, leaf: Node) -> None:
         if leaf.hint is not None:
-            self._forget_what_is_past(leaf)
+            self._drop_outdated_hint(leaf)
         if leaf.hint is None:
             self._base.offer(leaf)
             return
@@ -54,14 +53,8 @@ class Hinted(EvictionPolicy):
         leaves = (level.pop(now) for level in self._levels)
         return next((leaf for leaf in leaves if leaf is not None), None)
 
-    def observe(self, tokens: TokenIds, salt: str) -> Use | None:
-        return self._base.observe(tokens, salt)
-
-    def observe_end(self, use: Use, num_output: int) -> None:
-        self._base.observe_end(use, num_output)
-
-    def _forget_what_is_past(self, leaf: Node) -> None:
-        """A use that was due counts as one, so the base is offered a leaf with a new stamp."""
+    def _drop_outdated_hint(self, leaf: Node) -> None:
+        """Keep the part of a hint that still holds; a next use that was due counts as a use."""
         assert leaf.hint is not None
         now, due = self._clock(), leaf.hint.next_use
         if due is not None and due <= now:
@@ -69,8 +62,8 @@ class Hinted(EvictionPolicy):
         leaf.hint = leaf.hint.at(now)
 
 
-class _Level:
-    """The leaves of one retention level: those whose next use is stated, and the others."""
+class _LeavesOfLevel:
+    """The leaves of one retention level, with and without a stated next use."""
 
     def __init__(self, level: int, unstated: EvictionPolicy) -> None:
         self._level = level
@@ -111,11 +104,8 @@ class _Level:
         return None
 
     def _is_here(self, leaf: Node) -> bool:
-        return (leaf.hint or _NO_HINT).level == self._level
+        return (DEFAULT if leaf.hint is None else leaf.hint.level) == self._level
 
 
 def _next_use(leaf: Node) -> float | None:
     return None if leaf.hint is None else leaf.hint.next_use
-
-
-_NO_HINT = Hint()

@@ -1,7 +1,7 @@
-"""How are leaves kept in order although their place in it changes? A binary heap with lazy deletion.
+"""A binary heap of leaves with lazy deletion.
 
-An entry is stale once its leaf was used again, locked, given a child or removed, and is then skipped when it comes
-to the top. O(log n) amortised: the heap is rebuilt when stale entries outnumber live ones.
+An entry is stale once its leaf was used again, locked, given a child or removed, and is skipped when it comes to the
+top. O(log n) amortised: the heap is rebuilt when stale entries outnumber live ones.
 """
 
 import heapq
@@ -16,7 +16,7 @@ class LeafHeap:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Node]] = []
-        """Key, stamp at that time and leaf; of equal keys the leaf that was used longer ago comes first."""
+        """Key, stamp at the time of the push, and leaf; of equal keys the least recently used comes first."""
         self._rebuild_above = SMALLEST_REBUILD
 
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class LeafHeap:
             self._rebuild()
 
     def peek(self) -> Node | None:
-        """The leaf with the smallest key; None if there is none. It stays here."""
+        """The leaf with the smallest key, which stays in the heap; None if there is none."""
         while self._heap:
             _, stamp, leaf = self._heap[0]
             if leaf.is_evictable and leaf.stamp == stamp:
@@ -38,7 +38,7 @@ class LeafHeap:
         return None
 
     def peek_key(self) -> float:
-        """The key of what :meth:`peek` has just returned."""
+        """The key of the leaf that :meth:`peek` has just returned."""
         return self._heap[0][0]
 
     def pop(self) -> Node | None:

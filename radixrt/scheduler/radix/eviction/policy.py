@@ -1,41 +1,46 @@
-"""What does the tree ask of an eviction policy?
+"""The interface of eviction policies: they order the leaves that may be evicted.
 
-The tree trims the leaf that :meth:`EvictionPolicy.pop` returns from its tail, page by page, and offers what is
-left of it again. What a policy may go by is on the node: when it was used, when it was made, how many turns of a
-conversation led to it, what its client asked for.
+The tree trims the leaf that :meth:`EvictionPolicy.pop` returns from its tail, page by page, and offers the rest again.
+Whatever a policy may order by is on the node: last use, creation, hints. A policy that wants to know more listens to
+the events.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Protocol
 
-from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.radix.node import Node
 
 
-@dataclass(eq=False, slots=True)
-class Use:
-    """What a policy has noted of one request."""
-
-    kind: int
-    """A class of traffic, which is noted on the nodes that the request uses last."""
-
-
 class EvictionPolicy(Protocol):
-    """Orders the leaves that may be evicted. One that learns from the traffic observes requests, too."""
+    """Orders the leaves that may be evicted."""
+
+    orders_by_priority: bool = False
+    """Whether requests note their ``priority`` on the nodes that they used."""
+    follows_queue: bool = False
+    """Whether the waiting queue tells :meth:`expect` and :meth:`forget`."""
 
     @abstractmethod
     def offer(self, leaf: Node) -> None:
-        """``leaf`` may be evicted from now on. It is offered again whenever what is known of it has changed."""
+        """``leaf`` may be evicted from now on. It is offered again when its place in the order may have changed."""
 
     @abstractmethod
     def pop(self) -> Node | None:
-        """Take the leaf that should go first; None if every leaf is locked."""
+        """Take the leaf to evict first; None if every leaf is locked."""
 
-    def observe(self, tokens: TokenIds, salt: str) -> Use | None:
-        """A request with this prompt is being admitted. None: the policy does not learn."""
-        return None
+    # ------------------------------------------------------------ events of the waiting queue
 
-    def observe_end(self, use: Use, num_output: int) -> None:
-        """Its answer is complete, or its client gone, after so many tokens: may change its kind."""
+    def expect(self, seq_id: int, arrived: float, node: Node) -> None:
+        """A sequence waits whose cached prefix ends at the end of ``node``.
+
+        Args:
+            arrived: time of its arrival, in seconds.
+        """
         return
+
+    def forget(self, seq_id: int) -> None:
+        """A sequence waits no longer. Unknown ids are ignored."""
+        return
+
+    def take_shortened(self, limit: int) -> list[int]:
+        """Up to ``limit`` waiting sequences of whose cached prefix a part was evicted, each told once."""
+        return []

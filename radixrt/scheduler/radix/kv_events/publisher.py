@@ -1,7 +1,7 @@
-"""How do KV events reach subscribers without holding the scheduler up? A PUB socket, and a ROUTER socket for replays.
+"""Publishes KV events on a PUB socket, and answers replay requests on a ROUTER socket.
 
-PUB never waits: for a subscriber that reads too slowly it queues a bounded number of batches and drops the rest, which
-the subscriber sees from the gap in the sequence numbers. It then asks for what it lacks.
+PUB never waits. For a slow subscriber it queues a bounded number of batches and drops the others. The subscriber sees the
+gap in the sequence numbers and requests a replay.
 """
 
 import logging
@@ -21,23 +21,23 @@ from radixrt.scheduler.radix.tree import RadixTree
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_BATCHES = 1000
-"""For each subscriber that does not keep up."""
+"""For each slow subscriber."""
 
 MAX_QUEUED_REPLIES = 2
-"""For each client that asks for replays and does not read them."""
+"""For each client that does not read its replays."""
 
 MAX_REQUEST_BYTES = 1024
 
 
 class EventPublisher:
-    """Sends what an :class:`EventStream` has to say.
+    """Sends the batches of an :class:`EventStream`.
 
     Args:
         address: of the PUB socket; ``tcp://…`` or ``ipc://…``.
         replay_address: of the ROUTER socket; None: no replays.
 
     Raises:
-        ConfigError: an address can't be had.
+        ConfigError: an address cannot be bound.
     """
 
     def __init__(self, stream: EventStream, address: str, replay_address: str | None) -> None:
@@ -45,13 +45,13 @@ class EventPublisher:
         self._requests: Decoder[ReplayRequest] = Decoder(ReplayRequest)
         self._events = _bind(zmq.PUB, "--kv-events", address, MAX_QUEUED_BATCHES)
         self.socket: zmq.Socket | None = None
-        """Has something to read when somebody asks for a replay."""
+        """The ROUTER socket; readable when a client requests a replay."""
         if replay_address is not None:
             flag = "--kv-events-replay"
             self.socket = _bind(zmq.ROUTER, flag, replay_address, MAX_QUEUED_REPLIES)
 
     def publish(self) -> None:
-        """Send what has changed since the last call, and answer one replay request. Never waits."""
+        """Send the changes since the last call, and answer one replay request. Never waits."""
         batch = self.stream.next_batch()
         if batch is not None:
             self._events.send(batch, zmq.NOBLOCK)
@@ -65,12 +65,12 @@ class EventPublisher:
             return
         request = self._requests.decode(frame)
         if request is not None:
-            # To whom does not read its replies, ROUTER drops them.
+            # ROUTER drops replies to a client that does not read them.
             reply = self.stream.replay(request)
             replays.send_multipart([*envelope, reply], zmq.NOBLOCK, copy=False)
 
     def add_stats(self, stats: SchedulerStats) -> SchedulerStats:
-        """The scheduler's stats with what the stream counts."""
+        """The scheduler's stats with the stream's counters."""
         return msgspec.structs.replace(
             stats,
             kv_events=self.stream.num_events,
@@ -86,16 +86,16 @@ class EventPublisher:
 
 
 def start_publisher(config: ServerConfig, tree: RadixTree, num_pages: int) -> EventPublisher | None:
-    """Publish what enters and leaves ``tree``, if the settings ask for it.
+    """Publish the changes of ``tree``, if ``--kv-events`` is set.
 
     Raises:
-        ConfigError: an address can't be had.
+        ConfigError: an address cannot be bound.
     """
     if config.kv_events is None:
         return None
     with_token_ids = config.kv_events_tokens
     recorder = EventRecorder(num_pages, tree.page_size, with_token_ids=with_token_ids)
-    stream = EventStream(recorder, config.kv_events_buffer)
+    stream = EventStream(recorder)
     publisher = EventPublisher(stream, config.kv_events, config.kv_events_replay)
     tree.observer = recorder
     return publisher

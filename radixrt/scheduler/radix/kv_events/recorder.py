@@ -1,4 +1,4 @@
-"""Which block hashes have entered and left the radix tree? Remembers the hash behind every page."""
+"""Turns the changes of the radix tree into events with block hashes; keeps the hash of every cached page."""
 
 from typing import NamedTuple
 
@@ -22,12 +22,12 @@ class _Stored(NamedTuple):
 
 
 class EventRecorder:
-    """The tree's observer. What it hears is only noted; hashes are computed when the events are taken, which is when
-    the worker has its next step to compute.
+    """The tree's observer. It notes the changes, and computes hashes when the events are taken, while the worker computes
+    its next step.
 
     Args:
         num_pages: of the KV pool.
-        with_token_ids: whether the events tell what is in the blocks.
+        with_token_ids: whether the events contain the blocks' token ids.
     """
 
     def __init__(self, num_pages: int, page_size: int, *, with_token_ids: bool) -> None:
@@ -47,7 +47,7 @@ class EventRecorder:
         self._changes.append(pages)
 
     def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
-        """What has happened since the last call, in order."""
+        """The events since the last call, in order."""
         changes, self._changes = self._changes, []
         return [
             self._store(change) if isinstance(change, _Stored) else self._remove(change)
@@ -83,5 +83,5 @@ class EventRecorder:
         self._state[pages] = _ABSENT
         self._num_cached -= len(pages)
         if self._num_cached == 0:
-            return AllBlocksCleared()  # says the same in fewer bytes
+            return AllBlocksCleared()  # the same in fewer bytes
         return BlockRemoved(block_hashes=self._hashes[pages].tobytes())

@@ -1,7 +1,7 @@
-"""What was published, and what does a subscriber get that has missed some of it?
+"""Numbers the batches of events, and replays the last ones to subscribers that missed them.
 
-The last batches are kept as they were sent. Who lacks only those gets them again; who lacks more, comes from another
-start of the engine, or is new gets a snapshot, which is 8 bytes a block.
+The last batches are kept as they were sent. A subscriber that lacks older ones, is new or comes from another start of the
+engine gets a snapshot, of 8 bytes a block.
 """
 
 import secrets
@@ -13,16 +13,19 @@ import msgspec
 from radixrt.kv.events import Event, EventBatch, ReplayRequest
 from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
 
+MAX_BATCHES = 10_000
+"""Kept for replays."""
+
 MAX_BUFFER_BYTES = 32 << 20
-"""Of the batches kept, whatever their number: a replay is one message, and the scheduler sends it between two steps."""
+"""Of all kept batches. A replay is one message, which the scheduler sends between two steps."""
 
 
 class EventStream:
     """Numbers the batches of one recorder and keeps the last ``max_batches``."""
 
-    def __init__(self, recorder: EventRecorder, max_batches: int) -> None:
+    def __init__(self, recorder: EventRecorder, max_batches: int = MAX_BATCHES) -> None:
         self._recorder = recorder
-        self._max_batches = max_batches
+        self.max_batches = max_batches
         self._stream = secrets.token_hex(8)
         self._encoder = msgspec.msgpack.Encoder()
         self._kept: deque[bytes] = deque()
@@ -34,7 +37,7 @@ class EventStream:
         self.num_snapshots = 0
 
     def next_batch(self) -> bytes | None:
-        """What has changed since the last call, ready to be sent; None if nothing has."""
+        """The changes since the last call, encoded; None if there are none."""
         events = self._recorder.take_events()
         if not events:
             return None
@@ -45,7 +48,7 @@ class EventStream:
         return frame
 
     def replay(self, request: ReplayRequest) -> bytes:
-        """The answer to a replay request: a msgpack list of batches. To be called right after :meth:`next_batch`."""
+        """The answer to a replay request: a msgpack list of batches. Call it right after :meth:`next_batch`."""
         frames = self._batches_from(request)
         if frames is None:
             self.num_snapshots += 1
@@ -55,7 +58,7 @@ class EventStream:
         return self._encoder.encode([msgspec.Raw(frame) for frame in frames])
 
     def _batches_from(self, request: ReplayRequest) -> list[bytes] | None:
-        """The batches that a subscriber lacks; None if they are not here any more, or never were."""
+        """The batches that a subscriber lacks; None if they are not kept."""
         num_missing = self.num_batches + 1 - request.sequence
         if request.stream != self._stream or not 0 <= num_missing <= len(self._kept):
             return None
@@ -73,5 +76,5 @@ class EventStream:
     def _keep(self, frame: bytes) -> None:
         self._kept.append(frame)
         self._kept_bytes += len(frame)
-        while len(self._kept) > self._max_batches or self._kept_bytes > MAX_BUFFER_BYTES:
+        while len(self._kept) > self.max_batches or self._kept_bytes > MAX_BUFFER_BYTES:
             self._kept_bytes -= len(self._kept.popleft())

@@ -1,0 +1,72 @@
+"""Makes byte-level tokenizers to measure with: of the 256 bytes alone, or of realistic size."""
+
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+CORPUS_CHARACTERS = 40_000_000
+END = "<|endoftext|>"
+
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+"""The characters by which byte-level tokenizers write the 256 bytes."""
+
+
+def byte_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """A tokenizer of the 256 bytes, the tokens that ``merges`` make of them, and END as the last token.
+
+    Args:
+        merges: pairs of tokens, each made before; no two pairs make the same token.
+    """
+    tokens = [*BYTES, *(left + right for left, right in merges)]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=list(merges)))
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def train_tokenizer(vocab_size: int) -> Tokenizer:
+    """A byte-level BPE tokenizer of ``vocab_size`` tokens, END the last, trained on what every Python installation has:
+    the source of its own library. The same on every run.
+
+    Raises:
+        ValueError: the library's text gives fewer tokens.
+    """
+    tokenizer = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        initial_alphabet=BYTES,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_library_source(), trainer)
+    tokenizer.add_special_tokens([END])
+    if tokenizer.get_vocab_size() < vocab_size:
+        raise ValueError(
+            f"There is text for {tokenizer.get_vocab_size()} tokens only, not for {vocab_size}."
+        )
+    return tokenizer
+
+
+def _library_source() -> Iterator[str]:
+    paths = sysconfig.get_paths()
+    roots = [Path(paths["stdlib"]), Path(paths["purelib"])]
+    total = 0
+    for root in roots:
+        for file in sorted(root.rglob("*.py")):
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):
+                continue
+            yield text
+            total += len(text)
+            if total >= CORPUS_CHARACTERS:
+                return

@@ -1,0 +1,110 @@
+"""Writes a checkpoint folder without weights, for measurements where the text does not matter: ``python -m bench.dummy_checkpoint DIR``."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from bench.byte_tokenizer import END, byte_tokenizer
+from radixrt.bench.arguments import not_negative, positive
+
+EXPERTS_A_TOKEN = 4
+
+
+def write_dummy_checkpoint(
+    folder: Path,
+    *,
+    hidden_size: int = 896,
+    num_layers: int = 24,
+    num_heads: int | None = None,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    intermediate_size: int | None = None,
+    vocab_size: int = 32000,
+    context_length: int = 8192,
+    dtype: str = "bfloat16",
+    num_experts: int = 0,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
+    """Write config and tokenizer of a Llama-shaped model, or with experts of a Qwen3-MoE; serve it with ``--load-format dummy``.
+
+    The defaults are the shape of a 0.5 B model with a vocabulary of 32k. Unless one is given, the tokenizer
+    knows bytes only; its last token ends an answer.
+    """
+    tokenizer = tokenizer or byte_tokenizer()
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size or round(hidden_size * 5.43),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads or hidden_size // head_dim,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": context_length,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "torch_dtype": dtype,
+        "eos_token_id": tokenizer.token_to_id(END),
+    }
+    if num_experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": num_experts,
+            "num_experts_per_tok": min(EXPERTS_A_TOKEN, num_experts),
+            "moe_intermediate_size": hidden_size // 2,
+            "norm_topk_prob": True,
+        }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "chat_template": "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}assistant: ",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def add_shape(parser: argparse.ArgumentParser, **defaults: int) -> None:
+    """Declare the flags ``--hidden-size``, ``--num-layers`` and ``--vocab-size`` for which a default is given."""
+    for flag in ("--hidden-size", "--num-layers", "--vocab-size"):
+        default = defaults.get(flag.removeprefix("--").replace("-", "_"))
+        if default is not None:
+            parser.add_argument(flag, type=positive, default=default, metavar="N", help="of the untrained model (default: %(default)s)")  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the checkpoint and print the command that serves it; returns the exit status."""
+    arguments = _parse(argv)
+    folder = write_dummy_checkpoint(
+        Path(arguments.folder),
+        hidden_size=arguments.hidden_size,
+        num_layers=arguments.num_layers,
+        vocab_size=arguments.vocab_size,
+        dtype=arguments.dtype,
+        num_experts=arguments.num_experts,
+    )
+    print(f"Serve it with: radixrt serve --model-path {folder} --load-format dummy")
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.dummy_checkpoint", description=__doc__)
+    parser.add_argument("folder", metavar="DIR", help="where to write it")
+    add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--num-experts", type=not_negative, default=0, metavar="N", help="of each layer, of which a token goes to four; each is half as wide as the hidden states (default: %(default)s, a dense model)")  # fmt: skip
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Serves a model on a free port of this machine for as long as a measurement takes."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+
+from bench import children
+from radixrt.base.errors import ConfigError
+
+START_TIMEOUT_S = 120
+
+
+@contextlib.contextmanager
+def local_server(model_path: str, *flags: str) -> Iterator[str]:
+    """Serve a model until the block ends; yields the server's URL, without ``/v1``.
+
+    Raises:
+        ConfigError: the server did not start; the reason is on stderr.
+    """
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "radixrt.cli",
+        "serve",
+        "--model-path",
+        model_path,
+        "--port",
+        str(port),
+        *flags,
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with children.running(command, stdout=subprocess.DEVNULL) as process:
+        _wait_until_alive(url, process)
+        yield url
+
+
+def free_port() -> int:
+    """A port of this machine on which no program listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_alive(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/health").close()
+            return
+        time.sleep(0.05)
+    raise ConfigError("The server for the measurement did not start.")

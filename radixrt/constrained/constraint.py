@@ -1,0 +1,86 @@
+"""The kinds of constraint that a request can ask for, in the form in which they travel before compilation."""
+
+from typing import Annotated
+
+import msgspec
+
+
+class _Constraint(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all kinds; the class name is the tag."""
+
+
+class JsonSchema(_Constraint, frozen=True, kw_only=True):
+    """JSON that is valid under a schema (draft 4 to 2020-12)."""
+
+    schema: str
+    """JSON text. The order of its keys is kept: properties are generated in this order."""
+    strict: bool = True
+    """False: keywords that can't be enforced are left out, and reported. True: they are an error."""
+
+
+class AnyJson(_Constraint, frozen=True, kw_only=True):
+    """Any JSON."""
+
+    object_only: bool = True
+    """The whole is an object, as OpenAI's ``json_object`` means it."""
+
+
+class Regex(_Constraint, frozen=True, kw_only=True):
+    """Text that a regular expression matches from beginning to end."""
+
+    pattern: str
+
+
+class Choice(_Constraint, frozen=True, kw_only=True):
+    """One of these texts."""
+
+    options: tuple[str, ...]
+
+
+class Ebnf(_Constraint, frozen=True, kw_only=True):
+    """Text of a context-free grammar in GBNF, the EBNF of llama.cpp and xgrammar; it begins with ``root``."""
+
+    grammar: str
+
+
+class Lark(_Constraint, frozen=True, kw_only=True):
+    """Text of a context-free grammar in llguidance's dialect of Lark; it begins with ``start``."""
+
+    grammar: str
+
+
+class AnyText(_Constraint, frozen=True, kw_only=True):
+    """Any text: the content of a structural tag that is not held to anything but its end."""
+
+
+Content = JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | AnyText
+
+
+class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``begin``, then text that satisfies ``content``, then ``end``."""
+
+    begin: str
+    content: Content
+    end: str
+
+
+class StructuralTag(_Constraint, frozen=True, kw_only=True):
+    """Text with tags in it, such as tool calls.
+
+    Wherever free text writes one of the triggers, a tag that begins with it must follow.
+    """
+
+    tags: tuple[Tag, ...]
+    triggers: tuple[str, ...]
+    """Each a prefix of the ``begin`` of at least one tag; each ``begin`` has exactly one."""
+    free_text: bool = True
+    """Text is allowed before, between and after tags. False: only tags, with ``separator`` between them."""
+    separator: str = ""
+    min_tags: int = 0
+    max_tags: int | None = None
+
+
+Constraint = Annotated[
+    JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | StructuralTag,
+    msgspec.Meta(description="What an answer is held to."),
+]

@@ -1,0 +1,1 @@
+"""Executes programs: background calls, their results, and the admission of batches."""

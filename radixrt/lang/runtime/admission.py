@@ -1,0 +1,166 @@
+"""Admits the runs of a batch: ordered by common prefixes, and as many at a time as limit and KV cache allow.
+
+A program runs until it has a first call to send, and waits here. Runs that make one call after another need the KV of their
+earlier calls. If more of them are active than the cache holds, they evict each other's KV, and every call computes its whole
+prompt again. The server cannot prevent that: it does not know which requests will come back. So a run is admitted while the KV
+that the active runs are expected to compute fits in the cache. A run that becomes inactive, such as one in a slow tool, hands its
+place to the next one whatever the cache holds: waiting for tools in turn would cost more than prefixes that are computed again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from radixrt.lang.backends.protocol import Backend, Prompt
+from radixrt.lang.runtime.order import PrefixOrder, as_text
+from radixrt.lang.runtime.placeholder import BACKGROUND
+from radixrt.lang.tracing.records import CallRecord
+
+SETTLING_S = 0.02
+"""At most this long, once, the batch waits for first calls to put in order."""
+RESTING_S = 0.03
+"""This long after its last answer, a run without a call counts as inactive; programs take a moment between calls."""
+USED_SHARE = 0.9
+"""Share of the cache that a batch uses: pages are filled in part, and other clients may be there."""
+TOKENS_PER_CHARACTER = 0.35
+GROWTH = 1.5
+"""Until a run has ended, a run is expected to compute this many times the tokens of its first prompt."""
+
+
+@dataclass(eq=False)
+class _Run:
+    """A run of the batch that has sent a call, or waits to send its first."""
+
+    characters: int
+    """Of its first prompt."""
+    admitted: "asyncio.Future[None]"
+    calls: int = 0
+    """Calls under way."""
+    computed: int = 0
+    """Tokens of prompts and answers whose KV its calls have computed."""
+    is_active: bool = True
+    becomes_inactive: "asyncio.TimerHandle | None" = None
+
+
+class BatchAdmission:
+    """Lives in the background event loop; :meth:`leave` and :meth:`close` may be called from any thread."""
+
+    def __init__(self, backend: Backend, num_runs: int, concurrency: int) -> None:
+        """
+        Args:
+            num_runs: runs that reach their first call, or end, without waiting for each other.
+            concurrency: most runs that are admitted at a time.
+        """
+        self._backend = backend
+        self._concurrency = concurrency
+        self._num_expected = num_runs
+        self._all_came = asyncio.Event()
+        self._order = PrefixOrder()
+        self._waiting: dict[str, _Run] = {}
+        self._admitted: dict[str, _Run] = {}
+        self._cache_tokens: float | None = None
+        """Tokens that the batch may use; None: unknown, and every run fits."""
+        self._computed_by_ended: list[int] = []
+        """Of each run that has ended, if its calls told."""
+        self._opening: asyncio.Task[None] | None = None
+        self._is_open = False
+
+    @contextlib.asynccontextmanager
+    async def admission(
+        self, run_id: str, prompt: Prompt, record: CallRecord
+    ) -> AsyncIterator[None]:
+        """Inside the block, a call of a run is under way.
+
+        Args:
+            record: of the call; its usage is read at the end of the block.
+        """
+        if run_id not in self._admitted:
+            await asyncio.shield(self._waiting_run(run_id, as_text(prompt)).admitted)
+        run = self._admitted[run_id]
+        run.calls += 1
+        run.is_active = True
+        if run.becomes_inactive is not None:
+            run.becomes_inactive.cancel()
+        try:
+            yield
+        finally:
+            usage = record.usage
+            run.calls -= 1
+            run.computed += usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
+            if not run.calls and run_id in self._admitted:
+                loop = asyncio.get_running_loop()
+                run.becomes_inactive = loop.call_later(RESTING_S, self._set_inactive, run)
+
+    def leave(self, run_id: str) -> None:
+        """A run has ended."""
+        BACKGROUND.get().call_soon_threadsafe(self._leave, run_id)
+
+    def close(self) -> None:
+        """Admit no further runs."""
+        self._concurrency = 0
+
+    def _waiting_run(self, run_id: str, text: str) -> _Run:
+        if (run := self._waiting.get(run_id)) is None:
+            loop = asyncio.get_running_loop()
+            run = self._waiting[run_id] = _Run(len(text), loop.create_future())
+            self._order.add(text, run_id)
+            self._one_came()
+            self._opening = self._opening or asyncio.create_task(self._open())
+            self._admit()
+        return run
+
+    def _one_came(self) -> None:
+        self._num_expected -= 1
+        if self._num_expected <= 0:
+            self._all_came.set()
+
+    async def _open(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_came.wait(), SETTLING_S)
+        cache_tokens = await self._backend.cache_tokens()
+        self._cache_tokens = None if cache_tokens is None else cache_tokens * USED_SHARE
+        self._is_open = True
+        self._admit()
+
+    def _admit(self, places: int = 0) -> None:
+        """
+        Args:
+            places: runs that are admitted without regard to the cache.
+        """
+        while self._is_open and len(self._order) and len(self._admitted) < self._concurrency:
+            if places < 1 and not self._fits(self._waiting[self._order.peek()]):
+                return
+            places -= 1
+            run_id = self._order.pop()
+            run = self._admitted[run_id] = self._waiting.pop(run_id)
+            run.admitted.set_result(None)
+
+    def _fits(self, run: _Run) -> bool:
+        active = [other for other in self._admitted.values() if other.is_active]
+        if self._cache_tokens is None or not active:
+            return True
+        return sum(map(self._expected, [*active, run])) <= self._cache_tokens
+
+    def _expected(self, run: _Run) -> float:
+        """Tokens that a run will have computed at its end."""
+        ended = self._computed_by_ended
+        guess = run.characters * TOKENS_PER_CHARACTER * GROWTH
+        return max(run.computed, sum(ended) / len(ended) if ended else guess)
+
+    def _set_inactive(self, run: _Run) -> None:
+        run.is_active = False
+        self._admit(places=1)
+
+    def _leave(self, run_id: str) -> None:
+        if (waiting := self._waiting.pop(run_id, None)) is not None:
+            self._order.remove(run_id)
+            waiting.admitted.cancel()
+        elif (run := self._admitted.pop(run_id, None)) is not None:
+            if run.becomes_inactive is not None:
+                run.becomes_inactive.cancel()
+            if run.computed:
+                self._computed_by_ended.append(run.computed)
+        else:
+            self._one_came()  # it made no call
+        self._admit()

@@ -1,0 +1,78 @@
+"""Finds the waiting sequences whose cached prefix may have become longer.
+
+A waiting sequence's prefix ends where the tree lacks its next page. The prefix can only grow when exactly that page is
+inserted. So sequences are indexed by the page they lack, and an insertion looks up its pages, however many sequences
+wait. The sequences it finds are set aside, to be looked up again a few at a time.
+
+An eviction may have shortened a prefix since its lookup. The insertion that makes it longer than ever then begins before
+the page noted as lacking, so not only the first page of an insertion counts.
+"""
+
+from collections import deque
+
+MissingPage = tuple[str, int, bytes]
+"""Cache salt, number of pages before it, and its packed token ids. Equal pages at one depth below different prefixes are
+not told apart; the cost is an unnecessary lookup."""
+
+
+class PrefixWatch:
+    """Sequence ids by the page they lack."""
+
+    def __init__(self) -> None:
+        self._lacking: dict[int, dict[tuple[str, bytes], set[int]]] = {}
+        """By the number of pages before the lacking page, and then by salt and page."""
+        self._outdated: deque[set[int]] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether any sequence lacks a page."""
+        return bool(self._lacking)
+
+    def add(self, seq_id: int, page: MissingPage) -> None:
+        salt, depth, packed = page
+        self._lacking.setdefault(depth, {}).setdefault((salt, packed), set()).add(seq_id)
+
+    def discard(self, seq_id: int, page: MissingPage) -> None:
+        """Forget a sequence. One that is set aside is still taken."""
+        salt, depth, packed = page
+        lacking = self._lacking.get(depth, {}).get((salt, packed))
+        if lacking is not None:
+            lacking.discard(seq_id)
+            if not lacking:
+                self._forget(depth, (salt, packed))
+
+    def inserted(self, salt: str, depth: int, packed: bytes, page_bytes: int) -> None:
+        """Set aside all sequences that lacked one of the pages just inserted.
+
+        Args:
+            depth: number of pages before them.
+            packed: their token ids.
+            page_bytes: length of one page in ``packed``.
+        """
+        end = depth + len(packed) // page_bytes
+        for place in self._depths_between(depth, end):
+            start = (place - depth) * page_bytes
+            page = salt, packed[start : start + page_bytes]
+            lacking = self._lacking[place].get(page)
+            if lacking is not None:
+                self._outdated.append(lacking)
+                self._forget(place, page)
+
+    def _depths_between(self, start: int, end: int) -> list[int]:
+        """The depths of this range at which sequences lack a page."""
+        if end - start < len(self._lacking):
+            return [depth for depth in range(start, end) if depth in self._lacking]
+        return [depth for depth in self._lacking if start <= depth < end]
+
+    def _forget(self, depth: int, page: tuple[str, bytes]) -> None:
+        del self._lacking[depth][page]
+        if not self._lacking[depth]:
+            del self._lacking[depth]
+
+    def take_outdated(self) -> int | None:
+        """One of the sequence ids set aside; None if there is none."""
+        if not self._outdated:
+            return None
+        seq_id = self._outdated[0].pop()
+        if not self._outdated[0]:
+            self._outdated.popleft()
+        return seq_id

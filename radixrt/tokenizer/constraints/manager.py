@@ -1,0 +1,177 @@
+"""Serves the constraints of requests in the tokenizer process.
+
+Constraints are compiled, and values that no grammar covers are validated, in the helper processes of the compile
+pool. The manager also knows where in an answer the grammar begins.
+"""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
+from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.checks.token_texts import TokenTexts
+from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.pool import CompilePool
+from radixrt.constrained.compiler.route import CompileOptions
+from radixrt.constrained.constraint import Constraint
+from radixrt.constrained.grammar import Compiled
+from radixrt.messages.answers import EngineInfo
+from radixrt.messages.grammars import GrammarUse
+from radixrt.messages.ids import PackedIds, pack_ids
+from radixrt.messages.requests import GenerateRequest
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.messages.stats import StructuredStats
+from radixrt.tokenizer.answer.reasoning import FORMATS
+from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+
+COMPILE_MEMORY_BYTES = 1 << 30
+"""That a grammar may take to compile; then its request is refused."""
+
+MAX_ATTEMPTS = 16
+"""At one part of an answer that breaks its schema; then the request fails."""
+
+
+class ConstraintManager:
+    """The compile pool of one engine, with the vocabulary of its model."""
+
+    def __init__(
+        self, config: ServerConfig, tokenizer_file: Path, vocabulary: Vocabulary, info: EngineInfo
+    ) -> None:
+        """Leaves the tokenizer in ``tokenizer_file``, for the pool and for the workers."""
+        tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
+        self.counters = StructuredStats()
+        self._vocabulary = vocabulary
+        self._validates = config.debug_validate_structured_output
+        self._max_attempts = MAX_ATTEMPTS
+        self._token_texts: TokenTexts | None = None
+        self._has_end = any(0 <= token < info.vocab_size for token in info.eos_token_ids)
+        self._pool = CompilePool(
+            PoolConfig(
+                tokenizer_json=str(tokenizer_file),
+                vocab_size=info.vocab_size,
+                eos_token_ids=info.eos_token_ids,
+                options=CompileOptions(
+                    backend=config.grammar_backend, whitespace=config.grammar_whitespace
+                ),
+                time_limit_s=config.grammar_compile_timeout,
+                memory_limit_bytes=COMPILE_MEMORY_BYTES,
+            )
+        )
+
+    def start(self) -> None:
+        """Start the helper processes in the background."""
+        if self._has_end:
+            self._pool.start()
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def compile(self, constraint: Constraint) -> Compiled:
+        """Raises:
+        RequestError: the constraint can't be enforced, or takes too long.
+        """
+        if not self._has_end:
+            raise RequestError(
+                "Structured output needs a model with an end-of-sequence token: set eos_token_id in the checkpoint's "
+                "generation_config.json.",
+            )
+        self.counters.requests += 1
+        try:
+            return await self._pool.compile(constraint)
+        except RequestError:
+            self.counters.refused += 1
+            raise
+
+    async def validate(self, due: DueCheck) -> list[SpanError]:
+        """Raises:
+        RequestError: the validator takes too long.
+        """
+        self.counters.checks += 1
+        return await self._pool.validate(due.check.schema, due.text)
+
+    def grammar_use(
+        self, compiled: Compiled, request: GenerateRequest, prompt_text: str | None
+    ) -> GrammarUse:
+        """How the answers of a request are held to its compiled constraint."""
+        return GrammarUse(compiled.grammar.key, begin_after=self._begin_after(request, prompt_text))
+
+    def _begin_after(self, request: GenerateRequest, prompt_text: str | None) -> PackedIds:
+        """The tokens that close the thought, unless the prompt has closed it already."""
+        if not request.parse_reasoning:
+            return b""
+        closing = FORMATS[request.parse_reasoning].closing
+        if prompt_text is not None and prompt_text.rstrip().endswith(closing):
+            return b""
+        return pack_ids(self._vocabulary.encode(closing, add_special_tokens=False))
+
+    def checked(self, sequence: SequenceRequest, compiled: Compiled) -> CheckedSequence | None:
+        """Holds an answer back until its values are validated; None if the grammar enforces everything."""
+        final = compiled.validator if self._validates or compiled.unenforced else None
+        if not compiled.checks and final is None:
+            return None
+        if self._token_texts is None:
+            self._token_texts = token_texts(self._vocabulary)
+        return CheckedSequence(
+            sequence,
+            compiled.checks,
+            self._vocabulary,
+            self._token_texts,
+            max_attempts=self._max_attempts,
+            final_schema=final,
+        )
+
+    def verdict(
+        self, checked: CheckedSequence, due: DueCheck, errors: list[SpanError], seq_id: int
+    ) -> SequenceRequest | None:
+        """Take in the errors of a validator; returns a sequence ``seq_id`` to go on with, if a value was wrong.
+
+        Raises:
+            RequestError: the model did not find a valid value in the attempts that it has.
+        """
+        try:
+            again = checked.verdict(due, errors, seq_id)
+        except AttemptsExhausted as error:
+            self.counters.exhausted += 1
+            raise RequestError(str(error), status=422, code="structured_output_failed") from error
+        self.counters.retries += again is not None
+        return again
+
+    def report_violation(
+        self, constraint: Constraint | None, text: str, violation: str
+    ) -> RequestError:
+        """The error for an answer that violates an enforced schema; logs and counts it."""
+        self.counters.violations += 1
+        log.error(
+            "An answer breaks its constraint, which is a bug in radixrt: %s. Constraint: %s. Answer: %s",
+            violation, constraint, text,
+        )  # fmt: skip
+        return RequestError(
+            f"The answer breaks its schema, which is a bug in radixrt: {violation}",
+            status=500,
+            code="structured_output_violated",
+        )
+
+    def stats(self) -> StructuredStats:
+        return msgspec.structs.replace(
+            self.counters,
+            cache_hits=self._pool.compiled.hits,
+            cache_misses=self._pool.compiled.misses,
+            helpers_killed=self._pool.killed,
+        )
+
+
+def token_texts(vocabulary: Vocabulary) -> TokenTexts:
+    """The text of every token that is no control token."""
+    ids = range(vocabulary.backend.get_vocab_size())
+    return TokenTexts(
+        (i, vocabulary.token_bytes(i).decode("utf-8", "replace"))
+        for i in ids
+        if i not in vocabulary.special_ids
+    )

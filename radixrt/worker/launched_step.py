@@ -1,0 +1,61 @@
+"""A launched step, kept until its tokens are on the host."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixrt.device.device import Download, Mark
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.steps import SlotLogprobs
+from radixrt.worker.batch import Jumps, PromptSpan
+from radixrt.worker.sampling.logprobs import prompt_logprob_rows
+from radixrt.worker.sampling.sampler import SampledTokens
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLogprobs:
+    """Log-probabilities of a stretch of a prompt, on the device."""
+
+    span: PromptSpan
+    token_ids: Tensor  # [n, 1 + num_top], see radixrt.worker.sampling.logprobs.raw_logprobs
+    logprobs: Tensor  # as token_ids
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A launched step. Its slots may have been released, or given to others, when its tokens come."""
+
+    step_id: int
+    slots: NDArray[np.int64]  # [rows] that sample a token
+    jumps: Jumps
+    sampled: SampledTokens | None
+    """None: no row samples."""
+    prompt_logprobs: list[SpanLogprobs]
+    download: Download
+    launched: Mark
+    computed: Mark
+    """The forward pass is done."""
+    sampled_all: Mark
+    waited_s: float
+    begun: float
+    """``time.perf_counter`` in seconds when its plan was taken up."""
+    forced: dict[int, list[int]] = field(default_factory=dict)
+    """By slot: the sampled token and those that follow it, known before it was sampled. The matcher has taken them."""
+    released: set[int] = field(default_factory=set)
+    """Slots whose sequences were released since the launch."""
+
+    def read(self) -> tuple[TokenIds, list[SlotLogprobs], list[SlotLogprobs]]:
+        """Wait for the tokens. Returns token ids [rows], and the log-probabilities of answers and of prompts."""
+        arrived = self.download.wait()
+        in_prompts = len(arrived) - 2 * len(self.prompt_logprobs)
+        token_ids: TokenIds = np.empty(0, dtype=np.int32)
+        rows: list[SlotLogprobs] = []
+        if self.sampled is not None:
+            token_ids, rows = self.sampled.read(arrived[:in_prompts])
+        pairs = zip(arrived[in_prompts::2], arrived[in_prompts + 1 :: 2], strict=True)
+        prompt_rows: list[SlotLogprobs] = []
+        for part, (ids, logprobs) in zip(self.prompt_logprobs, pairs, strict=True):
+            prompt_rows += prompt_logprob_rows(ids, logprobs, part.span.slot, part.span.num_top)
+        return token_ids, rows, prompt_rows

@@ -1,0 +1,79 @@
+"""Loads compiled grammars in threads beside the steps, and hands out matchers of the loaded ones."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from radixrt.base.errors import RadixrtError
+from radixrt.constrained.grammar import Grammar, GrammarKey
+from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.matcher import Matcher
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+
+log = logging.getLogger(__name__)
+
+LOADING_THREADS = 4
+
+
+class GrammarLoader:
+    """The loaded grammars of one rank."""
+
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        report: Callable[[GrammarLoaded], None],
+    ) -> None:
+        """
+        Args:
+            tokenizer_file: a tokenizer.json, read when the first grammar comes.
+            vocab_size: of the model.
+            eos_token_ids: of the model.
+            report: is told of each grammar that is ready; called in threads, one at a time.
+        """
+        self._tokenizer_file = tokenizer_file
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._report = report
+        self._one_at_a_time = threading.Lock()
+        self._facts: TokenizerFacts | None = None
+        self._loaded: dict[GrammarKey, Matcher] = {}
+        self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
+
+    def order(self, message: LoadGrammar | DropGrammar) -> None:
+        """Begin to load a grammar, or drop one."""
+        match message:
+            case LoadGrammar():
+                self._threads.submit(self._load, message.grammar)
+            case DropGrammar():  # comes when every rank has answered the load
+                self._loaded.pop(message.key, None)
+
+    def matcher(self, key: GrammarKey) -> Matcher:
+        """A new matcher of a loaded grammar, in its initial state."""
+        return self._loaded[key].fork()
+
+    def _load(self, grammar: Grammar) -> None:
+        error = None
+        try:
+            self._loaded[grammar.key] = load_grammar(grammar, self._read_facts())
+        except RadixrtError as refused:
+            error = str(refused)
+        except Exception:
+            log.exception("A grammar that was compiled could not be loaded.")
+            error = "The worker can't load the grammar; the server's log says more."
+        with self._one_at_a_time:
+            self._report(GrammarLoaded(key=grammar.key, error=error))
+
+    def _read_facts(self) -> TokenizerFacts:
+        with self._one_at_a_time:
+            if self._facts is None:
+                self._facts = TokenizerFacts.load(
+                    self._tokenizer_file,
+                    vocab_size=self._vocab_size,
+                    eos_token_ids=self._eos_token_ids,
+                )
+            return self._facts

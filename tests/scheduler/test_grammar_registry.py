@@ -1,0 +1,133 @@
+"""The grammars that a scheduler was sent: who waits for them, and who is refused without them."""
+
+import pytest
+
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.grammar import Grammar
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import RequestOptions
+from radixrt.messages.sequences import SequenceRefused, SequenceRequest
+from radixrt.scheduler.scheduler import Scheduler
+from tests.scheduler.engine_model import EngineModel, limits
+
+GRAMMAR = Grammar.compiled("llguidance", b"source")
+KEY = GRAMMAR.key
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    """With two ranks."""
+    return Scheduler(limits(num_ranks=2))
+
+
+def add(scheduler: Scheduler, seq_id: int, key: bytes = KEY) -> SequenceRefused | None:
+    return scheduler.add(
+        SequenceRequest(
+            seq_id=seq_id,
+            token_ids=pack_ids([1, 2, 3]),
+            options=RequestOptions(sampling=SamplingParams(max_tokens=4)),
+            grammar=GrammarUse(key),
+        )
+    )
+
+
+def test_sequences_wait_until_every_rank_has_loaded_their_grammar(scheduler: Scheduler) -> None:
+    scheduler.grammars.load(LoadGrammar(GRAMMAR))
+    assert scheduler.grammars.take_orders() == [LoadGrammar(GRAMMAR)]
+    assert add(scheduler, 0) is None and add(scheduler, 1) is None
+    assert scheduler.grammar_loaded(GrammarLoaded(key=KEY)) == []
+    assert scheduler.plan() is None and scheduler.grammars.num_waiting == 2
+    assert scheduler.grammar_loaded(GrammarLoaded(key=KEY)) == []
+    plan = scheduler.plan()
+    assert plan is not None and [admit.grammar for admit in plan.admit] == [GrammarUse(KEY)] * 2
+    assert add(scheduler, 2) is None and scheduler.grammars.num_waiting == 0
+    assert scheduler.grammars.take_orders() == [], "it was loaded once"
+
+
+@pytest.mark.parametrize("errors", [("damaged", None), (None, "damaged"), ("damaged", "again")])
+def test_a_rank_that_can_not_load_it_refuses_each_waiting_sequence(
+    scheduler: Scheduler, errors: tuple[str | None, str | None]
+) -> None:
+    scheduler.grammars.load(LoadGrammar(GRAMMAR))
+    for seq_id in range(3):
+        assert add(scheduler, seq_id) is None
+    first, second = (GrammarLoaded(key=KEY, error=error) for error in errors)
+    assert scheduler.grammar_loaded(first) == []
+    refused = scheduler.grammar_loaded(second)
+    assert [one.seq_id for one in refused] == [0, 1, 2]
+    assert {(one.message, one.status, one.grammar_lost) for one in refused} == {
+        ("damaged", 400, True)
+    }
+    late = add(scheduler, 3)  # was on its way
+    assert late is not None and (late.message, late.grammar_lost) == ("damaged", True)
+    assert scheduler.counters.refused == 4 and scheduler.grammars.num_waiting == 0
+    assert scheduler.plan() is None
+
+    scheduler.grammars.drop(DropGrammar(KEY))  # what the tokenizer process does then
+    scheduler.grammars.load(LoadGrammar(GRAMMAR))
+    orders = [LoadGrammar(GRAMMAR), DropGrammar(KEY), LoadGrammar(GRAMMAR)]
+    assert scheduler.grammars.take_orders() == orders
+    assert add(scheduler, 4) is None
+    for _ in range(2):
+        assert scheduler.grammar_loaded(GrammarLoaded(key=KEY)) == []
+    assert scheduler.plan() is not None
+
+
+@pytest.mark.parametrize("key", [b"", b"\xff", KEY])
+def test_an_unknown_key_refuses_its_request_alone(scheduler: Scheduler, key: bytes) -> None:
+    refused = add(scheduler, 0, key)
+    assert refused is not None and (refused.status, refused.grammar_lost) == (500, True)
+    scheduler.grammars.drop(DropGrammar(key))  # ignored
+    assert scheduler.grammars.take_orders() == [] and len(scheduler.grammars) == 0
+    engine = EngineModel(limits())
+    engine.scheduler.add(
+        SequenceRequest(
+            seq_id=99,
+            token_ids=pack_ids([1]),
+            options=RequestOptions(sampling=SamplingParams(max_tokens=4)),
+            grammar=GrammarUse(key),
+        )
+    )
+    engine.add([1, 2, 3])
+    engine.run()
+
+
+def test_a_drop_waits_for_the_answers_of_all_ranks(scheduler: Scheduler) -> None:
+    """Else an answer to the first load could pass for one to the second."""
+    grammars = scheduler.grammars
+    grammars.load(LoadGrammar(GRAMMAR))
+    grammars.drop(DropGrammar(KEY))
+    scheduler.grammar_loaded(GrammarLoaded(key=KEY))
+    assert grammars.take_orders() == [LoadGrammar(GRAMMAR)]
+    scheduler.grammar_loaded(GrammarLoaded(key=KEY))
+    assert grammars.take_orders() == [DropGrammar(KEY)] and len(grammars) == 0
+
+
+def test_a_grammar_sent_again_while_it_is_loaded_stays(scheduler: Scheduler) -> None:
+    grammars = scheduler.grammars
+    grammars.load(LoadGrammar(GRAMMAR))
+    scheduler.grammar_loaded(GrammarLoaded(key=KEY))
+    grammars.drop(DropGrammar(KEY))
+    grammars.load(LoadGrammar(GRAMMAR))
+    assert add(scheduler, 0) is None
+    scheduler.grammar_loaded(GrammarLoaded(key=KEY))
+    assert grammars.take_orders() == [LoadGrammar(GRAMMAR)]
+    assert scheduler.plan() is not None
+
+
+def test_who_leaves_while_it_waits_is_not_queued(scheduler: Scheduler) -> None:
+    engine = EngineModel(limits())
+    gone, stays = engine.add([1, 2], grammar=b"json"), engine.add([1, 3], grammar=b"json")
+    engine.release(gone)
+    engine.run()
+    assert engine.finished[gone] == "released" and engine.answers[gone] == []
+    assert engine.finished[stays] in ("stop", "length") and engine.num_loads == 1
+
+
+def test_a_dropped_grammar_is_loaded_again_when_it_is_sent_again() -> None:
+    engine = EngineModel(limits())  # keeps one unused grammar
+    for source in (b"json", b"regex", b"json", b"json"):
+        engine.add([1, 2, 3], grammar=source)
+        engine.run()
+    assert engine.num_loads == 3

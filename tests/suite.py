@@ -1,0 +1,133 @@
+"""Hooks for runs of many tests: distribution over processes, and a summary of skips and started processes."""
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import certifi
+import pytest
+
+DEMO_SERVER = "demo server"
+SHARED = {
+    "tests/docs/test_snippets.py": DEMO_SERVER,
+    "tests/lang/test_docs.py": DEMO_SERVER,
+    "tests/lang/test_economy.py": DEMO_SERVER,
+    "tests/lang/test_examples.py": DEMO_SERVER,
+    "tests/lang/test_leaving.py": DEMO_SERVER,
+    "tests/lang/test_pins.py": DEMO_SERVER,
+    "tests/lang/test_servers.py": DEMO_SERVER,
+    "tests/server/test_demo.py": DEMO_SERVER,
+    "tests/server/test_structured.py": DEMO_SERVER,
+    "tests/engine/test_llm.py": "LLM",
+    "tests/engine/test_llm_cache.py": "LLM",
+    "tests/engine/test_llm_structured.py": DEMO_SERVER,
+    "tests/server/test_cache.py": "tiny server",
+    "tests/server/test_examples.py": "tiny server",
+    "tests/server/test_requests.py": "tiny server",
+}
+"""Files of tests that use one server or engine: they run in the same process, one after the other."""
+
+FIRST = ("tests/constrained/test_capabilities.py", "tests/server/", "tests/docs/", "tests/lang/", "tests/engine/", "tests/triton/")  # fmt: skip
+"""Slow files begin first, so that no process is left with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files for ``make test``; a single process keeps the usual order within them."""
+    places = {item.nodeid.partition("::")[0]: len(FIRST) for item in items}
+    for file in places:
+        for place, prefix in enumerate(FIRST):
+            if file.startswith(prefix):
+                places[file] = place
+                break
+    items.sort(key=lambda item: places[item.nodeid.partition("::")[0]])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Send whole files to a process, and files that share a server to the same one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class BySharedServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return SHARED.get(file, file)
+
+    return BySharedServer(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+started: Counter[str] = Counter()
+"""Python modules and programs that the tests have started, with their numbers."""
+
+
+def _count(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen" and _counting:
+        started[_kind(arguments[1])] += 1
+
+
+def _kind(command: str | bytes | Sequence[Any]) -> str:
+    if isinstance(command, str | bytes):
+        return "shell"
+    words = [os.fsdecode(word) for word in command]
+    if "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    return "python" if words[0] == sys.executable else os.path.basename(words[0])
+
+
+_counting = False
+_certificate = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115 (removed with this process)
+_cpu_seconds: Counter[str] = Counter()
+
+
+def pytest_configure() -> None:
+    """Count started processes; let clients load one certificate instead of all, which takes 20 ms a client.
+
+    Tests talk to this machine alone, and without TLS.
+    """
+    global _counting
+    if not _counting:
+        sys.addaudithook(_count)  # it cannot be removed
+        end = "-----END CERTIFICATE-----"
+        _certificate.write(Path(certifi.where()).read_text("utf-8").partition(end)[0] + end)
+        _certificate.flush()
+        os.environ.setdefault("SSL_CERT_FILE", _certificate.name)
+    _counting = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    times = os.times()
+    _cpu_seconds["tests"] += times.user + times.system
+    _cpu_seconds["processes"] += times.children_user + times.children_system
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["started"], output["cpu_seconds"] = dict(started), dict(_cpu_seconds)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add the numbers of a process of xdist to those of this one."""
+    output = getattr(node, "workeroutput", {})
+    started.update(output.get("started", {}))
+    _cpu_seconds.update(output.get("cpu_seconds", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each reason for a skip with the number of tests, and the processes that were started."""
+    reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section("skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5} {reason}")
+    if started:
+        terminalreporter.section("started processes")
+        terminalreporter.write_line(", ".join(f"{n} {name}" for name, n in started.most_common()))
+        terminalreporter.write_line(
+            f"CPU seconds: {_cpu_seconds['tests']:.0f} of the tests, {_cpu_seconds['processes']:.0f} of the processes"
+        )
+
+
+def _reason(report: pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return " ".join(text.removeprefix("Skipped: ").split()) or "no reason given"

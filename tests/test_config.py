@@ -1,0 +1,74 @@
+"""The settings: names that agree with their registries, and those of the last release."""
+
+import argparse
+import logging
+from typing import get_args
+
+import pytest
+
+from radixrt.attention.registry import _BACKENDS as ATTENTION_BACKENDS
+from radixrt.base import config
+from radixrt.base.config import ServerConfig, flag_of
+from radixrt.cli.config_flags import add_arguments, config_from_arguments
+from radixrt.constrained.grammar import Backend as GrammarBackend
+from radixrt.constrained.tool_calls import FORMATS as TOOL_CALL_FORMATS
+from radixrt.scheduler.queue.queue_order import ORDERS
+from radixrt.scheduler.radix.eviction.registry import POLICIES
+from radixrt.tokenizer.answer.reasoning import FORMATS as REASONING_FORMATS
+
+
+def parse(*flags: str) -> ServerConfig:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return config_from_arguments(parser.parse_args(flags))
+
+
+@pytest.mark.parametrize(
+    ("declared", "registered"),
+    [
+        (config.AttentionBackendName, {"auto", *ATTENTION_BACKENDS}),
+        (config.EvictionPolicyName, {*POLICIES}),
+        (config.SchedulePolicyName, {*ORDERS}),
+        (config.GrammarBackendName, {"auto", *get_args(GrammarBackend)}),
+        (config.ToolCallParserName, {*TOOL_CALL_FORMATS}),
+        (config.ReasoningParserName, {"none", *REASONING_FORMATS}),
+    ],
+)
+def test_a_flag_takes_the_names_of_its_registry(declared: object, registered: set[str]) -> None:
+    assert set(get_args(declared)) == registered
+
+
+@pytest.mark.parametrize(("old", "new"), config.RENAMED.items())
+def test_a_renamed_switch_still_works_and_warns(
+    old: str, new: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert getattr(parse(flag_of(old)), new) is True
+    assert flag_of(old) in caplog.text and flag_of(new) in caplog.text
+
+
+@pytest.mark.parametrize("name", config.REMOVED)
+def test_a_removed_setting_is_ignored_with_a_warning(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert parse(flag_of(name), "1") == ServerConfig()
+    assert flag_of(name) in caplog.text and config.REMOVED[name] in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [(name, old, new) for name, values in config.RENAMED_VALUES.items() for old, new in values.items()],
+)  # fmt: skip
+def test_a_renamed_value_still_works_and_warns(
+    name: str, old: str, new: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert getattr(parse(flag_of(name), old), name) == new
+    assert old in caplog.text and new in caplog.text
+
+
+def test_names_of_this_release_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert parse("--page-size", "1", "--debug-disable-cascade").page_size == 1
+    assert not caplog.text

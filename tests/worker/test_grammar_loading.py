@@ -1,0 +1,32 @@
+"""Grammars on the worker: loaded beside the steps, and reported whether they could be or not."""
+
+import queue
+from pathlib import Path
+
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+from radixrt.worker.sampling.grammar_loader import GrammarLoader
+from tests.tiny_tokenizers import save_byte_level
+
+VOCAB_SIZE, EOS = 420, (1,)
+
+
+def test_each_load_is_answered_with_the_matcher_ready_or_the_reason_why_not(tmp_path: Path) -> None:
+    file = save_byte_level(tmp_path) / "tokenizer.json"
+    facts = TokenizerFacts.load(file, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
+    good = llguidance.compile_regex("a+", facts)
+    bad = [Grammar.compiled("fsm", b"\0" * 100), Grammar.compiled("xgrammar", b"{}")]
+    answers: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
+    loader = GrammarLoader(file, VOCAB_SIZE, EOS, answers.put)
+    for grammar in (*bad, good):
+        loader.order(LoadGrammar(grammar))
+    errors = {answer.key: answer.error for answer in (answers.get(timeout=60) for _ in range(3))}
+    assert errors.keys() == {good.key, bad[0].key, bad[1].key}
+    assert errors[good.key] is None
+    assert errors[bad[0].key] == "The grammar is no finite-state machine."
+    assert errors[bad[1].key]
+    loader.matcher(good.key)
+    for grammar in (*bad, good):
+        loader.order(DropGrammar(grammar.key))
