@@ -15,10 +15,8 @@ DEMO_SERVER = "demo server"
 SHARED = {
     "tests/docs/test_snippets.py": DEMO_SERVER,
     "tests/lang/test_docs.py": DEMO_SERVER,
-    "tests/lang/test_economy.py": DEMO_SERVER,
     "tests/lang/test_examples.py": DEMO_SERVER,
     "tests/lang/test_leaving.py": DEMO_SERVER,
-    "tests/lang/test_pins.py": DEMO_SERVER,
     "tests/lang/test_servers.py": DEMO_SERVER,
     "tests/server/test_demo.py": DEMO_SERVER,
     "tests/server/test_structured.py": DEMO_SERVER,
@@ -27,6 +25,7 @@ SHARED = {
     "tests/engine/test_llm_structured.py": DEMO_SERVER,
     "tests/server/test_cache.py": "tiny server",
     "tests/server/test_examples.py": "tiny server",
+    "tests/server/test_prompt_scores.py": "tiny server",
     "tests/server/test_requests.py": "tiny server",
 }
 """Files of tests that use one server or engine: they run in the same process, one after the other."""

@@ -68,6 +68,12 @@ def test_a_renamed_value_still_works_and_warns(
     assert old in caplog.text and new in caplog.text
 
 
+def test_outlines_is_an_alias_of_fsm(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert parse("--grammar-backend", "outlines").grammar_backend == "fsm"
+    assert not caplog.text
+
+
 def test_names_of_this_release_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert parse("--page-size", "1", "--debug-disable-cascade").page_size == 1

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.suite import SHARED
+
 PACKAGE = Path(__file__).parent.parent / "radixrt"
 ENTRY_POINTS = {"radixrt", "radixrt.launch_server"}
 MAX_FILES = 16
@@ -97,6 +99,20 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     list(
         graphlib.TopologicalSorter(imports).static_order()
     )  # raises CycleError, which names the circle
+
+
+def test_no_module_is_described_by_a_question() -> None:
+    """The first line of a docstring states what the module is or does."""
+    asking = []
+    for folder in (PACKAGE, PACKAGE.parent / "radixrt_kernels"):
+        for file in folder.rglob("*.py"):
+            first, *_ = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")
+            asking += [f"{file}: {first}"] if "?" in first else []
+    assert not asking
+
+
+def test_files_that_share_a_server_exist() -> None:
+    assert [file for file in SHARED if not (PACKAGE.parent / file).exists()] == []
 
 
 def test_nothing_is_unpickled_and_no_shell_is_started() -> None:

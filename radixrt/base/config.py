@@ -33,7 +33,8 @@ SECTIONS = (
 
 def _section(name: str) -> Callable[..., Any]:
     """Makes the dataclass fields of one section of the docs: a default, its help text, and perhaps its range
-    (``at_least``, ``at_most``) and the placeholder of its value in the help (``metavar``)."""
+    (``at_least``, ``at_most``), the placeholder of its value in the help (``metavar``) and other names of its values
+    (``aliases``)."""
     assert name in SECTIONS
 
     def setting(default: Any, help: str, **details: Any) -> Any:
@@ -232,7 +233,9 @@ class ServerConfig(SchedulerSettings):
 
     grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Library that enforces structured output; auto chooses for each constraint one that is measured to enforce it.",
+        "Library that enforces structured output; auto chooses for each constraint one that is measured to enforce it; "
+        "fsm is outlines-core's finite-state machine.",
+        aliases={"outlines": "fsm"},
     )
     grammar_whitespace: WhitespaceName = _structured(
         "flexible",
@@ -272,12 +275,6 @@ class ServerConfig(SchedulerSettings):
     debug_validate_structured_output: bool = _debug(
         False, "Check every finished answer once more against its schema; log and count mismatches."
     )
-
-    def __post_init__(self) -> None:
-        for setting in dataclasses.fields(self):
-            value = getattr(self, setting.name)
-            if isinstance(value, str) and value in setting.metadata.get("aliases", ()):
-                object.__setattr__(self, setting.name, setting.metadata["aliases"][value])
 
     def prefill_budget(self, device: str) -> int:
         """Most prompt tokens of one step on ``device`` ("cpu", "cuda:0")."""
@@ -349,7 +346,7 @@ REMOVED = {
 }
 """Settings whose value is ignored, and what holds instead."""
 
-RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}, "grammar_backend": {"outlines": "fsm"}}
+RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}}
 
 
 def upgraded(settings: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar = kind.type.__name__.upper()
             if kind.choices:
                 metavar = "{" + ",".join(kind.choices) + "}"
-                options["choices"] = [*kind.choices, *RENAMED_VALUES.get(setting.name, ())]
+                aliases = setting.metadata.get("aliases", ())
+                renamed = RENAMED_VALUES.get(setting.name, ())
+                options["choices"] = [*kind.choices, *aliases, *renamed]
             options["metavar"] = setting.metadata.get("metavar", metavar)
             group.add_argument(flag_of(setting.name), type=kind.type, **options)
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}

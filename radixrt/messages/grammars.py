@@ -2,7 +2,7 @@
 
 A grammar travels once and is named by its key (:class:`radixrt.constrained.grammar.Grammar`) from then on. One
 process owns its life: the tokenizer process sends ``LoadGrammar`` ahead of the first sequence that names the key,
-and ``DropGrammar`` when no answer under way names it. A link keeps the order of its messages, so the scheduler
+and ``DropGrammar`` when no answer in flight names it. A link keeps the order of its messages, so the scheduler
 knows every key that a sequence names, and no other process has to count users.
 """
 

@@ -103,7 +103,7 @@ class ConstraintManager:
         return GrammarUse(compiled.grammar.key, begin_after=self._begin_after(request, prompt_text))
 
     def _begin_after(self, request: GenerateRequest, prompt_text: str | None) -> PackedIds:
-        """The tokens that close the thought, unless the prompt has closed it already."""
+        """The tokens that close the reasoning, unless the prompt has closed it already."""
         if not request.parse_reasoning:
             return b""
         closing = FORMATS[request.parse_reasoning].closing
