@@ -7,6 +7,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from radixrt.api.conversations.store import ConversationStore
+from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.api.request_group import RequestGroup
 from radixrt.base.config import ServerConfig
@@ -33,6 +34,7 @@ class ServerState:
         )
         self._groups: dict[str, RequestGroup] = {}
         """Of the HTTP requests in flight, by their ids."""
+        self.json_bounds = JsonBounds()
         self.started_at = int(time.time())
         self.is_draining = False
         """A signal to stop has come: open requests are answered, new ones refused."""
