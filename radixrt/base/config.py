@@ -276,6 +276,12 @@ class ServerConfig(SchedulerSettings):
         False, "Check every finished answer once more against its schema; log and count mismatches."
     )
 
+    def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
+            if isinstance(value, str) and value in setting.metadata.get("aliases", ()):
+                object.__setattr__(self, setting.name, setting.metadata["aliases"][value])
+
     def prefill_budget(self, device: str) -> int:
         """Most prompt tokens of one step on ``device`` ("cpu", "cuda:0")."""
         if self.max_prefill_tokens is not None:

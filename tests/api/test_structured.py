@@ -11,7 +11,7 @@ from radixrt.api.requests.constraint import AskedConstraint, asked_constraint
 from radixrt.api.requests.protocol import ChatCompletionRequest, ConstraintFields
 from radixrt.api.requests.tools import tool_constraint
 from radixrt.api.responses import Usage, structured_extras
-from radixrt.base.config import ServerConfig, upgraded
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.cli.config_flags import add_arguments, config_from_arguments
 from radixrt.constrained.constraint import (
@@ -161,7 +161,7 @@ def test_the_finite_state_machine_is_also_called_outlines(name: str) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     given = config_from_arguments(parser.parse_args(["--grammar-backend", name]))
-    config = ServerConfig(**upgraded({"grammar_backend": name})).validate()
+    config = ServerConfig(grammar_backend=name).validate()  # type: ignore[arg-type]
     assert given.grammar_backend == config.grammar_backend == "fsm"
     fields = ConstraintFields(regex="a", guided_decoding_backend=name)
     assert asked_constraint(fields, config).constraint == Regex(pattern="a")
