@@ -93,16 +93,16 @@ class _Server(uvicorn.Server):
         yield
 
     def _begin_to_drain(self) -> None:
-        if self._draining is None:
-            self._draining = asyncio.get_running_loop().create_task(self._drain())
-        else:
-            self.should_exit = self.force_exit = True
+        if self._draining is not None:
+            self._draining.cancel()
+        is_first = self._draining is None
+        self._draining = asyncio.get_running_loop().create_task(self._drain(is_first))
 
-    async def _drain(self) -> None:
+    async def _drain(self, may_wait: bool) -> None:
         self._state.is_draining = True
-        reason, grace_s = SHUTTING_DOWN, self._state.config.shutdown_grace
+        reason, grace_s = SHUTTING_DOWN, self._state.config.shutdown_grace if may_wait else 0.0
         farewell = self._channels.farewell_file
-        if farewell.exists():  # the supervisor can't wait
+        if farewell.exists():  # the supervisor does not wait
             reason, grace_s = farewell.read_text(), 0.0
         await self._state.client.drain(grace_s, reason)
         self.should_exit = True

@@ -227,14 +227,12 @@ class OpenRequests:
 
 
 def _of_first_engine(report: AnswerReport, first: AnswerReport) -> AnswerReport:
-    times = msgspec.structs.replace(
-        report.times, queued_s=first.times.queued_s, prefill_s=first.times.prefill_s
-    )
     return msgspec.structs.replace(
         report,
         cached_tokens=first.cached_tokens,
         cache_write_tokens=first.cache_write_tokens,
-        times=times,
+        queued_s=first.queued_s,
+        prefill_s=first.prefill_s,
     )
 
 
