@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-check gpu-bench help install kernels serve test test-tree test-scheduler lint format bench peers bench-peers bench-lang eval-demo docs clean
+.PHONY: gpu-check gpu-bench help install kernels serve test test-tree test-scheduler torture lint format bench peers bench-peers bench-lang eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ test-tree: install ## 100,000 random operations of each kind of radix tree again
 
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary; many minutes
 	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest tests/scheduler/test_stateful.py --timeout 0 $(ARGS)
+
+torture: install ## Kill and stop every process of a server under load; minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/server/test_takeover.py $(ARGS)
 
 lint: install ## Check format, style and types
 	$(BIN)/ruff format --check .

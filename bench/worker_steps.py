@@ -1,7 +1,7 @@
 """``GOMP_SPINCOUNT=2000 python -m bench.worker_steps --model-path FOLDER``: steps of the worker alone, and where their time goes.
 
 No server runs: the difference between these times and a server's is what the other processes cost. (A server sets the
-variable itself, see ``radixrt.supervisor.launch``.) The second table is of a decode step's tape, every call of it timed.
+variable itself, see ``radixrt.supervisor.supervisor``.) The second table is of a decode step's tape, every call of it timed.
 """
 
 import argparse

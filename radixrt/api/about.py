@@ -52,6 +52,14 @@ def about_routes(state: ServerState) -> APIRouter:
     async def health() -> Response:
         return json_response({"status": "ok"})
 
+    @router.get("/ready")
+    async def ready() -> Response:
+        if state.is_draining:
+            raise RequestError("The server is shutting down.", status=503)
+        if not state.client.is_ready:
+            raise RequestError("The engine is being restarted, or hangs.", status=503)
+        return json_response({"status": "ready"})
+
     @router.get("/health_generate")
     async def health_generate(request: Request) -> Response:
         await while_connected(request, _generate_one_token(state))

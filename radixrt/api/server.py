@@ -1,14 +1,20 @@
 """Runs the api process: waits for the engine, then serves HTTP on an inherited socket."""
 
 import asyncio
+import contextlib
 import logging
+import resource
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 
 import uvicorn
 import uvloop
 
 from radixrt.api.app import build_app
 from radixrt.api.banner import banner
+from radixrt.api.http.connection import IDLE_TIMEOUT_S, Connection
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Channels
@@ -16,12 +22,10 @@ from radixrt.client.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 75
-"""Longer than clients and proxies keep idle connections (httpx and so the openai client 5 s, cloud load balancers 60 s): the side
-that sends requests must close first, or a request may meet a connection that was just closed."""
+FLUSH_S = 1
+"""Seconds in which the last bytes of answers leave, once every request has ended."""
 
-SHUTDOWN_GRACE_S = 1
-"""How long open connections last after a signal to stop, in seconds; the engine stops at the same time."""
+SHUTTING_DOWN = "The server is shutting down."
 
 LISTEN_BACKLOG = 2048
 
@@ -35,6 +39,7 @@ def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> 
     Args:
         listen_socket_fd: a bound TCP socket. It begins to listen when the engine is ready.
     """
+    _allow_many_connections()
     uvloop.run(serve(config, channels, socket.socket(fileno=listen_socket_fd)))
 
 
@@ -43,21 +48,23 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    client = EngineClient(channels, MOST_UNREAD_CHUNKS)
+    client = EngineClient(channels, MOST_UNREAD_CHUNKS, config.random_seed)
     try:
         state = ServerState(config, client, await client.ready())
-        server = uvicorn.Server(
+        server = _Server(
+            state,
+            channels,
             uvicorn.Config(
                 build_app(state),
-                http="httptools",
+                http=Connection,
                 lifespan="off",
                 ws="none",
                 log_config=None,
                 access_log=debugging,
                 server_header=False,
-                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-                timeout_keep_alive=KEEP_ALIVE_S,
-            )
+                timeout_graceful_shutdown=FLUSH_S,
+                timeout_keep_alive=IDLE_TIMEOUT_S,
+            ),
         )
         listen_socket.listen(LISTEN_BACKLOG)
         print(banner(config, state.info, *listen_socket.getsockname()[:2]), flush=True)
@@ -66,3 +73,42 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         pass
     finally:
         client.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends when the open requests are answered, or have had the time that the settings give them."""
+
+    def __init__(self, state: ServerState, channels: Channels, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._state = state
+        self._channels = channels
+        self._draining: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Drain at a signal to stop; at a second one, end."""
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(signum, self._begin_to_drain)
+        yield
+
+    def _begin_to_drain(self) -> None:
+        if self._draining is not None:
+            self._draining.cancel()
+        is_first = self._draining is None
+        self._draining = asyncio.get_running_loop().create_task(self._drain(is_first))
+
+    async def _drain(self, may_wait: bool) -> None:
+        self._state.is_draining = True
+        reason, grace_s = SHUTTING_DOWN, self._state.config.shutdown_grace if may_wait else 0.0
+        farewell = self._channels.farewell_file
+        if farewell.exists():  # the supervisor does not wait
+            reason, grace_s = farewell.read_text(), 0.0
+        await self._state.client.drain(grace_s, reason)
+        self.should_exit = True
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit of open files to what the system allows: each connection is one, and 1,024 is a common default."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -7,11 +7,13 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from radixrt.api.conversations.store import ConversationStore
+from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.api.request_group import RequestGroup
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError, RequestError
-from radixrt.client.engine_client import EngineClient, id_in_use
+from radixrt.client.engine_client import EngineClient
+from radixrt.client.open_requests import id_in_use
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.requests import GenerateRequest
 
@@ -32,7 +34,10 @@ class ServerState:
         )
         self._groups: dict[str, RequestGroup] = {}
         """Of the HTTP requests in flight, by their ids."""
+        self.json_bounds = JsonBounds()
         self.started_at = int(time.time())
+        self.is_draining = False
+        """A signal to stop has come: open requests are answered, new ones refused."""
         self.default_sampling: dict[str, Any] = {
             name: value
             for name, value in info.default_sampling.items()

@@ -173,11 +173,12 @@ class RepeatedRun:
             self._run_first(query, kv_cache, out)
             return
         arguments = self._arguments
-        for place, tensor in zip(self._places, (query, *kv_cache, out), strict=True):
-            arguments[place] = tensor
+        q, k, v, o = self._places
+        arguments[q], arguments[o] = query, out
+        arguments[k], arguments[v] = kv_cache
         self._kernel(*arguments)
-        for place in self._places:  # nothing is kept alive from layer to layer
-            arguments[place] = None
+        # Nothing is kept alive from layer to layer.
+        arguments[q] = arguments[k] = arguments[v] = arguments[o] = None
 
     def _run_first(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """Run through the library, and record its kernel call for later layers if the call can be repeated."""

@@ -75,4 +75,4 @@ def to_kv_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """``tensor`` in the dtype of the KV cache; numbers beyond the range of 8-bit floats become the largest of these."""
     if dtype == torch.float8_e4m3fn:
         tensor = tensor.clamp(-FP8_MAX, FP8_MAX)
-    return tensor.to(dtype)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

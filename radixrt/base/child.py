@@ -35,6 +35,7 @@ def run_child(
     """Body of ``python -m radixrt.<name>``: runs ``main`` and reports a ConfigError to the supervisor."""
     parser = argparse.ArgumentParser(prog=f"radixrt.{name}")
     parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--engine", type=int, required=True, help="number of the engine")
     parser.add_argument(
         "--parent-fd", type=int, required=True, help="pipe that the supervisor holds open"
     )
@@ -49,7 +50,7 @@ def run_child(
     config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
     set_up_logging(name, config.log_level)
     try:
-        main(config, Channels(run_dir), arguments)
+        main(config, Channels(run_dir, arguments.engine), arguments)
     except ConfigError as error:
         (run_dir / CONFIG_ERROR_FILE).write_text(str(error))
         sys.exit(EXIT_CONFIG_ERROR)

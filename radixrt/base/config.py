@@ -147,6 +147,15 @@ class ServerConfig(SchedulerSettings):
         "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",
         at_least=0,
     )
+    step_timeout: float = _http(
+        30.0,
+        "Seconds without a heartbeat after which a process is killed and replaced (for a worker at least 20 times its "
+        "longest step); 0 is never.",
+        at_least=0,
+    )
+    shutdown_grace: float = _http(
+        30.0, "Seconds in which running answers may finish after SIGTERM.", at_least=0
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _http("info", "Minimum log level.")
 
     device: Literal["auto", "cpu", "cuda"] = _device(

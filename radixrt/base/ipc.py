@@ -6,8 +6,10 @@ a directory that only this user can enter. Nothing is ever unpickled.
 
 import logging
 import math
+import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -21,7 +23,8 @@ log = logging.getLogger(__name__)
 
 Received = TypeVar("Received")
 
-LONGEST_WAIT_S = 60.0
+LONGEST_WAIT_S = 1.0
+"""Seconds after which a process that waits looks up, to give a sign of life."""
 
 LONGEST_RUN_DIR = 80
 """Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
@@ -35,10 +38,19 @@ class FrameTooLargeError(RadixrtError):
 
 
 class Channels:
-    """The addresses of one engine's channels, as files in its run directory."""
+    """The addresses of a server's channels, as files in its run directory.
 
-    def __init__(self, run_dir: Path) -> None:
+    Each engine that the supervisor starts has a folder of its own there, so that nothing of a dead engine reaches the next.
+    Only the api process's inbox outlives engines.
+    """
+
+    def __init__(self, run_dir: Path, engine: int = 0) -> None:
+        """
+        Args:
+            engine: number of the engine, counted from the start of the server.
+        """
         self.run_dir = run_dir
+        self.engine = engine
 
     @staticmethod
     def make_run_dir() -> Path:
@@ -57,13 +69,39 @@ class Channels:
         return run_dir
 
     @property
+    def folder(self) -> Path:
+        """The files of this engine."""
+        folder = self.run_dir / str(self.engine)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    @property
     def tokenizer_file(self) -> Path:
         """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
-        return self.run_dir / "tokenizer.json"
+        return self.folder / "tokenizer.json"
+
+    @property
+    def farewell_file(self) -> Path:
+        """Where the supervisor leaves the reason for the end of the server before it ends the api process."""
+        return self.run_dir / "farewell"
+
+    def heartbeat_file(self, process: str) -> Path:
+        """The record of a process; see :mod:`radixrt.base.heartbeat`."""
+        return self.folder / f"heartbeat-{process}"
+
+    def heartbeat_files(self) -> list[Path]:
+        """The records of this engine's processes; none if it is not there."""
+        return list((self.run_dir / str(self.engine)).glob("heartbeat-*"))
 
     def address(self, sender: str, receiver: str) -> str:
-        """For example ``ipc:///tmp/radixrt-x/scheduler-worker0``."""
-        return f"ipc://{self.run_dir}/{sender}-{receiver}"
+        """For example ``ipc:///tmp/radixrt-x/0/scheduler-worker0``."""
+        folder = self.run_dir if receiver == "api" else self.folder
+        return f"ipc://{folder}/{sender}-{receiver}"
+
+    def next_engine(self) -> None:
+        """Let further addresses be those of the next engine, and remove the files of this one."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.engine += 1
 
 
 class Decoder(Generic[Received]):
@@ -106,12 +144,22 @@ class Inbox(Decoder[Received]):
     def __init__(self, address: str, message_types: type[Received] | object) -> None:
         super().__init__(message_types)
         self.socket = _bind(zmq.Context.instance(), address)
+        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * LONGEST_WAIT_S))
 
-    def receive(self) -> Received:
-        """Wait for the next well-formed message."""
-        while (message := self.decode(self.socket.recv())) is None:
-            pass
-        return message
+    def receive(self, meanwhile: Callable[[], None] = lambda: None) -> Received:
+        """Wait for the next well-formed message.
+
+        Args:
+            meanwhile: called every LONGEST_WAIT_S seconds without a message.
+        """
+        while True:
+            try:
+                frame = self.socket.recv()
+            except zmq.Again:
+                meanwhile()
+                continue
+            if (message := self.decode(frame)) is not None:
+                return message
 
     def receive_now(self) -> Received | None:
         """The next well-formed message if one has arrived; otherwise None."""
@@ -165,10 +213,9 @@ class Poller:
         self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until a message arrives or the time is over (a minute at most); True if one has arrived."""
-        if timeout_s is not None:
-            timeout_s = min(timeout_s, LONGEST_WAIT_S)  # ZeroMQ counts milliseconds in 32 bits
-        return bool(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
+        """Sleep until a message arrives or the time is over (LONGEST_WAIT_S at most); True if one has arrived."""
+        timeout_s = LONGEST_WAIT_S if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
+        return bool(self._poller.poll(math.ceil(timeout_s * 1000)))
 
 
 class AsyncInbox(Decoder[Received]):

@@ -4,13 +4,17 @@ import asyncio
 import itertools
 import logging
 import math
+import random
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
+from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
@@ -36,32 +40,17 @@ from radixrt.messages.stats import SchedulerStats
 
 log = logging.getLogger(__name__)
 
+DRAIN_LOOK_S = 0.05
+RETRY_AFTER_S = 2
+
+DEADLINE_GRACE_S = 0.5
+"""The scheduler ends a request at its deadline; the client does it this much later, should the scheduler hang."""
+
 
 Value = TypeVar("Value")
 
-Arrival = AnswerChunk | RequestError | EngineDiedError
-
 RunRequests = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
 """Runs requests of one answer each, which do not stream, side by side; returns the one chunk of each."""
-
-
-class _Mailbox:
-    """Queue of the chunks of one request that are not read yet."""
-
-    def __init__(self, capacity: float) -> None:
-        self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
-        self._capacity = capacity
-        self._overrun = False
-
-    def put(self, arrival: Arrival) -> bool:
-        """False: the queue is full. Its reader finds an error at its end; nothing more is taken."""
-        if not self._overrun:
-            self._overrun = self._queue.qsize() >= self._capacity
-            self._queue.put_nowait(_too_slow() if self._overrun else arrival)
-        return not self._overrun
-
-    async def get(self) -> Arrival:
-        return await self._queue.get()
 
 
 class EngineClient:
@@ -76,21 +65,22 @@ class EngineClient:
             print(chunk.text, end="")
     """
 
-    def __init__(self, channels: Channels, most_unread: float = math.inf) -> None:
+    def __init__(
+        self, channels: Channels, most_unread: float = math.inf, random_seed: int = 0
+    ) -> None:
         """
         Args:
             most_unread: most chunks of an answer that wait for a slow reader; beyond it the request is aborted.
+            random_seed: of the seeds of requests that bring none.
         """
+        self._channels = channels
         self._inbox: AsyncInbox[ToApi] = AsyncInbox(channels.address("tokenizer", "api"), ToApi)
         self._outbox = Outbox(channels.address("api", "tokenizer"))
         self._most_unread = most_unread
         loop = asyncio.get_running_loop()
         self._info: asyncio.Future[EngineInfo] = loop.create_future()
-        self._arrivals: dict[str, _Mailbox] = {}
-        """Chunks of each request in flight, by its id on the wire."""
-        self._wire_ids: dict[str, str] = {}
-        """By request id. The wire's are never used twice, so that late chunks of a request that was dropped
-        can't be taken for those of a new one of the same name."""
+        self._open = OpenRequests(self._send)
+        self._seeds = random.Random(random_seed)
         self._new_number = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._died: EngineDiedError | None = None
@@ -109,17 +99,13 @@ class EngineClient:
             RequestError: the request was refused, or was lost, or its reader is too slow.
             EngineDiedError: the engine ended.
         """
-        if request.request_id in self._wire_ids:
-            raise id_in_use(request.request_id)
-        wire_id = f"{request.request_id}#{next(self._new_number)}"
-        arrivals = _Mailbox(self._most_unread * request.sampling.n)
-        self._wire_ids[request.request_id] = wire_id
-        self._arrivals[wire_id] = arrivals
+        request = self._with_seed(request)
         unfinished = request.sampling.n
+        opened = OpenRequest(request, Mailbox(self._most_unread * unfinished))
+        self._open.add(opened)
         try:
-            self._send(msgspec.structs.replace(request, request_id=wire_id))
             while unfinished:
-                arrival = await arrivals.get()
+                arrival = await self._arrival(opened)
                 if isinstance(arrival, AnswerChunk):
                     unfinished -= arrival.finish_reason is not None
                     yield arrival
@@ -128,8 +114,30 @@ class EngineClient:
                     raise arrival
         finally:
             if unfinished:
-                self.abort(request.request_id)
-            del self._arrivals[wire_id], self._wire_ids[request.request_id]
+                self._abort(opened)
+            self._open.remove(opened)
+
+    async def _arrival(self, opened: OpenRequest) -> Arrival:
+        """The next chunk or error. An engine that hangs does not keep the deadline; then the answers end here."""
+        deadline = opened.request.options.deadline
+        if deadline is None:
+            return await opened.arrivals.get()
+        try:
+            async with asyncio.timeout(deadline - time.time() + DEADLINE_GRACE_S):
+                return await opened.arrivals.get()
+        except TimeoutError:
+            self._abort(opened)
+            opened.end()
+            return await opened.arrivals.get()
+
+    def _with_seed(self, request: GenerateRequest) -> GenerateRequest:
+        """A request that draws gets its seed here, so that another engine would draw the same."""
+        sampling = request.sampling
+        if sampling.seed is not None or not sampling.temperature:
+            return request
+        sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
+        options = msgspec.structs.replace(request.options, sampling=sampling)
+        return msgspec.structs.replace(request, options=options)
 
     async def answers(
         self,
@@ -168,8 +176,16 @@ class EngineClient:
 
     def abort(self, request_id: str) -> None:
         """Drop a request. Its reader gets the text so far, with finish reason "abort". An unknown id is ignored."""
-        if wire_id := self._wire_ids.get(request_id):
-            self._outbox.send(AbortRequest(wire_id))
+        if (opened := self._open.find(request_id)) is not None:
+            self._abort(opened)
+
+    def _abort(self, opened: OpenRequest) -> None:
+        if opened.wire_id:
+            self._outbox.send(AbortRequest(opened.wire_id))
+        else:
+            opened.arrivals.put(
+                RequestError("The request was aborted before it began.", code="request_aborted")
+            )
 
     async def tokenize(self, prompt: Prompt) -> Tokenized:
         """A prompt, also one some times longer than the context, as token ids and as text."""
@@ -254,11 +270,31 @@ class EngineClient:
         self._died = EngineDiedError(reason)
         if not self._info.done():
             self._info.set_exception(self._died)
-        for arrivals in self._arrivals.values():
-            arrivals.put(self._died)
+        self._open.fail(self._died)
+        self._fail_calls(self._died)
+
+    def _fail_calls(self, error: RequestError | EngineDiedError) -> None:
         for reply in self._calls.values():
             if not reply.done():
-                reply.set_exception(self._died)
+                reply.set_exception(error)
+
+    @property
+    def is_ready(self) -> bool:
+        """An engine takes requests, and none of its processes hangs."""
+        if not self._info.done() or self._died is not None:
+            return False
+        try:
+            records = [Heartbeat(file) for file in self._channels.heartbeat_files()]
+        except FileNotFoundError:  # the supervisor has just removed a dead engine's files
+            return False
+        return bool(records) and not any(record.is_overdue() for record in records)
+
+    async def drain(self, grace_s: float, reason: str) -> None:
+        """Wait until no request is open. Those that are after ``grace_s`` end with an error that says the reason."""
+        deadline = time.monotonic() + grace_s
+        while len(self._open) and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_LOOK_S)
+        self._open.fail(RequestError(reason, status=503, retry_after_s=RETRY_AFTER_S))
 
     def close(self) -> None:
         self._receiving.cancel()
@@ -305,12 +341,12 @@ class EngineClient:
         match message:
             case AnswerBatch():
                 for chunk in message.chunks:
-                    arrivals = self._arrivals.get(chunk.request_id)
-                    if arrivals is not None and not arrivals.put(chunk):
+                    opened = self._open.on_wire(chunk.request_id)
+                    if opened is not None and not opened.take(chunk):
                         self._outbox.send(AbortRequest(chunk.request_id))
             case RequestFailed():
-                if (arrivals := self._arrivals.get(message.request_id)) is not None:
-                    arrivals.put(message.as_error())
+                if (opened := self._open.on_wire(message.request_id)) is not None:
+                    opened.arrivals.put(message.as_error())
             case CallReply():
                 reply = self._calls.get(message.call_id)
                 if reply is None or reply.done():
@@ -322,15 +358,20 @@ class EngineClient:
             case EngineInfo():
                 if not self._info.done():
                     self._info.set_result(message)
+                elif message.engine != self._channels.engine:
+                    self._take_over(message)
 
-
-def _too_slow() -> RequestError:
-    return RequestError(
-        "The answer was dropped, since too much of it waits to be read.", status=408
-    )
-
-
-def id_in_use(request_id: str) -> RequestError:
-    return RequestError(
-        f"A request with id {request_id!r} is in flight; choose another id.", param="rid"
-    )
+    def _take_over(self, info: EngineInfo) -> None:
+        """An engine has died, and another is ready: hand it all that is open. Calls must be made again."""
+        log.warning("Engine %d goes on with %d requests.", info.engine, len(self._open))
+        self._outbox.close()
+        self._channels = Channels(self._channels.run_dir, info.engine)
+        self._outbox = Outbox(self._channels.address("api", "tokenizer"))
+        self._fail_calls(
+            RequestError(
+                "The engine was restarted before it answered; ask again.",
+                status=503,
+                retry_after_s=RETRY_AFTER_S,
+            )
+        )
+        self._open.take_over()

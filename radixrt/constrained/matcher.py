@@ -9,6 +9,10 @@ import numpy as np
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
+MAX_FORCED = 256
+"""Most tokens that a matcher forces at a time. A grammar can force more than any answer has, or tokens without end; the worker
+finds them inside a step, and every sequence waits. (The finite-state machine has no more states than this.)"""
+
 
 class Matcher(abc.ABC):
     """The state of a sequence in its grammar. Not thread-safe; different matchers may be used in parallel.
@@ -60,7 +64,7 @@ class Matcher(abc.ABC):
             self._fill(row)
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, as many as are certain; without end tokens, often none.
+        """The tokens that must come next, as many as are certain, at most MAX_FORCED; without end tokens, often none.
 
         They are those that decoding step by step with :meth:`fill_mask` would be left with.
         """

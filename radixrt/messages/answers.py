@@ -146,6 +146,8 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 class EngineInfo(Message, frozen=True, kw_only=True):
     """Facts about the engine, sent once from the workers up to the api when requests can be served. Lengths are in tokens."""
 
+    engine: int = 0
+    """Number of the engine, counted from the start of the server; set by the tokenizer process."""
     context_length: int
     """Longest prompt plus answer."""
     vocab_size: int

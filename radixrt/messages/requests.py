@@ -82,6 +82,15 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Unix time in seconds after which the request is dropped."""
 
 
+class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The part of an answer that its client has from an engine that died."""
+
+    token_ids: PackedIds = b""
+    retries: int = 0
+    """Of the report that came with the last of these tokens; sampling depends on it."""
+    is_complete: bool = False
+
+
 class GenerateRequest(Message, frozen=True, kw_only=True):
     """One prompt, ``n`` answers. Answered by AnswerChunks (in AnswerBatches) until each is complete, or by one
     RequestFailed."""
@@ -105,6 +114,9 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     parse_reasoning: str = ""
     """Take the reasoning out of the answers' text: the name of how the model marks it, a key of
     :data:`radixrt.tokenizer.answer.reasoning.FORMATS`. The constraint begins after it. Empty: it stays."""
+
+    resumed: list[PartialAnswer] = []
+    """The ``n`` answers so far, from which a new engine goes on; empty: none has begun."""
 
     @property
     def sampling(self) -> SamplingParams:

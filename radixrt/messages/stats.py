@@ -124,6 +124,9 @@ class SchedulerStats(Counters, kw_only=True):
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     malformed_frames: Annotated[int, counter("Frames that the scheduler could not read.")]
     """Frames that any process could not read."""
+    request_log_dropped: Annotated[
+        int, counter("Lines of the request log that were not written.")
+    ] = 0
     kv_events: Annotated[int, counter("Events published on the KV-event stream.")] = 0
     kv_event_replays: Annotated[int, counter("Replays answered from the buffer.")] = 0
     """Replay requests answered with the missed batches."""

@@ -11,7 +11,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import EngineInfo
-from radixrt.supervisor.launch import Supervisor
+from radixrt.supervisor.supervisor import Supervisor
 
 Result = TypeVar("Result")
 
@@ -30,6 +30,7 @@ class BackgroundEngine:
             EngineDiedError: a process ended.
         """
         self._failure: Exception | None = None
+        self._random_seed = config.random_seed
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._supervisor = Supervisor(config)
@@ -109,7 +110,7 @@ class BackgroundEngine:
         self._loop.close()
 
     async def _make_client(self) -> EngineClient:
-        return EngineClient(self._supervisor.channels)
+        return EngineClient(self._supervisor.channels, random_seed=self._random_seed)
 
     async def _close_client(self) -> None:
         if hasattr(self, "client"):

@@ -2,10 +2,14 @@
 
 import argparse
 import gc
+import math
 import time
 from pathlib import Path
 
+import msgspec
+
 from radixrt.base.config import ServerConfig
+from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
@@ -16,7 +20,7 @@ from radixrt.messages.calls import (
     StatsCall,
 )
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
-from radixrt.messages.ids import unpack_ids
+from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
 from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
@@ -51,6 +55,10 @@ class SchedulerProcess:
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
         self._poller = Poller(self._from_tokenizer, self._from_worker)
+        self._heartbeat = Heartbeat(channels.heartbeat_file("scheduler"))
+        self._step_timeout_s = config.step_timeout or math.inf
+        self._new_tokens = 0
+        """Since the last heartbeat."""
         self._max_in_flight = 1 if config.debug_disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
         self.scheduler = Scheduler(SchedulerLimits.of(config, info))
@@ -74,6 +82,8 @@ class SchedulerProcess:
     def run(self) -> None:
         """Loop forever. Sleeps while nothing can be planned until a message arrives."""
         while True:
+            self._heartbeat.promise(self._step_timeout_s, done=self._new_tokens)
+            self._new_tokens = 0
             working = self._cache_calls.is_working
             self._poller.wait(0 if working else self._seconds_to_next_deadline())
             for request in self._from_tokenizer.receive_waiting():
@@ -96,6 +106,7 @@ class SchedulerProcess:
 
     def _send_tokens(self, batch: TokenBatch) -> None:
         self._to_tokenizer.send(batch)
+        self._new_tokens += num_ids(batch.token_ids)
         if self._log is not None:
             self._log.answered(batch)
 
@@ -163,6 +174,8 @@ class SchedulerProcess:
         stats = self.scheduler.stats(malformed)
         if self._kv_events is not None:
             stats = self._kv_events.add_stats(stats)
+        if self._log is not None:
+            stats = msgspec.structs.replace(stats, request_log_dropped=self._log.dropped)
         return CallReply(call_id=call.call_id, value=stats)
 
     def _seconds_to_next_deadline(self) -> float | None:

@@ -6,6 +6,8 @@ tokens, equal if all tokens up to its end are equal. The hashes are keyed with a
 that they reveal nothing of the text; ids of two logs can't be compared.
 """
 
+import contextlib
+import logging
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,8 @@ from radixrt.base.errors import ConfigError
 from radixrt.kv.block_hash import block_hashes, namespace_hash
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
+
+log = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 512
 
@@ -34,6 +38,8 @@ class LoggedRequest(msgspec.Struct):
 class RequestLog:
     """Appends a line to a file for each request that ends.
 
+    A line that can't be written, because the disk is full, is dropped and counted.
+
     Raises:
         ConfigError: the file can't be written.
     """
@@ -46,6 +52,8 @@ class RequestLog:
         self._clock, self._begin = clock, clock()
         self._key = secrets.token_hex(16)
         self._open: dict[int, LoggedRequest] = {}
+        self.dropped = 0
+        """Lines that could not be written."""
 
     def arrived(self, request: SequenceRequest) -> None:
         tokens = unpack_ids(request.token_ids)
@@ -74,7 +82,24 @@ class RequestLog:
         """Log a request that has ended. Unknown ids are ignored."""
         logged = self._open.pop(seq_id, None)
         if logged is not None:
-            self._file.write(msgspec.json.encode(logged) + b"\n")
+            self._write(msgspec.json.encode(logged) + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        """Append a whole line or none. The warning comes with the first, second, fourth, … dropped line."""
+        error: OSError | str = "the disk took a part of a line"
+        try:
+            written = self._file.write(line)
+        except OSError as failed:
+            written, error = 0, failed
+        if written == len(line):
+            return
+        if written:
+            with contextlib.suppress(OSError):
+                self._file.seek(-written, 1)
+                self._file.truncate()
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:
+            log.warning("%d lines of --request-log were dropped: %s.", self.dropped, error)
 
     def refused(self, seq_id: int) -> None:
         """Forget a request that was never queued."""

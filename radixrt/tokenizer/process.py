@@ -7,29 +7,33 @@ api ◀──chunks── detokenize ◀──tokens── scheduler
 import asyncio
 import dataclasses
 import logging
+import math
 import random
 
 from msgspec.structs import replace
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
-from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.base.heartbeat import Heartbeat
+from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Channels, Outbox
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import EngineInfo, PromptInfo
 from radixrt.messages.calls import StatsCall
-from radixrt.messages.ids import PackedIds, num_ids, pack_ids
+from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToTokenizerFromApi, ToTokenizerFromScheduler
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
     AbortRequest,
     ChatPrompt,
     GenerateRequest,
+    PartialAnswer,
     TokenPrompt,
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.tokenizer.answer.answer_state import AnswerState
-from radixrt.tokenizer.answer_sampling import per_answer_params
+from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
 from radixrt.tokenizer.calls import Calls
+from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
@@ -54,7 +58,7 @@ class _Encoded:
 class TokenizerProcess:
     def __init__(self, config: ServerConfig, channels: Channels, vocabulary: Vocabulary) -> None:
         self._config = config
-        self._tokenizer_file = channels.tokenizer_file
+        self._channels = channels
         self._vocabulary = vocabulary
         self._encoder = PromptEncoder(vocabulary)
         self._seeds = random.Random(config.random_seed)
@@ -77,7 +81,7 @@ class TokenizerProcess:
         self._info = info
         self._limits = Limits.of(info)
         self._constraints = ConstraintManager(
-            self._config, self._tokenizer_file, self._vocabulary, info
+            self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
         self._constraints.start()
         self._in_flight = InFlightAnswers(
@@ -93,9 +97,11 @@ class TokenizerProcess:
             to_api=self._to_api.send,
             to_scheduler=self._to_scheduler.send,
         )
-        self._to_api.send(info)
+        self._to_api.send(replace(info, engine=self._channels.engine))
         try:
-            await asyncio.gather(self._serve_scheduler(), self._serve_api(), self._queue.serve())
+            await asyncio.gather(
+                self._serve_scheduler(), self._serve_api(), self._queue.serve(), self._beat()
+            )
         finally:
             await self._constraints.close()
 
@@ -103,6 +109,13 @@ class TokenizerProcess:
         self._queue.close()
         for channel in (self._from_api, self._from_scheduler, self._to_api, self._to_scheduler):
             channel.close()
+
+    async def _beat(self) -> None:
+        """Give signs of life as long as the event loop turns."""
+        heartbeat = Heartbeat(self._channels.heartbeat_file("tokenizer"))
+        while True:
+            heartbeat.promise(self._config.step_timeout or math.inf)
+            await asyncio.sleep(LONGEST_WAIT_S)
 
     # ------------------------------------------------------------ from the api
 
@@ -170,6 +183,9 @@ class TokenizerProcess:
         prompt = self._prompt_info(encoded, packed_ids)
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
         for index, sampling in enumerate(per_answer_params(request.sampling, self._seeds)):
+            told = request.resumed[index] if request.resumed else PartialAnswer()
+            if told.is_complete:
+                continue
             sequence = SequenceRequest(
                 seq_id=self._in_flight.new_seq_id(),
                 token_ids=packed_ids,
@@ -188,11 +204,36 @@ class TokenizerProcess:
                 else None,
                 unenforced=() if compiled is None else compiled.unenforced,
             )
-            if compiled is None:
-                self._in_flight.begin(sequence, answer)
-            else:
-                checked = self._constraints.checked(sequence, compiled)
-                self._in_flight.begin(sequence, answer, checked, compiled.grammar)
+            checked = None if compiled is None else self._constraints.checked(sequence, compiled)
+            if told.token_ids:
+                sequence = self._resume(sequence, answer, checked, told)
+            grammar_to_send = None if compiled is None else compiled.grammar
+            self._in_flight.begin(sequence, answer, checked, grammar_to_send)
+
+    def _resume(
+        self,
+        sequence: SequenceRequest,
+        answer: AnswerState,
+        checked: CheckedSequence | None,
+        told: PartialAnswer,
+    ) -> SequenceRequest:
+        """Let an answer go on behind the tokens that its client has. Noise depends on seed, position and token alone, so
+        that it goes on as it would have."""
+        token_ids = unpack_ids(told.token_ids).tolist()
+        sampling, kept = sequence.sampling, token_ids
+        ends = {*self._info.eos_token_ids, *sampling.stop_token_ids}
+        if token_ids[-1] in ends or len(token_ids) >= (sampling.max_tokens or math.inf):
+            kept = token_ids[:-1]  # the scheduler has to see the answer end
+        answer.resume(token_ids, num_repeated=len(token_ids) - len(kept))
+        if checked is not None:
+            checked.resume(kept, told.retries)
+        sampling = replace(sampling, seed=answer_seed(sampling.seed or 0, told.retries))
+        return replace(
+            sequence,
+            token_ids=sequence.token_ids + pack_ids(kept),
+            num_output=len(kept),
+            options=replace(sequence.options, sampling=sampling),
+        )
 
     def _prompt_info(self, encoded: _Encoded, packed_ids: PackedIds) -> PromptInfo | None:
         """The prompt, if the request wants it back."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Channels, Inbox, Outbox
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
@@ -31,8 +32,11 @@ class WorkerProcess:
         )
         self._outbox = Outbox(channels.address("worker", "scheduler"))
         self._answers = rank == 0
+        name = "worker" if rank == 0 else f"worker{rank}"
+        self._heartbeat = Heartbeat(channels.heartbeat_file(name))
+        self._step_timeout_s = config.step_timeout
         place = pick_device(config.device, rank)
-        tp = join_ranks(channels.run_dir, rank, config.tp, place)
+        tp = join_ranks(channels.folder, rank, config.tp, place)
         from_threads = Outbox(channels.address("worker", "scheduler"))
         self._runner, info = build_runner(
             config, make_device(place), tp, channels.tokenizer_file, from_threads.send
@@ -45,7 +49,11 @@ class WorkerProcess:
         while True:
             message, idle_s = self._next_order()
             if isinstance(message, StepPlan):
-                self._answer(self._runner.step(message, idle_s))
+                self._heartbeat.promise_work(self._step_timeout_s)
+                results = self._runner.step(message, idle_s)
+                self._answer(results)
+                for result in results:
+                    self._heartbeat.worked(result.step_s)
             else:
                 self._runner.matchers.loader.order(message)
 
@@ -64,8 +72,12 @@ class WorkerProcess:
             else:
                 time.sleep(LOOK_AGAIN_S)
         begin = time.perf_counter()
-        message = self._inbox.receive()
+        self._idle()
+        message = self._inbox.receive(meanwhile=self._idle)
         return message, time.perf_counter() - begin
+
+    def _idle(self) -> None:
+        self._heartbeat.promise_work(self._step_timeout_s)
 
     def _answer(self, results: list[StepResult]) -> None:
         if self._answers:
@@ -88,7 +100,7 @@ def pick_device(name: str, rank: int) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def join_ranks(run_dir: Path, rank: int, size: int, device: torch.device) -> TensorParallel:
+def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> TensorParallel:
     """Meet the other ranks, over NCCL between GPUs and gloo between CPU processes.
 
     Every rank gets every plan and computes the same tokens from the same logits; rank 0 answers.
@@ -103,7 +115,7 @@ def join_ranks(run_dir: Path, rank: int, size: int, device: torch.device) -> Ten
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{run_dir}/ranks",
+        init_method=f"file://{folder}/ranks",
         rank=rank,
         world_size=size,
     )

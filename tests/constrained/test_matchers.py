@@ -20,7 +20,7 @@ from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.loader import fill_masks, load_grammar
-from radixrt.constrained.matcher import Matcher
+from radixrt.constrained.matcher import MAX_FORCED, Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from tests.constrained.vocabularies import KINDS, facts_of
 
@@ -179,6 +179,28 @@ def test_forced_tokens_are_those_of_decoding_step_by_step(
         if token in facts.eos_token_ids:
             break
         assert matcher.advance([token]) == 1
+
+
+DOUBLING = "\n".join([f"r{i} ::= r{i + 1} r{i + 1}" for i in range(40)] + ['r40 ::= "a"'])
+
+ENDLESS = {
+    "xgrammar, no end": lambda facts: xgrammar.compile_ebnf('root ::= "a" root', facts),
+    "xgrammar, 2^40 tokens": lambda facts: xgrammar.compile_ebnf("root ::= r0\n" + DOUBLING, facts),
+    "llguidance, no end": lambda facts: llguidance.compile_lark('start: "a" start', facts),
+    "llguidance, long": lambda facts: llguidance.compile_regex("a{2000}", facts),
+    "fsm, most states": lambda facts: fsm_or_none("a{250}", facts),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_forced_tokens_are_bounded(name: str) -> None:
+    """One request must not hold up a step, whatever its grammar."""
+    facts = facts_of("byte_level")
+    matcher = load_grammar(ENDLESS[name](facts), facts)
+    forced = matcher.forced_tokens()
+    assert 0 < len(forced) <= MAX_FORCED
+    assert matcher.advance(forced) == len(forced)
+    assert matcher.forced_tokens() or matcher.is_terminated()
 
 
 @each_backend

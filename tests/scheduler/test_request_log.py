@@ -1,6 +1,8 @@
 """The request log: a trace that the cache benchmark reads, and no word of anybody's text."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +68,40 @@ def test_ids_of_two_logs_can_not_be_compared(tmp_path: Path) -> None:
 def test_a_log_that_can_not_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--request-log"):
         RequestLog(tmp_path / "no folder" / "log.jsonl", lambda: 0.0)
+
+
+def test_a_full_disk_drops_lines_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = RequestLog(Path("/dev/full"), lambda: 0.0)
+    for seq_id in range(5):
+        arrive(log, seq_id, np.arange(600))
+        log.ended(seq_id)
+    assert log.dropped == 5
+    assert [record.args[0] for record in caplog.records] == [1, 2, 4]
+
+
+def test_a_line_that_fits_in_part_leaves_no_part(tmp_path: Path) -> None:
+    """The size of files is bounded, as a disk's free space is; a process of its own, since the bound stays."""
+    path = tmp_path / "log.jsonl"
+    code = f"""
+import resource, signal
+from pathlib import Path
+import numpy as np
+from radixrt.scheduler.request_log import RequestLog
+from tests.scheduler.test_request_log import arrive
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))
+log = RequestLog(Path({str(path)!r}), lambda: 0.0)
+for seq_id in range(4):
+    arrive(log, seq_id, np.arange(600))
+    log.ended(seq_id)
+print(log.dropped)
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    )
+    lines = path.read_text().splitlines()
+    assert int(done.stdout) + len(lines) == 4 and lines
+    assert len(read_trace(path).requests) == len(lines)

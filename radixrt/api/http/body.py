@@ -1,24 +1,21 @@
 """Reads a request body into a typed struct, strictly, with errors that name the field."""
 
-import json
 import logging
 import re
 from typing import Any, TypeVar
 
 import msgspec
-import orjson
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.requests.protocol import UNSUPPORTED
 from radixrt.base.errors import RequestError
+from radixrt.base.nesting import MAX_DEPTH
 
 log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-
-_LONG_INTEGER = re.compile(rb"\d{19}")
-"""Numbers in schemas are compared digit by digit."""
 
 _warned: set[str] = set()
 _MOST_WARNINGS = 1000
@@ -28,21 +25,23 @@ _MOST_SHOWN = 10
 """Most names in one log line."""
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The body as a JSON object.
+async def read_json(request: Request, bounds: JsonBounds) -> dict[str, Any]:
+    """The body as a JSON object; its integers are exact.
 
     Raises:
-        RequestError: it is not a JSON object in UTF-8. NaN and lone surrogates are not JSON.
+        RequestError: it is not a JSON object in UTF-8, or holds too many values. NaN and lone surrogates are not JSON.
     """
     try:
         raw = await request.body()
     except ClientDisconnect as error:
         raise RequestError("The client left before its request was complete.") from error
+    await bounds.check(raw)
     try:
-        body = orjson.loads(raw)
-        if _LONG_INTEGER.search(raw):  # which became a float
-            body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        body = msgspec.json.decode(raw)
+    except RecursionError as error:
+        message = f"The body is not valid JSON, or is nested more than {MAX_DEPTH} deep."
+        raise RequestError(message) from error
+    except ValueError as error:
         raise RequestError(f"The body is not valid JSON: {error}.") from error
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
@@ -56,7 +55,7 @@ def to_struct(body: dict[str, Any], struct: type[Body]) -> Body:
         RequestError: a field is missing or of the wrong type; names the field.
     """
     try:
-        value = msgspec.convert(_with_whole_numbers(body), struct)
+        value = msgspec.convert(body, struct)
     except msgspec.ValidationError as error:
         raise _wrong_field(error) from error
     _warn_of_unknown_fields(body, set(struct.__struct_fields__))
@@ -72,15 +71,6 @@ def _warn_of_unknown_fields(body: dict[str, Any], known: set[str]) -> None:
     shown = ", ".join(map(repr, new[:_MOST_SHOWN]))
     more = f" and {len(new) - _MOST_SHOWN} more" if len(new) > _MOST_SHOWN else ""
     log.warning("Ignored unknown request fields (each is named once): %s%s.", shown, more)
-
-
-def _with_whole_numbers(body: dict[str, Any]) -> dict[str, Any]:
-    """The JSON parser makes a float of an integer beyond 64 bits; made an integer again, it is out of its
-    field's range instead of being no integer."""
-    return {
-        name: int(value) if isinstance(value, float) and abs(value) >= 2**63 else value
-        for name, value in body.items()
-    }
 
 
 def _wrong_field(error: msgspec.ValidationError) -> RequestError:

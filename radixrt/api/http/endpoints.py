@@ -40,7 +40,7 @@ class Endpoints(APIRouter):
         def declare(answer: Endpoint[Body]) -> Endpoint[Body]:
             @self.post(path, name=answer.__name__)
             async def endpoint(request: Request) -> Response:
-                body = await read_json(request)
+                body = await read_json(request, self._state.json_bounds)
                 refuse(body)
                 fields = to_struct(body, struct)
                 self._state.check_model(getattr(fields, "model", None))

@@ -1,6 +1,7 @@
 """Responses, whole or as server-sent events, whose work is cancelled when the client disconnects."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
@@ -14,6 +15,10 @@ from radixrt.base.errors import RequestError
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
+
+COMMENT = b": waiting\n\n"
+COMMENT_EVERY_S = 5.0
+"""Seconds without an event, as while a new engine starts."""
 
 
 def event(value: Any) -> bytes:
@@ -67,6 +72,7 @@ class EventStream(Response):
         )
         del self.headers["content-length"]
         self._events = events
+        self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -84,12 +90,23 @@ class EventStream(Response):
             return
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await self._send_body(send, first)
+        comments = asyncio.ensure_future(self._fill_pauses(send))
         try:
             async for data in self._events:
+                self._sent_at = time.monotonic()
                 await self._send_body(send, data)
         except Exception as error:
             await self._send_body(send, event(error_body(as_request_error(error))))
+        finally:
+            comments.cancel()
         await self._send_body(send, b"", more=False)
+
+    async def _fill_pauses(self, send: Send) -> None:
+        """Send comments while no event comes, so that no client or proxy takes the pause for the end."""
+        while True:
+            await asyncio.sleep(COMMENT_EVERY_S)
+            if time.monotonic() - self._sent_at >= COMMENT_EVERY_S:
+                await self._send_body(send, COMMENT)
 
     @staticmethod
     async def _send_body(send: Send, data: bytes, more: bool = True) -> None:

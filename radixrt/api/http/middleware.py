@@ -2,13 +2,14 @@
 
 import hmac
 import uuid
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt.api.http.errors import error_response
 from radixrt.base.errors import RequestError
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
 
 LONGEST_REQUEST_ID = 256
 """Characters."""
@@ -54,6 +55,21 @@ class RequireApiKey:
                 )
                 await error_response(error)(scope, receive, send)
                 return
+        await self.app(scope, receive, send)
+
+
+class RefuseWhileDraining:
+    """Answers 503 to new requests once the server has been told to stop."""
+
+    def __init__(self, app: ASGIApp, is_draining: Callable[[], bool]) -> None:
+        self.app = app
+        self._is_draining = is_draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._is_draining() and scope["path"] not in OPEN_PATHS:
+            error = RequestError("The server is shutting down.", status=503, retry_after_s=5)
+            await error_response(error)(scope, receive, send)
+            return
         await self.app(scope, receive, send)
 
 

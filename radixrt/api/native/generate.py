@@ -38,7 +38,7 @@ def native_routes(state: ServerState) -> APIRouter:
 
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
-        body = await read_json(request)
+        body = await read_json(request, state.json_bounds)
         if body.get("abort_all") is True:
             state.abort_all()
             return json_response({"success": True})

@@ -18,7 +18,7 @@ from radixrt.base.config import WhitespaceName
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.matcher import Matcher
+from radixrt.constrained.matcher import MAX_FORCED, Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 Answer = TypeVar("Answer")
@@ -217,7 +217,7 @@ class LlguidanceMatcher(Matcher):
         self._asked(lambda native: native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
 
     def _forced(self) -> list[int]:
-        return self._asked(lambda native: native.compute_ff_tokens())
+        return self._asked(lambda native: native.compute_ff_tokens())[:MAX_FORCED]
 
     def _may_end(self) -> bool:
         return self._alive().is_accepting()

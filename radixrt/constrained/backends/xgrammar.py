@@ -17,7 +17,7 @@ from radixrt.base.config import WhitespaceName
 from radixrt.constrained.bitmask import BitmaskRow, single_token
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.matcher import Matcher
+from radixrt.constrained.matcher import MAX_FORCED, Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _MOST_WHITESPACE = 33
@@ -114,15 +114,16 @@ class XgrammarMatcher(Matcher):
         forced: list[int] = []
         row = np.empty_like(self.facts.eos_mask)
         matcher = self
-        while True:
+        while len(forced) < MAX_FORCED:
             matcher._fill(row)
             token_id = single_token(row)
             if token_id is None or token_id in self.facts.eos_token_ids:
-                return forced
+                break
             if not forced:
                 matcher = self._copy()
             forced.append(token_id)
             matcher._take([token_id])
+        return forced
 
     def _may_end(self) -> bool:
         return self._native.is_completed()

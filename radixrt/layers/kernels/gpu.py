@@ -70,11 +70,11 @@ class FlashInferLayers:
         for tensor in tensors:
             if tensor.dtype not in HALVES or tensor.storage_offset() % VECTOR_ELEMENTS:
                 return False
-            *outer, inner = tensor.stride()
-            if inner != 1 or tensor.shape[-1] % VECTOR_ELEMENTS:
+            if tensor.shape[-1] % VECTOR_ELEMENTS:
                 return False
-            for stride in outer:
-                if stride % VECTOR_ELEMENTS:
+            if not tensor.is_contiguous():
+                *outer, inner = tensor.stride()
+                if inner != 1 or any(stride % VECTOR_ELEMENTS for stride in outer):
                     return False
         return True
 

@@ -97,6 +97,8 @@ class AnswerState:
         self._logprobs: list[TokenLogprob] = []
         self._prompt_rows: list[SequenceLogprobs] = []
         self._num_tokens = 0
+        self._num_repeated = 0
+        """Tokens that come a second time, after a takeover."""
         self._sent_at = time.monotonic()
         self._report = AnswerReport(prompt_tokens=len(prompt_ids))
 
@@ -104,8 +106,23 @@ class AnswerState:
     def finished(self) -> bool:
         return self._report.finish_reason is not None
 
+    def resume(self, token_ids: list[int], num_repeated: int) -> None:
+        """Take in the tokens that the client has from another engine; their text is not told again.
+
+        Args:
+            num_repeated: of them, at their end, that this engine generates again.
+        """
+        self.absorb(SequenceNews(token_ids=token_ids))
+        self.take_chunk()
+        self._num_repeated = num_repeated
+
     def absorb(self, news: SequenceNews) -> None:
         """Take in new tokens; afterwards ``finished`` tells whether the answer is complete."""
+        if self._num_repeated and news.token_ids:
+            news = dataclasses.replace(
+                news, token_ids=news.token_ids[1:], logprobs=news.logprobs[1:]
+            )
+            self._num_repeated -= 1
         self._report = news.started or self._report
         self._prompt_rows += news.prompt_logprobs
         end = news.finished

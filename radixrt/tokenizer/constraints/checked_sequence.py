@@ -107,6 +107,17 @@ class CheckedSequence:
         if end is not None:
             self._finish(end)
 
+    def resume(self, token_ids: list[int], retries: int) -> None:
+        """Take in the tokens that the client has from another engine, which had validated them.
+
+        Args:
+            retries: of the answer when the last of them was told.
+        """
+        for token in token_ids:
+            self._push(token, is_stop=False)
+        self._num_told = len(token_ids)
+        self._checked.retries = retries
+
     def _push(self, token: int, *, is_stop: bool) -> None:
         self._tokens.append(token)
         if self._begin_after:
@@ -128,6 +139,9 @@ class CheckedSequence:
     def take_news(self) -> SequenceNews | None:
         """The news that may be passed on now; None: there is none."""
         confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_told
+        confirmed = max(
+            confirmed, 0
+        )  # after a takeover, tokens are told before they are validated again
         held = self._news
         settled = self._checked.is_settled and not self._awaits_final
         if not (confirmed or held.prompt_logprobs or (held.finished and settled)):

@@ -1,0 +1,170 @@
+"""One HTTP connection: bounds the size of headers and the time that a client takes to send a request.
+
+uvicorn's parser bounds neither. It collects a header for as long as bytes come, before any authentication, and a
+connection that sends nothing stays open for ever. nginx's limits (``large_client_header_buffers``,
+``client_header_timeout``, ``client_body_timeout``) and Apache's ``RequestReadTimeout`` are the models.
+"""
+
+import asyncio
+import enum
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from radixrt.api.http.errors import error_response
+from radixrt.base.errors import RequestError
+
+MAX_HEADER_BYTES = 64 * 1024
+"""Request line and headers together; more get 431."""
+
+IDLE_TIMEOUT_S = 75
+"""Seconds without a request after which a connection is closed. Longer than clients and proxies keep idle connections (httpx and so the
+openai client 5 s, cloud load balancers 60 s): the side that closes first must be the side that sends requests, or a request that is
+just being sent meets a closed connection."""
+
+HEADER_TIMEOUT_S = 20.0
+"""Seconds from the first byte of a request to the end of its headers."""
+
+BODY_TIMEOUT_S = 20.0
+"""Seconds from the end of the headers to the end of the body, plus one for each ``BODY_BYTES_PER_S`` received."""
+
+BODY_BYTES_PER_S = 500
+"""The slowest link that is served: Apache's default."""
+
+_FEED_BYTES = 16 * 1024
+"""The parser is fed in pieces of this size, so that the headers' size is known to within one."""
+
+
+class _Reading(enum.Enum):
+    """The part of a request that is being read."""
+
+    NOTHING = enum.auto()
+    HEADERS = enum.auto()
+    BODY = enum.auto()
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol with limits: 431 for large headers, 408 for slow requests."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reading = _Reading.NOTHING
+        self._header_bytes = 0
+        self._body_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._close_if_idle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        for begin in range(0, len(data), _FEED_BYTES):
+            piece = data[begin : begin + _FEED_BYTES]
+            super().data_received(piece)
+            if self.transport.is_closing():
+                return
+            if self._reading is _Reading.HEADERS:
+                self._header_bytes += len(piece)
+                if self._header_bytes > MAX_HEADER_BYTES + _FEED_BYTES:
+                    self._refuse(_headers_too_large())
+                    return
+        if self._reading is _Reading.NOTHING:
+            if self.cycle is None or self.cycle.response_complete:
+                self._close_if_idle()  # blank lines before a request keep no connection open
+        elif self._deadline is None:
+            limit_s = HEADER_TIMEOUT_S if self._reading is _Reading.HEADERS else BODY_TIMEOUT_S
+            self._deadline = self.loop.call_later(limit_s, self._too_slow, self._body_bytes)
+
+    # ------------------------------------------------------------ what the parser reports
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reading, self._header_bytes, self._body_bytes = _Reading.HEADERS, 0, 0
+
+    def on_headers_complete(self) -> None:
+        self._stop_deadline()
+        self._reading = _Reading.BODY
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size <= MAX_HEADER_BYTES:
+            super().on_headers_complete()
+            return
+        app, self.app = self.app, _refuse_large_headers
+        super().on_headers_complete()
+        self.app = app
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop_deadline()
+        self._reading = _Reading.NOTHING
+        super().on_message_complete()
+
+    # ------------------------------------------------------------ limits
+
+    def _close_if_idle(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            IDLE_TIMEOUT_S, self.timeout_keep_alive_handler
+        )
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self, body_bytes_before: int) -> None:
+        self._deadline = None
+        received = self._body_bytes - body_bytes_before
+        if self._reading is _Reading.BODY and (received or self.flow.read_paused):
+            # The time that these bytes buy; a body that the server does not read is not the client's delay.
+            more_s = max(received / BODY_BYTES_PER_S, 1.0)
+            self._deadline = self.loop.call_later(
+                min(more_s, BODY_TIMEOUT_S), self._too_slow, self._body_bytes
+            )
+            return
+        part = "headers" if self._reading is _Reading.HEADERS else "body"
+        self._refuse(
+            RequestError(
+                f"The request's {part} came too slowly; send it without pauses.", status=408
+            )
+        )
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer at once, unless an answer is being sent already, and close the connection."""
+        if not self._is_answered() and not self.transport.is_closing():
+            response = error_response(error)
+            response.headers["connection"] = "close"
+            head = [f"HTTP/1.1 {error.status} {_PHRASES[error.status]}".encode()]
+            head += [name + b": " + value for name, value in response.raw_headers]
+            self.transport.write(b"\r\n".join([*head, b"", bytes(response.body)]))
+        self.transport.close()
+
+    def _is_answered(self) -> bool:
+        """An answer to the request that is being read, or to the one before it, has begun."""
+        if self.cycle is None:
+            return False
+        if self._reading is _Reading.BODY:
+            return bool(self.cycle.response_started)
+        return not self.cycle.response_complete
+
+
+_PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+def _headers_too_large() -> RequestError:
+    return RequestError(
+        f"The request line and headers are larger than {MAX_HEADER_BYTES} bytes.", status=431
+    )
+
+
+async def _refuse_large_headers(scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(_headers_too_large())
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)

@@ -1,0 +1,69 @@
+"""Heartbeats of the engine's processes, by which the supervisor finds one that hangs.
+
+Before each piece of work a process promises when it will be heard of again. The promise is a time in a file of the run
+directory that both sides map into memory, so that it costs no message and no system call.
+"""
+
+import math
+import mmap
+import struct
+import time
+from pathlib import Path
+
+PATIENCE = 20
+"""A piece of work may take so many times as long as the longest before it."""
+
+_RECORD = struct.Struct("=dQ")
+"""Time of ``time.monotonic()``, which all processes of a machine share; counted work."""
+
+
+class Heartbeat:
+    """One process's record, for the process that writes it and for those that read it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "heartbeat"
+    >>> worker, supervisor = Heartbeat(path), Heartbeat(path)
+    >>> supervisor.is_overdue()  # nothing was promised yet
+    False
+    >>> worker.promise(within_s=-1.0)
+    >>> supervisor.is_overdue()
+    True
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the record, and make it if it is not there."""
+        with path.open("a+b") as file:
+            if file.tell() < _RECORD.size:
+                file.truncate(_RECORD.size)
+            self._record = mmap.mmap(file.fileno(), _RECORD.size)
+        self._done = 0
+        self._longest_s = 0.0
+
+    def promise(self, within_s: float, done: int = 0) -> None:
+        """Say when the next promise comes at the latest.
+
+        Args:
+            within_s: seconds from now.
+            done: units of work (the scheduler counts tokens) that were finished since the last promise.
+        """
+        self._done += done
+        _RECORD.pack_into(self._record, 0, time.monotonic() + within_s, self._done)
+
+    def promise_work(self, at_least_s: float) -> None:
+        """Promise to be back from a piece of work within ``at_least_s`` or, if that is more, 20 times the longest so far.
+        0: promise nothing."""
+        self.promise(max(at_least_s, PATIENCE * self._longest_s) if at_least_s else math.inf)
+
+    def worked(self, seconds: float) -> None:
+        """A piece of work took this long."""
+        self._longest_s = max(self._longest_s, seconds)
+
+    def is_overdue(self) -> bool:
+        """The process has promised something and has not kept it."""
+        due_at, _ = _RECORD.unpack_from(self._record)
+        return 0.0 < due_at < time.monotonic()
+
+    @property
+    def done(self) -> int:
+        """Units of work that the process has finished since it began."""
+        return int(_RECORD.unpack_from(self._record)[1])

@@ -1,0 +1,257 @@
+"""The open requests of a client: what was told of each, and their takeover by the next engine when one dies.
+
+A new engine gets each open request again, with the tokens that its client has. The answers go on with the tokens that they
+would have had, since the noise of sampling depends on seed, position and token alone.
+
+A request may itself be what kills engines. One that was open at two deaths, without a chunk between them, runs alone from
+then on: nothing else is sent until it has ended. If the engine dies again, it is refused, and so is every equal request after it.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.messages.requests import GenerateRequest, PartialAnswer
+
+SUSPECT_AFTER = 2
+"""Deaths without a chunk between them."""
+
+MAX_REMEMBERED = 1024
+"""Requests that have killed an engine."""
+
+Arrival = AnswerChunk | RequestError | EngineDiedError
+
+
+class Mailbox:
+    """Queue of the chunks of one request that are not read yet."""
+
+    def __init__(self, capacity: float) -> None:
+        self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
+        self._capacity = capacity
+        self._overrun = False
+
+    def put(self, arrival: Arrival) -> bool:
+        """False: the queue is full. Its reader finds an error at its end; nothing more is taken."""
+        if not self._overrun:
+            self._overrun = self._queue.qsize() >= self._capacity
+            self._queue.put_nowait(_too_slow() if self._overrun else arrival)
+        return not self._overrun
+
+    async def get(self) -> Arrival:
+        return await self._queue.get()
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    """One request and its answers so far."""
+
+    request: GenerateRequest
+    """As the client made it; its seed is set."""
+    arrivals: Mailbox
+    wire_id: str = ""
+    """Its id in messages to the engine; empty: it was not sent, or its engine is dead."""
+    told: dict[int, list[bytes]] = field(default_factory=dict)
+    """Packed token ids of the chunks of each answer."""
+    first: dict[int, AnswerReport] = field(default_factory=dict)
+    last: dict[int, AnswerReport] = field(default_factory=dict)
+    """Reports of each answer."""
+    deaths: int = 0
+    """Engines that died while it was open."""
+    new_deaths: int = 0
+    """Of them, since its last chunk: a request that gets on does not kill."""
+
+    def take(self, chunk: AnswerChunk) -> bool:
+        """Note a chunk and hand it to the reader; False: the reader is too slow."""
+        first = self.first.setdefault(chunk.index, chunk.report)
+        if (
+            self.deaths
+        ):  # the prompt was computed for the first engine, and found or not in its cache
+            chunk = msgspec.structs.replace(chunk, report=_of_first_engine(chunk.report, first))
+        self.told.setdefault(chunk.index, []).append(chunk.token_ids)
+        self.new_deaths = 0
+        self.last[chunk.index] = chunk.report
+        return self.arrivals.put(chunk)
+
+    def end(self) -> None:
+        """Let the answers end where they are, with finish reason "abort"."""
+        for index in range(self.request.sampling.n):
+            report = self.last.get(index, AnswerReport())
+            if report.finish_reason is None:
+                report = msgspec.structs.replace(report, finish_reason="abort")
+                self.take(
+                    AnswerChunk(
+                        request_id=self.wire_id, index=index, text="", token_ids=b"", report=report
+                    )
+                )
+
+    def message(self) -> GenerateRequest:
+        """The request for an engine, which goes on from what was told."""
+        answers = [self._partial(index) for index in range(self.request.sampling.n)]
+        return msgspec.structs.replace(
+            self.request, request_id=self.wire_id, resumed=answers if self.told else []
+        )
+
+    def _partial(self, index: int) -> PartialAnswer:
+        report = self.last.get(index, AnswerReport())
+        return PartialAnswer(
+            b"".join(self.told.get(index, ())), report.retries, report.finish_reason is not None
+        )
+
+    def digest(self) -> bytes:
+        """Equal for equal requests, whoever sends them."""
+        options = msgspec.structs.replace(self.request.options, deadline=None)
+        bare = msgspec.structs.replace(self.request, request_id="", group_id="", options=options)
+        return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
+
+
+class OpenRequests:
+    """All open requests of a client, in the order in which they came."""
+
+    def __init__(self, send: Callable[[GenerateRequest], None]) -> None:
+        """
+        Args:
+            send: to the engine; raises a RequestError for what can't be sent.
+        """
+        self._send = send
+        self._by_id: dict[str, OpenRequest] = {}
+        self._by_wire_id: dict[str, OpenRequest] = {}
+        self._num_sent = 0
+        self._held: deque[OpenRequest] = deque()
+        """Wait until a suspect has ended."""
+        self._suspects: deque[OpenRequest] = deque()
+        self._alone: OpenRequest | None = None
+        """The suspect that runs."""
+        self._killers: OrderedDict[bytes, None] = OrderedDict()
+        """Digests of requests that have killed an engine."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(list(self._by_id.values()))
+
+    def find(self, request_id: str) -> OpenRequest | None:
+        return self._by_id.get(request_id)
+
+    def on_wire(self, wire_id: str) -> OpenRequest | None:
+        """The request to which an answer of the engine belongs, if it is still open."""
+        return self._by_wire_id.get(wire_id)
+
+    def add(self, open_request: OpenRequest) -> None:
+        """Send a request, or let it wait until a suspect has ended.
+
+        Raises:
+            RequestError: its id is in use, it can't be sent, or an equal one has killed an engine.
+        """
+        request_id = open_request.request.request_id
+        if request_id in self._by_id:
+            raise id_in_use(request_id)
+        if self._killers and open_request.digest() in self._killers:
+            raise _deadly()
+        if not (self._suspects or self._alone):
+            self._dispatch(open_request)
+        else:
+            self._held.append(open_request)
+        self._by_id[request_id] = open_request
+
+    def remove(self, open_request: OpenRequest) -> None:
+        """It has ended."""
+        del self._by_id[open_request.request.request_id]
+        self._by_wire_id.pop(open_request.wire_id, None)
+        if open_request is self._alone:
+            self._alone = None
+        for waiting in (self._held, self._suspects):
+            if open_request in waiting:
+                waiting.remove(open_request)
+        self._go_on()
+
+    def take_over(self) -> None:
+        """A new engine is there: give it what the old one has left."""
+        if self._alone is not None:
+            self._remember(self._alone)
+            self._alone.arrivals.put(_deadly())
+            self._alone = None
+        for open_request in self:
+            if not open_request.wire_id:
+                continue  # held, or refused
+            open_request.wire_id = ""
+            open_request.deaths += 1
+            open_request.new_deaths += 1
+            is_suspect = open_request.new_deaths >= SUSPECT_AFTER
+            (self._suspects if is_suspect else self._held).append(open_request)
+        self._by_wire_id.clear()
+        self._go_on()
+
+    def fail(self, error: RequestError | EngineDiedError) -> None:
+        """End all of them with an error."""
+        for open_request in self:
+            open_request.arrivals.put(error)
+
+    # ------------------------------------------------------------ sending
+
+    def _go_on(self) -> None:
+        """Send what may be sent now: a suspect once nothing else runs, else all that is held."""
+        if self._alone is not None:
+            return
+        if not self._suspects:
+            while self._held:
+                self._dispatch_or_fail(self._held.popleft())
+        elif not self._by_wire_id:
+            self._alone = self._suspects.popleft()
+            self._dispatch_or_fail(self._alone)
+
+    def _dispatch_or_fail(self, open_request: OpenRequest) -> None:
+        try:
+            self._dispatch(open_request)
+        except (RequestError, EngineDiedError) as error:
+            open_request.arrivals.put(error)
+
+    def _dispatch(self, open_request: OpenRequest) -> None:
+        """Wire ids are never used twice, so that late chunks of a request that was dropped can't be taken for those of a
+        new one of the same name."""
+        self._num_sent += 1
+        open_request.wire_id = f"{open_request.request.request_id}#{self._num_sent}"
+        self._send(open_request.message())
+        self._by_wire_id[open_request.wire_id] = open_request
+
+    def _remember(self, open_request: OpenRequest) -> None:
+        self._killers[open_request.digest()] = None
+        if len(self._killers) > MAX_REMEMBERED:
+            self._killers.popitem(last=False)
+
+
+def _of_first_engine(report: AnswerReport, first: AnswerReport) -> AnswerReport:
+    return msgspec.structs.replace(
+        report,
+        cached_tokens=first.cached_tokens,
+        cache_write_tokens=first.cache_write_tokens,
+        queued_s=first.queued_s,
+        prefill_s=first.prefill_s,
+    )
+
+
+def id_in_use(request_id: str) -> RequestError:
+    return RequestError(
+        f"A request with id {request_id!r} is in flight; choose another id.", param="rid"
+    )
+
+
+def _too_slow() -> RequestError:
+    return RequestError(
+        "The answer was dropped, since too much of it waits to be read.", status=408
+    )
+
+
+def _deadly() -> RequestError:
+    return RequestError(
+        "The engine died three times while it worked on this request, the last time on it alone. It is refused from now "
+        "on; please report it with the server's log.",
+        status=500,
+        code="request_kills_engine",
+    )

@@ -1,0 +1,266 @@
+"""Starts an engine's processes, watches them, starts them again when one dies or hangs, and ends them together.
+
+The state of an engine is spread over its worker, scheduler and tokenizer processes, so the death of one is the end of the
+engine: the others are ended too, and a new engine is started. The api process outlives engines. It holds the open requests
+and hands them to the next engine (:mod:`radixrt.client.engine_client`).
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from radixrt.base.child import CONFIG_ERROR_FILE, EXIT_CONFIG_ERROR, write_config
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError, EngineDiedError
+from radixrt.base.heartbeat import Heartbeat
+from radixrt.base.ipc import Channels
+
+log = logging.getLogger(__name__)
+
+LOG_TAIL_LINES = 40
+STOP_TIMEOUT_S = 5.0
+LOOK_S = 0.5
+"""Between two looks at the heartbeats."""
+
+MAX_DEATHS = 3
+"""Engines that end one after the other without a token between them; then the server ends."""
+FIRST_DELAY_S = 0.5
+"""Before the second restart in a row; each further one waits twice as long."""
+
+SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
+"""For OpenMP's libraries, which torch computes with on a CPU. By default its threads look for further work for milliseconds
+after each operation, and keep those of the native kernels and the other processes from their cores meanwhile."""
+
+
+@dataclass(eq=False)
+class _Child:
+    """One process."""
+
+    name: str
+    process: subprocess.Popen[str]
+    heartbeat: Heartbeat
+    log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
+    is_stopped: bool = False
+    """The supervisor has ended it: its end is no news."""
+    hung: bool = False
+
+    def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
+        """Pass the child's log on and keep its end; tell when the child is gone."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:  # to the end: a full pipe would block the child
+            self.log_tail.append(line)
+            with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
+                sys.stderr.write(line)
+                sys.stderr.flush()
+        self.process.wait()
+        ended.put(self)
+
+    def kill_if_hung(self) -> None:
+        if not self.hung and self.heartbeat.is_overdue():
+            self.hung = True
+            self.process.kill()
+
+    def death(self) -> EngineDiedError:
+        """The way it ended, and the end of its log."""
+        status = self.process.returncode
+        if self.hung:
+            how = "hung for longer than --step-timeout allows, and was killed"
+        elif status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
+        else:
+            how = f"ended with status {status}"
+        tail = "".join(f"    {line}" for line in self.log_tail)
+        return EngineDiedError(
+            f"The {self.name} process {how}. The end of its log:\n{tail or '    (empty)'}"
+        )
+
+
+class Supervisor:
+    """The processes of one server. Use as a context manager: whatever happens, none is left behind."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        listen_socket: socket.socket | None = None,
+        max_deaths: int = 1,
+    ) -> None:
+        """Start all processes.
+
+        Args:
+            listen_socket: bound but not listening; with it the api process is started, too.
+            max_deaths: engines that may end without a token between them. 1: the first death is the last.
+        """
+        self._config = config
+        self._max_deaths = max_deaths
+        self._deaths = 0
+        """Since the last token."""
+        self._ended: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
+        self._api: _Child | None = None
+        self._engine: list[_Child] = []
+        self._parent_pipe = os.pipe()  # children see its end when this process is gone
+        self._stopping = self._draining = False
+        self.channels = Channels(Channels.make_run_dir())
+        write_config(self.channels.run_dir, config)
+        try:
+            self._start_engine()
+            if listen_socket is not None:
+                fd = listen_socket.fileno()
+                self._api = self._start("api", "--listen-fd", str(fd), pass_fd=fd)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name; the workers of a tensor-parallel engine are worker, worker1, worker2, ..."""
+        return {child.name: child.process.pid for child in self._children}
+
+    def wait(self) -> None:
+        """Watch until :meth:`stop` is called by another thread, the api process has drained, or a signal handler raises.
+
+        Raises:
+            ConfigError: a process could not start because of a setting, a checkpoint or the machine.
+            EngineDiedError: the api process ended on its own, or too many engines did; says which process, and the end
+                of its log.
+        """
+        while (child := self._next_death()) is not None:
+            if child is self._api and self._draining:
+                return
+            if child.process.returncode == EXIT_CONFIG_ERROR:
+                raise ConfigError((self.channels.run_dir / CONFIG_ERROR_FILE).read_text())
+            if child is self._api:
+                raise child.death()
+            self._replace_engine(child)
+
+    def drain(self) -> None:
+        """Ask the api process to answer what is open and to end; :meth:`wait` returns when it has."""
+        self._draining = True
+        if self._api is not None:
+            self._api.process.terminate()
+
+    def stop(self, reason: str = "The server was stopped.") -> None:
+        """End all processes and remove the sockets. May be called twice.
+
+        Args:
+            reason: for the clients whose answers are cut off.
+        """
+        if self._api is not None and not self._stopping:
+            self.channels.farewell_file.write_text(reason)
+        self._stopping = True
+        self._ended.put(None)
+        _end(self._children)
+        self._engine, self._api = [], None
+        for fd in self._parent_pipe:
+            os.close(fd)
+        self._parent_pipe = ()  # type: ignore[assignment]
+        shutil.rmtree(self.channels.run_dir, ignore_errors=True)
+
+    def __enter__(self) -> "Supervisor":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, EngineDiedError):
+            self.stop(f"The engine ended: {str(error).splitlines()[0]}")
+        else:
+            self.stop()
+
+    # ------------------------------------------------------------ starting
+
+    @property
+    def _children(self) -> list[_Child]:
+        return [*self._engine, *([self._api] if self._api else [])]
+
+    def _start_engine(self) -> None:
+        for rank in range(self._config.tp):
+            name = "worker" if rank == 0 else f"worker{rank}"
+            self._engine.append(self._start("worker", "--rank", str(rank), name=name))
+        self._engine.append(self._start("scheduler"))
+        self._engine.append(self._start("tokenizer"))
+
+    def _start(
+        self, module: str, *arguments: str, name: str = "", pass_fd: int | None = None
+    ) -> _Child:
+        parent_fd = self._parent_pipe[0]
+        name = name or module
+        # -P: a file of the user's folder called http.py must not stand in for the standard library's
+        command = [sys.executable, "-P", "-m", f"radixrt.{module}", "--parent-fd", str(parent_fd)]
+        place = ["--run-dir", str(self.channels.run_dir), "--engine", str(self.channels.engine)]
+        process = subprocess.Popen(
+            [*command, *place, *arguments],
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+            text=True,
+            errors="replace",
+            pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
+            process_group=0,  # Ctrl-C is the supervisor's to handle
+        )
+        child = _Child(name, process, Heartbeat(self.channels.heartbeat_file(name)))
+        threading.Thread(target=child.follow_log, args=(self._ended,), daemon=True).start()
+        return child
+
+    # ------------------------------------------------------------ watching
+
+    def _next_death(self) -> _Child | None:
+        """Wait for the end of a process that nobody has ended; None: :meth:`stop` was called."""
+        while True:
+            try:
+                child = self._ended.get(timeout=LOOK_S)
+            except queue.Empty:
+                for watched in self._engine:
+                    watched.kill_if_hung()
+                continue
+            if child is None or self._stopping:
+                return None
+            if not child.is_stopped:
+                return child
+
+    def _replace_engine(self, dead: _Child) -> None:
+        """Start a new engine after a pause that grows from death to death.
+
+        Raises:
+            EngineDiedError: too many engines have ended.
+        """
+        tokens = next(child.heartbeat.done for child in self._engine if child.name == "scheduler")
+        self._deaths = 1 if tokens else self._deaths + 1
+        death = dead.death()
+        if self._deaths >= self._max_deaths:
+            raise death
+        log.error("%s\nA new engine is started; open requests go on in it.", death)
+        _end(self._engine)
+        self._engine = []
+        if self._deaths > 1:
+            time.sleep(FIRST_DELAY_S * 2 ** (self._deaths - 2))
+        self.channels.next_engine()
+        self._start_engine()
+
+
+def _end(children: list[_Child]) -> None:
+    for child in children:
+        child.is_stopped = True
+        child.process.terminate()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Children find radixrt where this process has found it. What the user has set is not changed."""
+    package_parent = str(Path(__file__).parents[2])
+    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**SHORT_SPINS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

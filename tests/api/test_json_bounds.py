@@ -1,0 +1,63 @@
+"""The size of JSON bodies is known before they are parsed."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixrt.api.http.json_bounds import MAX_CONTAINERS, MAX_VALUES, JsonBounds
+from radixrt.api.http.json_size import exact_size, upper_bound
+from radixrt.base.errors import RequestError
+
+json_values = st.recursive(
+    st.none() | st.integers() | st.text() | st.sampled_from(["[{,", '"', "\\", "\\\\"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def containers_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return isinstance(value, dict | list) + sum(map(containers_of, inner))
+
+
+def values_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 1 + sum(map(values_of, inner))
+
+
+@given(value=json_values, ascii_only=st.booleans())
+def test_counts_are_those_of_the_parsed_value(value: Any, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only).encode()
+    exact, bound = exact_size(text), upper_bound(text)
+    assert exact.containers == containers_of(value)
+    assert values_of(value) <= exact.values <= values_of(value) + exact.containers
+    assert bound >= exact
+
+
+def check(text: bytes) -> None:
+    asyncio.run(JsonBounds().check(text))
+
+
+def test_brackets_in_strings_do_not_count() -> None:
+    check(json.dumps({"prompt": '[{"quoted": [1, 2]},]' * MAX_CONTAINERS}).encode())
+
+
+@pytest.mark.parametrize("piece", [b"[],", b"{},", b'"",', b'"\\"[",[],'])
+def test_too_many_values_are_refused(piece: bytes) -> None:
+    text = b'{"prompt": [' + piece * (MAX_VALUES + 1) + b"0]}"
+    with pytest.raises(RequestError, match="arrays and objects") as refused:
+        check(text)
+    assert refused.value.status == 413
+
+
+def test_a_long_list_of_token_ids_passes() -> None:
+    check(b'{"prompt": [' + b"123456," * (MAX_VALUES - 10) + b"0]}")
+
+
+def test_a_string_that_does_not_end_ends_the_count() -> None:
+    check(b'{"prompt": "' + b"[" * (MAX_CONTAINERS // 2))
+    with pytest.raises(RequestError):
+        check(b'{"prompt": "' + b"[" * (MAX_CONTAINERS + 1))

@@ -1,0 +1,153 @@
+"""The takeover of open requests by the next engine, and requests that kill engines."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.client.open_requests import Mailbox, OpenRequest, OpenRequests
+from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TextPrompt
+
+
+class Engine:
+    """What an engine is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[GenerateRequest] = []
+        self.open = OpenRequests(self.sent.append)
+
+    def ask(self, name: str, text: str = "", n: int = 1) -> OpenRequest:
+        options = RequestOptions(sampling=SamplingParams(n=n, seed=1))
+        request = GenerateRequest(
+            request_id=name, prompt=TextPrompt(text or name), options=options, stream=True
+        )
+        opened = OpenRequest(request, Mailbox(1000))
+        self.open.add(opened)
+        return opened
+
+    def running(self) -> list[str]:
+        """Names of the requests that the engine has, in the order in which they came."""
+        return [
+            r.request_id.partition("#")[0] for r in self.sent if self.open.on_wire(r.request_id)
+        ]
+
+    def dies(self) -> None:
+        self.sent.clear()
+        self.open.take_over()
+
+
+def chunk(opened: OpenRequest, tokens: list[int], index: int = 0, **report: Any) -> AnswerChunk:
+    return AnswerChunk(
+        request_id=opened.wire_id,
+        index=index,
+        text="",
+        token_ids=pack_ids(tokens),
+        report=AnswerReport(**report),
+    )
+
+
+def arrivals(opened: OpenRequest) -> list[Any]:
+    queue = opened.arrivals._queue
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+def in_loop(test: Callable[[], None]) -> Callable[[], None]:
+    async def run() -> None:
+        test()
+
+    def wrapped() -> None:
+        asyncio.run(run())
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+@in_loop
+def test_the_next_engine_gets_the_tokens_that_were_told() -> None:
+    engine = Engine()
+    opened = engine.ask("a", n=3)
+    opened.take(chunk(opened, [1, 2], retries=1))
+    opened.take(chunk(opened, [3], retries=1))
+    opened.take(chunk(opened, [9], index=1, finish_reason="stop"))
+    engine.dies()
+    (again,) = engine.sent
+    told = [unpack_ids(answer.token_ids).tolist() for answer in again.resumed]
+    assert told == [[1, 2, 3], [9], []]
+    assert [answer.is_complete for answer in again.resumed] == [False, True, False]
+    assert again.resumed[0].retries == 1
+    assert again.options.sampling.seed == 1
+
+
+@in_loop
+def test_a_late_chunk_of_a_dead_engine_belongs_to_nobody() -> None:
+    engine = Engine()
+    opened = engine.ask("a")
+    before = opened.wire_id
+    engine.dies()
+    assert engine.open.on_wire(before) is None
+    assert engine.open.on_wire(opened.wire_id) is opened
+
+
+@in_loop
+def test_the_report_is_that_of_the_first_engine() -> None:
+    engine = Engine()
+    opened = engine.ask("a")
+    opened.take(chunk(opened, [1], cached_tokens=5, queued_s=1.0, prefill_s=2.0))
+    engine.dies()
+    opened.take(chunk(opened, [2], cached_tokens=0, output_tokens=2))
+    report = arrivals(opened)[-1].report
+    assert (report.cached_tokens, report.output_tokens) == (5, 2)
+    assert (report.queued_s, report.prefill_s) == (1.0, 2.0)
+
+
+@in_loop
+def test_a_request_that_kills_runs_alone_and_is_refused_then() -> None:
+    engine = Engine()
+    killer, other = engine.ask("killer", "boom"), engine.ask("other")
+    engine.dies()
+    other.take(chunk(other, [1]))
+    engine.dies()  # the second death of the killer without a chunk; the other got on
+    assert engine.running() == ["killer"]
+    late = engine.ask("late")
+    assert engine.running() == ["killer"]
+    engine.dies()
+    (error,) = arrivals(killer)
+    assert isinstance(error, RequestError) and error.status == 500
+    engine.open.remove(killer)
+    assert engine.running() == ["other", "late"]
+    with pytest.raises(RequestError, match="died three times"):
+        engine.ask("the same again", "boom")
+    engine.ask("another", "harmless")
+    assert late in engine.open and len(arrivals(other)) == 1
+
+
+@in_loop
+def test_a_suspect_that_ends_lets_the_others_go_on() -> None:
+    engine = Engine()
+    suspect, other = engine.ask("suspect"), engine.ask("other")
+    engine.dies()
+    engine.dies()  # both have been open at two deaths: one after the other
+    assert engine.running() == ["suspect"]
+    suspect.take(chunk(suspect, [1], finish_reason="stop"))
+    engine.open.remove(suspect)
+    assert engine.running() == ["other"]
+    engine.open.remove(other)
+    engine.ask("new")
+    assert engine.running() == ["new"]
+
+
+@in_loop
+def test_what_was_held_back_and_left_is_never_sent() -> None:
+    engine = Engine()
+    suspect = engine.ask("suspect")
+    engine.dies()
+    engine.dies()
+    held = engine.ask("held")
+    engine.open.remove(held)
+    engine.open.remove(suspect)
+    assert engine.running() == [] and len(engine.open) == 0
