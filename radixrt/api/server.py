@@ -109,6 +109,6 @@ class _Server(uvicorn.Server):
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files to what the system allows: each connection is one, and 1,024 is a common default."""
+    """Raise the limit of open files to the system's maximum: each connection is one file, and 1,024 is a common default."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

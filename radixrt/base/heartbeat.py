@@ -1,7 +1,7 @@
-"""Heartbeats of the engine's processes, by which the supervisor finds one that hangs.
+"""Heartbeats of the engine's processes, by which the supervisor finds a process that hangs.
 
-Before each piece of work a process promises when it will be heard of again. The promise is a time in a file of the run
-directory that both sides map into memory, so that it costs no message and no system call.
+Before each piece of work a process writes the latest time of its next heartbeat. The time is in a file of the run
+directory that both sides map into memory, so a heartbeat needs no message and no system call.
 """
 
 import math
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 PATIENCE = 20
-"""A piece of work may take so many times as long as the longest before it."""
+"""Limit of the duration of a piece of work, in multiples of the longest before it."""
 
 _RECORD = struct.Struct("=dQ")
 """Time of ``time.monotonic()``, which all processes of a machine share; counted work."""

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Received = TypeVar("Received")
 
 LONGEST_WAIT_S = 1.0
-"""Seconds after which a process that waits looks up, to give a sign of life."""
+"""Seconds after which a waiting process writes a heartbeat."""
 
 LONGEST_RUN_DIR = 80
 """Characters; a Unix socket's whole path may have 107 (on macOS 103)."""

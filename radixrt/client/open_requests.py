@@ -1,9 +1,9 @@
-"""The open requests of a client: what was told of each, and their takeover by the next engine when one dies.
+"""The open requests of a client, their delivered tokens, and their takeover by the next engine when an engine dies.
 
-A new engine gets each open request again, with the tokens that its client has. The answers go on with the tokens that they
-would have had, since the noise of sampling depends on seed, position and token alone.
+A new engine gets each open request again, with the tokens that its client has. The answers continue with the tokens of an
+undisturbed run, because the noise of sampling depends only on seed, position and token.
 
-A request may itself be what kills engines. One that was open at two deaths, without a chunk between them, runs alone from
+A request may be the cause of the deaths. A request that was open at two deaths, without a chunk between them, runs alone from
 then on: nothing else is sent until it has ended. If the engine dies again, it is refused, and so is every equal request after it.
 """
 
@@ -91,7 +91,7 @@ class OpenRequest:
                 )
 
     def message(self) -> GenerateRequest:
-        """The request for an engine, which goes on from what was told."""
+        """The request for a new engine, with the delivered tokens."""
         answers = [self._partial(index) for index in range(self.request.sampling.n)]
         return msgspec.structs.replace(
             self.request, request_id=self.wire_id, resumed=answers if self.told else []
@@ -104,7 +104,7 @@ class OpenRequest:
         )
 
     def digest(self) -> bytes:
-        """Equal for equal requests, whoever sends them."""
+        """Equal for equal requests of all clients."""
         options = msgspec.structs.replace(self.request.options, deadline=None)
         bare = msgspec.structs.replace(self.request, request_id="", group_id="", options=options)
         return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
@@ -116,7 +116,7 @@ class OpenRequests:
     def __init__(self, send: Callable[[GenerateRequest], None]) -> None:
         """
         Args:
-            send: to the engine; raises a RequestError for what can't be sent.
+            send: to the engine; raises a RequestError if the request cannot be sent.
         """
         self._send = send
         self._by_id: dict[str, OpenRequest] = {}

@@ -116,7 +116,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     :data:`radixrt.tokenizer.answer.reasoning.FORMATS`. The constraint begins after it. Empty: it stays."""
 
     resumed: list[PartialAnswer] = []
-    """The ``n`` answers so far, from which a new engine goes on; empty: none has begun."""
+    """The ``n`` answers so far, which a new engine continues; empty: none has begun."""
 
     @property
     def sampling(self) -> SamplingParams:

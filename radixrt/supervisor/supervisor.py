@@ -87,7 +87,7 @@ class _Child:
 
 
 class Supervisor:
-    """The processes of one server. Use as a context manager: whatever happens, none is left behind."""
+    """The processes of one server. Use as a context manager: its exit ends all processes."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Supervisor:
             self._replace_engine(child)
 
     def drain(self) -> None:
-        """Ask the api process to answer what is open and to end; :meth:`wait` returns when it has."""
+        """Ask the api process to finish the open requests and to end; :meth:`wait` returns when it has."""
         self._draining = True
         if self._api is not None:
             self._api.process.terminate()
@@ -213,7 +213,7 @@ class Supervisor:
     # ------------------------------------------------------------ watching
 
     def _next_death(self) -> _Child | None:
-        """Wait for the end of a process that nobody has ended; None: :meth:`stop` was called."""
+        """Wait for the unexpected end of a process; None: :meth:`stop` was called."""
         while True:
             try:
                 child = self._ended.get(timeout=LOOK_S)
@@ -260,7 +260,7 @@ def _end(children: list[_Child]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Children find radixrt where this process has found it. What the user has set is not changed."""
+    """Children import radixrt from the path of this process. Variables that the user has set are not changed."""
     package_parent = str(Path(__file__).parents[2])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**SHORT_SPINS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

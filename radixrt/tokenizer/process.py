@@ -217,8 +217,8 @@ class TokenizerProcess:
         checked: CheckedSequence | None,
         told: PartialAnswer,
     ) -> SequenceRequest:
-        """Let an answer go on behind the tokens that its client has. Noise depends on seed, position and token alone, so
-        that it goes on as it would have."""
+        """Continue an answer after the tokens that its client has. Noise depends only on seed, position and token, so the
+        next tokens are those of an undisturbed run."""
         token_ids = unpack_ids(told.token_ids).tolist()
         sampling, kept = sequence.sampling, token_ids
         ends = {*self._info.eos_token_ids, *sampling.stop_token_ids}

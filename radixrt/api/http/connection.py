@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
             limit_s = HEADER_TIMEOUT_S if self._reading is _Reading.HEADERS else BODY_TIMEOUT_S
             self._deadline = self.loop.call_later(limit_s, self._too_slow, self._body_bytes)
 
-    # ------------------------------------------------------------ what the parser reports
+    # ------------------------------------------------------------ callbacks of the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

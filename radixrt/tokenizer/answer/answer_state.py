@@ -107,7 +107,7 @@ class AnswerState:
         return self._report.finish_reason is not None
 
     def resume(self, token_ids: list[int], num_repeated: int) -> None:
-        """Take in the tokens that the client has from another engine; their text is not told again.
+        """Take in the tokens that the client has from another engine; their text is not sent again.
 
         Args:
             num_repeated: of them, at their end, that this engine generates again.
