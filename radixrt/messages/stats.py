@@ -115,9 +115,7 @@ class SchedulerStats(Counters, kw_only=True):
     pages_free: Annotated[int, gauge("Free pages.", "kv_pages_free")]
     pages_pinned: Annotated[int, gauge("Pages in the radix tree under a lease.", "kv_pages_pinned")]
     leases: Annotated[int, gauge("Active leases.", "cache_leases")]
-    leases_broken: Annotated[
-        int, counter("Leases broken before their end.", "cache_leases_broken")
-    ]
+    leases_broken: Annotated[int, counter("Leases broken before their end.", "cache_leases_broken")]
     """Since start, broken before their end because a sequence lacked pages."""
     sessions: Annotated[int, gauge("Sessions named by hints and not ended.", "cache_sessions")]
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]

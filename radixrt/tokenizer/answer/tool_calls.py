@@ -141,7 +141,10 @@ class ToolCallParser:
             values = call.get(self._written.arguments_key, {})
             arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
             (call["name"] + arguments).encode()
-        except (ValueError, RecursionError):  # invalid JSON, or JSON with invalid numbers, text or depth
+        except (
+            ValueError,
+            RecursionError,
+        ):  # invalid JSON, or JSON with invalid numbers, text or depth
             return []
         self._num_calls += 1
         self._gap = ""

@@ -60,7 +60,9 @@ def find_groups(
         return slots, PrefixGroups(np.arange(count + 1, dtype=np.int32), np.zeros(count, np.int32))
     longest = whole_pages[candidates].max()
     tables = block_tables[slots[candidates], :longest].astype(np.int32)
-    tables[np.arange(longest) >= whole_pages[candidates][:, None]] = -1  # pages that are not computed yet
+    tables[
+        np.arange(longest) >= whole_pages[candidates][:, None]
+    ] = -1  # pages that are not computed yet
     keys = [
         row.tobytes() for row in tables
     ]  # rows that begin alike are neighbours in any order of their bytes
