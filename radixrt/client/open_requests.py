@@ -172,7 +172,7 @@ class OpenRequests:
         self._go_on()
 
     def take_over(self) -> None:
-        """A new engine is there: give it what the old one has left."""
+        """Send the open requests of the old engine to a new engine."""
         if self._alone is not None:
             self._remember(self._alone)
             self._alone.arrivals.put(_deadly())
@@ -196,7 +196,7 @@ class OpenRequests:
     # ------------------------------------------------------------ sending
 
     def _go_on(self) -> None:
-        """Send what may be sent now: a suspect once nothing else runs, else all that is held."""
+        """Send the requests that may be sent now: a suspect when nothing else runs, else all held requests."""
         if self._alone is not None:
             return
         if not self._suspects:
