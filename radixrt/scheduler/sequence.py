@@ -118,10 +118,12 @@ class Sequence:
 
         A grammar allows an end token only where the answer may end, and nothing after it, so min_tokens does not count.
         """
-        long_enough = self.num_output > self.sampling.min_tokens or self.grammar is not None
-        if token in self.stop_tokens and long_enough:
+        num_output = self.num_tokens - self.num_prompt
+        if token in self.stop_tokens and (
+            self.grammar is not None or num_output > self.sampling.min_tokens
+        ):
             return "stop"
-        return "length" if self.num_output >= self.max_output else None
+        return "length" if num_output >= self.max_output else None
 
     def start(self, now: float) -> AnswerReport:
         """The first token is out at ``now``; returns the report to send with it."""
