@@ -31,7 +31,7 @@ def write_dummy_checkpoint(
 ) -> Path:
     """Write config and tokenizer of a Llama-shaped model, or with experts of a Qwen3-MoE; serve it with ``--load-format dummy``.
 
-    The defaults are the shape of a 0.5 B model with a vocabulary of 32k. Unless one is given, the tokenizer
+    The defaults are the shape of a 387 M model with a vocabulary of 32k. Unless one is given, the tokenizer
     knows bytes only; its last token ends an answer.
     """
     tokenizer = tokenizer or byte_tokenizer()

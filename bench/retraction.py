@@ -186,17 +186,17 @@ class _Player:
             self._next += 1
 
     def _step(self, plan: StepPlan) -> None:
-        owners = self.scheduler.slots.owners
+        sequences = self.scheduler.slots.sequences
         left = {}
         for admit in plan.admit:
-            sequence = owners[admit.slot]
+            sequence = sequences[admit.slot]
             assert sequence is not None
             left[admit.slot] = self.requests.answers[sequence.seq_id] - sequence.num_output
         for chunk in plan.prefill:
-            self._count(owners[chunk.slot], chunk.start, chunk.num_tokens)
+            self._count(sequences[chunk.slot], chunk.start, chunk.num_tokens)
         prefill = self.worker.begin(plan, left)
         for slot in self.worker._decoding:
-            self._count(owners[slot], int(self.scheduler.slots.planned[slot]) - 1, 1)
+            self._count(sequences[slot], int(self.scheduler.slots.planned[slot]) - 1, 1)
         self.clock.now += SERVICE.step_seconds(prefill, self.worker.num_decoding)
         batch = self.scheduler.absorb(self.worker.finish(plan))
         self.ttft += [self.clock.now - self.requests.arrivals[number] for number in batch.started]

@@ -1,4 +1,4 @@
-"""Measures a server with a 0.4 B model as its clients see it: ``python -m bench.serving [--rounds 3] [--quick]``.
+"""Measures a server with a 387 M model as its clients see it: ``python -m bench.serving [--rounds 3] [--quick]``.
 
 The workloads of ``radixrt bench serve``, each on an empty cache; medians and ranges over the rounds.
 """

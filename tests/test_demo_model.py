@@ -1,4 +1,4 @@
-"""Is the built-in model what it says: plain HF format, a tokenizer made for copying, unseen test words?"""
+"""The built-in model: a plain Hugging Face checkpoint, a tokenizer made for copying, test words that it has not seen."""
 
 from __future__ import annotations
 

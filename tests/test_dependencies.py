@@ -1,4 +1,4 @@
-"""Does docs/dependencies.md give a reason for every dependency, and for no other?"""
+"""docs/dependencies.md gives a reason for every dependency, and for no other."""
 
 import re
 import tomllib

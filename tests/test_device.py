@@ -1,4 +1,4 @@
-"""Does what goes up in one piece come out as it was? And does a fake device notice what it should?"""
+"""Arrays uploaded together arrive unchanged, and the fake device detects wrong use."""
 
 import contextlib
 from collections import Counter

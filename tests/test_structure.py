@@ -104,8 +104,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_no_module_is_described_by_a_question() -> None:
     """The first line of a docstring states what the module is or does."""
     asking = []
-    for folder in (PACKAGE, PACKAGE.parent / "radixrt_kernels"):
-        for file in folder.rglob("*.py"):
+    for folder in ("radixrt", "radixrt_kernels", "bench", "examples", "tests", "tools"):
+        for file in (PACKAGE.parent / folder).rglob("*.py"):
             first, *_ = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")
             asking += [f"{file}: {first}"] if "?" in first else []
     assert not asking

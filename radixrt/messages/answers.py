@@ -50,6 +50,9 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     The scheduler makes it with the first token and again with the last one; the tokenizer process adds the facts
     that only it knows. It reaches the client whole: a new fact is a new field here, set by its producer.
+
+    A new field needs a default. It may stand anywhere: on the wire the fields are known by their order alone
+    (``array_like``), but all processes of an engine run the same code, and no report is stored.
     """
 
     prompt_tokens: int = 0

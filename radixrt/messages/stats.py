@@ -120,8 +120,8 @@ class SchedulerStats(Counters, kw_only=True):
     sessions: Annotated[int, gauge("Sessions named by hints and not ended.", "cache_sessions")]
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
-    malformed_frames: Annotated[int, counter("Frames that the scheduler could not read.")]
-    """Frames that any process could not read."""
+    malformed_frames: Annotated[int, counter("Frames that a process could not decode.")]
+    """Frames that the api, the tokenizer process or the scheduler could not read; the worker only logs its own."""
     request_log_dropped: Annotated[
         int, counter("Lines of the request log that were not written.")
     ] = 0

@@ -24,14 +24,15 @@ class BatchDraft:
     def add_logprobs(self, result: StepResult, step: StepInFlight) -> None:
         """Take the log-probabilities that somebody wants and has not got yet."""
         self.prompt_logprobs += [
-            SequenceLogprobs(owner.seq_id, row.token_ids, row.logprobs)
+            SequenceLogprobs(sequence.seq_id, row.token_ids, row.logprobs)
             for row in result.prompt_logprobs
-            if (owner := step.owners[row.slot]) is not None and owner.wants_prompt_logprob()
+            if (sequence := step.sequences[row.slot]) is not None
+            and sequence.wants_prompt_logprob()
         ]
         self.logprobs += [
-            SequenceLogprobs(owner.seq_id, row.token_ids, row.logprobs)
+            SequenceLogprobs(sequence.seq_id, row.token_ids, row.logprobs)
             for row in result.logprobs
-            if (owner := step.owners[row.slot]) is not None
+            if (sequence := step.sequences[row.slot]) is not None
         ]
 
     def add_token(self, seq_id: int, token: int) -> None:

@@ -105,7 +105,7 @@ def _check_pages(scheduler: Scheduler) -> None:
 
 def _check_slots(scheduler: Scheduler) -> None:
     slots = scheduler.slots
-    for slot, sequence in enumerate(slots.owners):
+    for slot, sequence in enumerate(slots.sequences):
         _require(
             slots.in_use[slot] == (sequence is not None), f"slot {slot} is used and empty at once"
         )

@@ -205,7 +205,7 @@ class Planner:
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
-        return draft.seal(self._in_flight.send(self._slots.owners), released)
+        return draft.seal(self._in_flight.send(self._slots.sequences), released)
 
     def _free_pages(self) -> None:
         """Retract a sequence; if only one runs, break a lease instead.

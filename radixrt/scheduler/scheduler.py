@@ -20,7 +20,7 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.stats import SchedulerStats
+from radixrt.messages.stats import Counters, SchedulerStats, TimeHistogram
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     NO_TOKEN,
@@ -37,7 +37,6 @@ from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.stats import count_step, new_counters
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 
 _FAILURES = {
@@ -53,6 +52,10 @@ _FAILURES = {
     ),
 }
 """HTTP status and reason, by the mark that stands in place of a token."""
+
+STEP_BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
+PLAN_BOUNDS = [1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25]
+"""Bounds of the histograms of step and plan times, in seconds."""
 
 
 class Scheduler:
@@ -75,7 +78,10 @@ class Scheduler:
         self.kv = KVCache(limits, self.slots, clock)
         self.waiting = WaitingQueue(ORDERS[limits.settings.schedule_policy], self.kv)
         self.grammars = GrammarRegistry(limits.num_ranks)
-        self.counters = new_counters()
+        self.counters = Counters(
+            step_seconds=TimeHistogram.empty(STEP_BOUNDS),
+            plan_seconds=TimeHistogram.empty(PLAN_BOUNDS),
+        )
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
         self.planner = Planner(
@@ -209,15 +215,15 @@ class Scheduler:
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the result of the oldest step in flight; ends the sequences whose last tokens are in it."""
         step, draft = self._in_flight.take(result), BatchDraft()
-        count_step(self.counters, result, step.follows)
+        self._count_step(result, step)
         draft.add_logprobs(result, step)
         self._absorb_jumps(result, step)
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
-            sequence = step.owners[slot]
+            sequence = step.sequences[slot]
             if sequence is not None and not self._goes_on(sequence, token, draft):
-                step.owners[slot] = None  # tokens forced beyond the end are dropped
+                step.sequences[slot] = None  # tokens forced beyond the end are dropped
         self.counters.output_tokens += len(draft.token_ids)
         return draft.seal()
 
@@ -250,11 +256,19 @@ class Scheduler:
         if sequence.max_output > 0:
             self.planner.admission.outputs.observe(sequence.num_output)
 
+    def _count_step(self, result: StepResult, step: StepInFlight) -> None:
+        counters = self.counters
+        counters.steps += 1
+        counters.step_seconds.observe(result.step_s)
+        counters.forward_seconds += result.forward_s
+        if step.follows:  # otherwise the worker waited because there was no work
+            counters.wait_seconds += result.wait_s
+
     def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
         """Advance the sequences that got more tokens than planned, because a grammar forced them."""
         jumped, beyond = unpack_ids(result.jump_slots), unpack_ids(result.jump_tokens)
         for slot, num_tokens in zip(jumped.tolist(), beyond.tolist(), strict=True):
-            if step.owners[slot] is not None:
+            if step.sequences[slot] is not None:
                 self.slots.planned[slot] += num_tokens
                 self.counters.forced_tokens += num_tokens
 

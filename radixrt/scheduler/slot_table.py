@@ -20,7 +20,7 @@ class SlotTable:
 
     def __init__(self, max_slots: int, max_pages: int, page_size: int) -> None:
         self.page_size = page_size
-        self.owners: list[Sequence | None] = [None] * max_slots
+        self.sequences: list[Sequence | None] = [None] * max_slots
         self.in_use = np.zeros(max_slots, dtype=bool)
         self.in_worker = np.zeros(max_slots, dtype=bool)
         """The worker holds the sequence too. It releases a sequence whose last tokens are in flight."""
@@ -50,12 +50,12 @@ class SlotTable:
 
     @property
     def num_used(self) -> int:
-        return len(self.owners) - len(self._free)
+        return len(self.sequences) - len(self._free)
 
     def put(self, sequence: Sequence, tree_pages: Pages) -> None:
         """Give a sequence the lowest free slot; ``tree_pages`` hold its cached prefix."""
         slot = sequence.slot = heapq.heappop(self._free)
-        self.owners[slot] = sequence
+        self.sequences[slot] = sequence
         self.in_use[slot] = self.in_worker[slot] = True
         self.last_position[slot] = sequence.num_prompt + sequence.max_output - 1
         self.known[slot] = sequence.num_tokens
@@ -78,7 +78,7 @@ class SlotTable:
     def remove(self, sequence: Sequence) -> None:
         """Free the slot of a sequence."""
         slot = sequence.slot
-        self.owners[slot] = None
+        self.sequences[slot] = None
         self.in_use[slot] = self.in_worker[slot] = self.is_decoding[slot] = False
         self.num_pages[slot] = self.num_tree_pages[slot] = 0
         sequence.slot = NO_SLOT
@@ -93,7 +93,7 @@ class SlotTable:
         return self.block_tables[slot, self.num_tree_pages[slot] : self.num_pages[slot]].copy()
 
     def running(self) -> list[Sequence]:
-        return [owner for owner in self.owners if owner is not None]
+        return [sequence for sequence in self.sequences if sequence is not None]
 
     def retire_exhausted(self) -> list[int]:
         """Slots whose last tokens are in flight: the worker releases them, their pages stay until the tokens are known."""

@@ -12,7 +12,7 @@ class StepInFlight:
     """A step without a result yet."""
 
     step_id: int
-    owners: list[Sequence | None]
+    sequences: list[Sequence | None]
     """The sequence that gets the tokens, by slot; None: they are dropped."""
     follows: bool
     """It was sent while another step was in flight, so a worker that waited for it waited for the scheduler."""
@@ -28,11 +28,11 @@ class StepsInFlight:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def send(self, owners: list[Sequence | None]) -> int:
-        """Note a step for the sequences that own the slots now; returns its id."""
+    def send(self, sequences: list[Sequence | None]) -> int:
+        """Note a step for the sequences in the slots now; returns its id."""
         step_id = self._next_id
         self._next_id += 1
-        self._steps.append(StepInFlight(step_id, owners.copy(), follows=bool(self._steps)))
+        self._steps.append(StepInFlight(step_id, sequences.copy(), follows=bool(self._steps)))
         return step_id
 
     def take(self, result: StepResult) -> StepInFlight:
@@ -44,5 +44,5 @@ class StepsInFlight:
     def forget(self, sequence: Sequence) -> None:
         """Drop the tokens in flight of a sequence."""
         for step in self._steps:
-            if step.owners[sequence.slot] is sequence:
-                step.owners[sequence.slot] = None
+            if step.sequences[sequence.slot] is sequence:
+                step.sequences[sequence.slot] = None

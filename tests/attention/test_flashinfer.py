@@ -1,4 +1,4 @@
-"""Do the plans for FlashInfer's kernels describe the step? The kernels' part is computed by definition."""
+"""The plans for FlashInfer's kernels describe the step. The kernels' part is computed by definition."""
 
 import inspect
 import os

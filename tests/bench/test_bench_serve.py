@@ -1,4 +1,4 @@
-"""Does the load generator send the load it promises and measure what the server did?"""
+"""The load generator sends the load of its flags and measures the server's answers."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""``radixrt bench structured``: does it count what engines take and let through?"""
+"""``radixrt bench structured`` counts the schemas that an engine accepts and the invalid instances that it lets through."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is admitted next, and what does it find? A replay one request at a time against a look at everybody who waits."""
+"""Order of admission and cached prefixes: the queue's bounded lookups against an exact match of all waiting requests."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,4 @@
-"""Does what the pages name exist: files, links, flags, commands, targets, environment variables?"""
+"""Files, links, flags, commands, targets and environment variables that the pages name exist."""
 
 import argparse
 import importlib.util

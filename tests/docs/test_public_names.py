@@ -1,6 +1,6 @@
-"""Is every name that radixrt makes public told on a page?
+"""Every public name of radixrt is on a page.
 
-Fields and endpoints of the HTTP API, and metrics, are asked for in ``tests/api/test_docs.py``.
+Fields and endpoints of the HTTP API, and metrics, are checked in ``tests/api/test_docs.py``.
 """
 
 import argparse

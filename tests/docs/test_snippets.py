@@ -1,4 +1,4 @@
-"""Do the programs and requests that the pages show run, with the answers that the pages show?
+"""The programs and requests on the pages run and give the printed answers.
 
 The snippets of docs/lang.md are run by ``tests/lang/test_docs.py``.
 """

@@ -1,4 +1,4 @@
-"""Does a worker whose steps overlap give the tokens of one that does one thing after the other, and never wait?"""
+"""A worker whose steps overlap gives the tokens of one whose steps do not, and never waits."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Do the examples, and the load generator, show on a real server what they promise to show?"""
+"""The examples and the load generator print the promised results on a real server."""
 
 import argparse
 import itertools

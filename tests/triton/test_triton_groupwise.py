@@ -5,9 +5,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from radixrt.layers.kernels.gpu import GpuKernels
-from radixrt.layers.quantization import gpu_groupwise
-from radixrt.layers.quantization.gpu_groupwise import TritonGroupwiseMatrix
+from radixrt.layers.kernels import gpu
+from radixrt.layers.kernels.gpu import GpuKernels, TritonGroupwiseMatrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, pack_halves
 from radixrt.layers.quantization.scheme import QuantizationScheme
 from tests.triton.numbers import DEVICE, draw
@@ -58,7 +57,7 @@ def test_products(
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_many_tokens_meet_decoded_weights(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
-    monkeypatch.setattr(gpu_groupwise, "DECODED_FROM_TOKENS", 5)
+    monkeypatch.setattr(gpu, "DECODED_FROM_TOKENS", 5)
     assert_multiplies(random_matrix(40, 200, bits, 16, torch.bfloat16), 6, torch.bfloat16)
 
 

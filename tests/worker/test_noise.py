@@ -1,4 +1,4 @@
-"""Is the noise of sampling random enough, and a function of nothing but its three arguments?"""
+"""The noise of sampling passes tests of randomness and depends only on its three arguments."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Does the worker's loop take up plans while the device computes, and answer when nothing follows?"""
+"""The worker's loop takes up plans while the device computes, and answers when no plan follows."""
 
 import threading
 from collections.abc import Iterator

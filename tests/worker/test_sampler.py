@@ -1,4 +1,4 @@
-"""Does the sampler draw from the right tokens with the right probabilities, whatever else is in the batch?"""
+"""The sampler draws from the allowed tokens with the right probabilities, whatever else is in the batch."""
 
 import math
 from collections import Counter

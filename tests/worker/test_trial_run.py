@@ -1,4 +1,4 @@
-"""Is the trial step the largest that there will be, and what is said when it does not fit?"""
+"""The trial step is the largest possible one, and the error names the settings if it does not fit."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -167,7 +167,7 @@ class _Run:
         """Of the sequences just admitted, by slot."""
         lengths = {}
         for admit in plan.admit:
-            sequence = self._scheduler.slots.owners[admit.slot]
+            sequence = self._scheduler.slots.sequences[admit.slot]
             assert sequence is not None
             self._order.append(sequence.seq_id)
             whole = self._answer_length(self._trace.requests[sequence.seq_id])

@@ -85,7 +85,7 @@ class CallSite:
 
 
 @dataclass
-class Answer:
+class CollectedAnswer:
     """One of a call's answers, put together from its pieces."""
 
     text: str = ""
@@ -180,9 +180,9 @@ def likeliest(scores: Sequence[Score], method: SelectMethod) -> int:
     return max(range(len(scores)), key=lambda index: key(scores[index]))
 
 
-async def _collect(site: CallSite, call: Call) -> list[Answer]:
+async def _collect(site: CallSite, call: Call) -> list[CollectedAnswer]:
     """All answers of a call. The text of the first one is passed on as it comes."""
-    answers = [Answer() for _ in range(call.n)]
+    answers = [CollectedAnswer() for _ in range(call.n)]
     async with aclosing(site.run.backend.generate(call)) as pieces:
         async for piece in pieces:
             answers[piece.index].add(piece)
@@ -193,7 +193,7 @@ async def _collect(site: CallSite, call: Call) -> list[Answer]:
     return answers
 
 
-def _values(answers: list[Answer], gen: Gen, site: CallSite) -> list[Any]:
+def _values(answers: list[CollectedAnswer], gen: Gen, site: CallSite) -> list[Any]:
     """The values of several answers. An answer that is not of its type is replaced by its AnswerError.
 
     Raises:
@@ -211,7 +211,7 @@ def _values(answers: list[Answer], gen: Gen, site: CallSite) -> list[Any]:
     return values
 
 
-def _value(answer: Answer, gen: Gen, site: CallSite) -> Any:
+def _value(answer: CollectedAnswer, gen: Gen, site: CallSite) -> Any:
     """Raises:
     AnswerError: the answer is not of the type that was asked for.
     """
@@ -222,7 +222,7 @@ def _value(answer: Answer, gen: Gen, site: CallSite) -> Any:
     return ToolAnswer(answer.text, calls, None if calls else _read(answer, gen.kind))
 
 
-def _read(answer: Answer, kind: AnswerType) -> Any:
+def _read(answer: CollectedAnswer, kind: AnswerType) -> Any:
     """Raises:
     AnswerError: the answer is not of that type, or was cut off where more may follow.
     """

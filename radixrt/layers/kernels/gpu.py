@@ -10,6 +10,7 @@ import importlib.util
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixrt.base.errors import ConfigError
@@ -17,8 +18,7 @@ from radixrt.device.flashinfer_library import UntracedFunctions, load_flashinfer
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
-from radixrt.layers.quantization.gpu_groupwise import TritonGroupwiseMatrix
-from radixrt.layers.quantization.groupwise import GroupwiseMatrix
+from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -27,6 +27,10 @@ VECTOR_ELEMENTS = 8
 
 ROTATED_HEAD_DIMS = (64, 128, 256, 512)
 """FlashInfer's rotary kernel is compiled for these."""
+
+DECODED_FROM_TOKENS = 256
+"""From this number on the tensor cores are the limit, and a plain product of decoded weights keeps them busier. Computed,
+not yet measured on a GPU."""
 
 _ACTIVATIONS = {
     "silu": "silu_and_mul",
@@ -173,3 +177,35 @@ def _weights_of(stack: MatrixStack) -> Tensor:
     """[count, rows, columns]"""
     assert isinstance(stack.matrix, DenseMatrix)  # no other stacks are loaded for a GPU
     return stack.matrix.weight.unflatten(0, (stack.count, -1))
+
+
+class TritonGroupwiseMatrix(PackedGroupwiseMatrix):
+    """A groupwise quantized matrix: decoded inside the product for few tokens, to memory before it for many. See
+    ``radixrt_kernels.triton.groupwise``."""
+
+    def __init__(self, matrix: GroupwiseMatrix) -> None:
+        from radixrt_kernels.triton import groupwise
+
+        super().__init__(matrix, groupwise.pack)
+        self._kernels = groupwise
+
+    @staticmethod
+    def takes(matrix: GroupwiseMatrix) -> bool:
+        """Whether its groups are large enough for the kernels."""
+        from radixrt_kernels.triton.groupwise import half_of
+
+        return half_of(matrix.columns, matrix.group_size) is not None
+
+    def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        if len(hidden) >= DECODED_FROM_TOKENS:
+            return F.linear(hidden, self._kernels.dequantize(self.packed, self.dtype), bias)
+        return self._kernels.linear(hidden, self.packed, bias)
+
+    def look_up(self, rows: Tensor) -> Tensor:
+        assert self.packed.bits == 8, "an embedding has 8 bits"
+        of_rows = (of_all[rows] for of_all in (self.packed.scales, self.packed.zeros))
+        scales, zeros = (
+            of_groups.float().repeat_interleave(self.packed.group_size, dim=1)[:, : self.columns]
+            for of_groups in of_rows
+        )
+        return ((self.packed.codes[rows].float() - zeros) * scales).to(self.dtype)

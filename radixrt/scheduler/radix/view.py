@@ -29,9 +29,6 @@ NODES_PER_LOOK = 256
 FIRST_TOKENS = 32
 """Of an edge, shown in the view."""
 
-MAX_DEPTH = 32
-"""Most levels shown."""
-
 SMALLEST_SHARE = 1 / 1000
 """Share of the tree's pages that a node must hold to be shown, so that no level shows more than a thousand nodes."""
 
@@ -60,7 +57,7 @@ class TreeView:
         self, tree: RadixTree, call: CacheTreeCall, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._tree = tree
-        self._depth, self._children = min(call.depth, MAX_DEPTH), call.children
+        self._depth, self._children = call.depth, call.children
         self._least_pages = SMALLEST_SHARE * tree.num_pages
         self._clock = clock
         self._visited = 0

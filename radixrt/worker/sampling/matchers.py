@@ -32,7 +32,7 @@ class TokenMask:
     """The tokens that the constrained rows of a batch may sample."""
 
     rows: NDArray[np.int64]  # [n] rows of the batch, ascending
-    bits: NDArray[np.int32]  # [n, words], see radixrt.constrained.matcher
+    bits: NDArray[np.int32]  # [n, words], see radixrt.constrained.bitmask
 
 
 @dataclass(eq=False, slots=True)
