@@ -338,7 +338,7 @@ def test_what_a_tool_returns_is_told_as_json(result: Any, told: Any) -> None:
 
 def test_what_json_can_t_hold_is_no_result_of_a_tool() -> None:
     (call,) = read_calls([raw_call('{"city": "a"}')], [weather])
-    with pytest.raises(rl.ProgramError, match="what JSON can hold"):
+    with pytest.raises(rl.ProgramError, match="a value that JSON can represent"):
         rl.tool(call, object())
 
 
