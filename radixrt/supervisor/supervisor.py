@@ -238,11 +238,11 @@ class Supervisor:
         if self._deaths >= self._max_deaths:
             raise death
         log.error("%s\nA new engine is started; open requests go on in it.", death)
+        self.channels.next_engine()  # first: from here on, the server is not ready
         _end(self._engine)
         self._engine = []
         if self._deaths > 1:
             time.sleep(FIRST_DELAY_S * 2 ** (self._deaths - 2))
-        self.channels.next_engine()
         self._start_engine()
 
 

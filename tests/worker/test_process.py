@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Channels, Inbox, Outbox
 from radixrt.messages.grammars import DropGrammar
 from radixrt.messages.ids import pack_ids
@@ -68,6 +69,8 @@ def ends(tmp_path: Path) -> Iterator[tuple[Outbox, Inbox, Runner]]:
     to_worker = Outbox(channels.address("scheduler", "worker0"))
     results: Inbox = Inbox(channels.address("worker", "scheduler"), ToSchedulerFromWorker)
     worker._outbox = Outbox(channels.address("worker", "scheduler"))
+    worker._heartbeat = Heartbeat(channels.heartbeat_file("worker"))
+    worker._step_timeout_s = 30.0
 
     def run() -> None:
         step = runner.step
