@@ -69,9 +69,7 @@ class OpenRequest:
     def take(self, chunk: AnswerChunk) -> bool:
         """Note a chunk and hand it to the reader; False: the reader is too slow."""
         first = self.first.setdefault(chunk.index, chunk.report)
-        if (
-            self.deaths
-        ):  # the prompt was computed for the first engine, and found or not in its cache
+        if self.deaths:  # the facts about the prompt are those of the first engine
             chunk = msgspec.structs.replace(chunk, report=_of_first_engine(chunk.report, first))
         self.told.setdefault(chunk.index, []).append(chunk.token_ids)
         self.new_deaths = 0
