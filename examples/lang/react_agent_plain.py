@@ -13,10 +13,12 @@ TOOLS = [
         "function": {
             "name": name,
             "description": FUNCTIONS[name].__doc__,
+            "strict": True,
             "parameters": {
                 "type": "object",
                 "properties": {parameter: {"type": "string"}},
                 "required": [parameter],
+                "additionalProperties": False,
             },
         },
     }
