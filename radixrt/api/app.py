@@ -4,6 +4,8 @@ from fastapi import FastAPI
 
 from radixrt import __version__
 from radixrt.api.about import about_routes
+from radixrt.api.anthropic.messages import ERRORS as ANTHROPIC_ERRORS
+from radixrt.api.anthropic.messages import message_routes
 from radixrt.api.conversations.continuation import conversation_routes
 from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
@@ -17,7 +19,7 @@ from radixrt.api.openai.completions import completion_routes
 from radixrt.api.state import ServerState
 
 _ROUTES = (
-    chat_routes, completion_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
+    chat_routes, completion_routes, message_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
     cache_routes, about_routes,
 )  # fmt: skip
 
@@ -28,7 +30,7 @@ MAX_BODY_BYTES = 32 << 20
 def build_app(state: ServerState) -> FastAPI:
     # The interactive pages load scripts from elsewhere, so only the description itself is served.
     app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
-    install_error_handlers(app)
+    install_error_handlers(app, [ANTHROPIC_ERRORS])
     app.add_middleware(LimitBody, max_bytes=MAX_BODY_BYTES)
     if state.config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)

@@ -1,12 +1,15 @@
 """Turns every error into an HTTP response with OpenAI's error object."""
 
 import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from radixrt.base.errors import EngineDiedError, RequestError, unexpected_error
 
@@ -44,18 +47,58 @@ def error_body(error: RequestError) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class ErrorShape:
+    """The form of errors under a path."""
+
+    path: str
+    """Its beginning."""
+    body: Callable[[RequestError], dict[str, Any]]
+    """The JSON of a response."""
+    event: str
+    """Name of the event that ends a stream with such a body; "": none."""
+
+
+OPENAI_ERRORS = ErrorShape("/", error_body, "")
+
+
+class _ErrorResponse(Response):
+    """An error in the form of the API that the request's path belongs to."""
+
+    media_type = "application/json"
+
+    def __init__(self, error: RequestError) -> None:
+        headers = {}
+        if error.retry_after_s is not None:
+            headers["retry-after"] = str(error.retry_after_s)
+        if error.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        super().__init__(orjson.dumps(error_body(error)), error.status, headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.body = orjson.dumps(error_shape(scope).body(self._error))
+        self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: RequestError) -> Response:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return Response(
-        orjson.dumps(error_body(error)), error.status, headers, media_type="application/json"
-    )
+    return _ErrorResponse(error)
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def error_shape(scope: Scope) -> ErrorShape:
+    """The form of errors of a request."""
+    shapes: Sequence[ErrorShape] = getattr(scope["app"].state, "error_shapes", ())
+    return next((s for s in shapes if scope["path"].startswith(s.path)), OPENAI_ERRORS)
+
+
+def install_error_handlers(app: FastAPI, shapes: Sequence[ErrorShape]) -> None:
+    """
+    Args:
+        shapes: of the paths whose errors are not in OpenAI's form.
+    """
+    app.state.error_shapes = shapes
+
     @app.exception_handler(RequestError)
     @app.exception_handler(EngineDiedError)
     @app.exception_handler(Exception)

@@ -9,7 +9,7 @@ import orjson
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.api.http.errors import as_request_error, error_body, error_response
+from radixrt.api.http.errors import as_request_error, error_response, error_shape
 from radixrt.base.errors import RequestError
 
 Result = TypeVar("Result")
@@ -21,9 +21,14 @@ COMMENT_EVERY_S = 5.0
 """Seconds without an event, as while a new engine starts."""
 
 
-def event(value: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+def event(value: Any, name: str = "") -> bytes:
+    """One server-sent event.
+
+    Args:
+        name: its ``event`` field; "": none.
+    """
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -96,7 +101,8 @@ class EventStream(Response):
                 self._sent_at = time.monotonic()
                 await self._send_body(send, data)
         except Exception as error:
-            await self._send_body(send, event(error_body(as_request_error(error))))
+            shape = error_shape(scope)
+            await self._send_body(send, event(shape.body(as_request_error(error)), shape.event))
         finally:
             comments.cancel()
         await self._send_body(send, b"", more=False)

@@ -11,6 +11,9 @@ from radixrt.base.errors import RequestError
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
 
+_UNDERSCORED = frozenset({"call", "msg", "toolu"})
+"""Prefixes that an underscore ends: clients compare them with ids of OpenAI and Anthropic."""
+
 LONGEST_REQUEST_ID = 256
 """Characters."""
 
@@ -32,8 +35,8 @@ def request_id(prefix: str, *chosen: str | None) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """A random id."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    """A random id, written as the API of its kind writes it."""
+    return f"{prefix}{'_' if prefix in _UNDERSCORED else '-'}{uuid.uuid4().hex}"
 
 
 class RequireApiKey:

@@ -29,15 +29,20 @@ def chat_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/chat/completions", ChatCompletionRequest)
     async def chat_completions(request: Request, fields: ChatCompletionRequest) -> Response:
-        return await respond(_Chat(_prepare(fields, state, request)), request, state)
+        return await respond(_Chat(prepare_chat(fields, state, request)), request, state)
 
     return router
 
 
-def _prepare(
-    fields: ChatCompletionRequest, state: ServerState, request: Request
-) -> PreparedRequest[ChatCompletionRequest]:
-    """Raises:
+PreparedChat = PreparedRequest[ChatCompletionRequest]
+
+
+def prepare_chat(
+    fields: ChatCompletionRequest, state: ServerState, request: Request, id_prefix: str = "chatcmpl"
+) -> PreparedChat:
+    """Read a chat request, in OpenAI's form or translated from another API's.
+
+    Raises:
     RequestError: a field is out of its range, or does not fit the others; names it.
     """
     continuation = Continuation.of(fields, "messages", state.conversations, request)
@@ -54,7 +59,7 @@ def _prepare(
         logprobs=_logprobs(fields),
         max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
     )
-    response_id = request_id("chatcmpl", fields.rid, fields.request_id)
+    response_id = request_id(id_prefix, fields.rid, fields.request_id)
     recorder = ConversationRecorder.of(
         fields,
         state.conversations,
@@ -80,7 +85,7 @@ class _Chat(Answering[ChatCompletionRequest]):
     kind = "chat.completion"
     kind_of_event = "chat.completion.chunk"
 
-    def __init__(self, prepared: PreparedRequest[ChatCompletionRequest]) -> None:
+    def __init__(self, prepared: PreparedChat) -> None:
         super().__init__(prepared)
         (request,) = prepared.requests
         self._shows_reasoning = (

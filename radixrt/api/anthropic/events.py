@@ -1,0 +1,192 @@
+"""Turns the chunks of an answer into the events of a message, and events into a whole message."""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from radixrt.api.http.middleware import new_id
+from radixrt.api.responses import chat_logprobs, structured_extras, times_extras
+from radixrt.base.errors import RequestError
+from radixrt.messages.answers import AnswerChunk, AnswerReport, ToolCall
+
+Event = dict[str, Any]
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+
+
+class MessageEvents:
+    """The events of one message.
+
+    At most one content block is open at a time: ``thinking``, ``text`` or ``tool_use``, in the order in which the model writes them.
+    """
+
+    def __init__(
+        self, message_id: str, model: str, shows_thinking: bool = True, returns_times: bool = False
+    ) -> None:
+        self._message_id = message_id
+        self._model = model
+        self._shows_thinking = shows_thinking
+        self._returns_times = returns_times
+        self._begun = False
+        self._kind: str | None = None
+        """Type of the open block."""
+        self._index = -1
+        """Of the open block, or of the last one."""
+        self._space = ""
+        """White space that is sent only if text follows it."""
+        self._thinking = hashlib.sha256()
+        self._has_called = False
+
+    def of(self, chunk: AnswerChunk, extras: dict[str, Any] | None = None) -> Iterator[Event]:
+        """The events that a chunk adds.
+
+        Args:
+            extras: fields beyond Anthropic's of the ``message_delta`` event.
+
+        Raises:
+            RequestError: the answer was aborted; the API has no other word for it.
+        """
+        report = chunk.report
+        if not self._begun:
+            self._begun = True
+            yield self._message_start(report)
+            yield {"type": "ping"}
+        events = [*self._pieces(chunk)]
+        if chunk.logprobs is not None and events:
+            events[-1]["logprobs"] = chat_logprobs(chunk.logprobs)
+        yield from events
+        if report.finish_reason is None:
+            return
+        if report.finish_reason == "abort":
+            raise RequestError("The request was aborted.", status=499, code="request_aborted")
+        yield from self._close()
+        times = times_extras(report) if self._returns_times else {}
+        yield self._message_delta(report) | structured_extras(report) | times | (extras or {})
+        yield {"type": "message_stop"}
+
+    def _pieces(self, chunk: AnswerChunk) -> Iterator[Event]:
+        if chunk.reasoning and self._shows_thinking:
+            yield from self._thought(chunk.reasoning)
+        text = self._space + chunk.text
+        if text and not text.isspace():
+            self._space = ""
+            yield from self._open({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": text})
+        else:
+            self._space = text
+        for call in chunk.tool_calls:
+            yield from self._call(call)
+
+    def _thought(self, text: str) -> Iterator[Event]:
+        yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
+        self._thinking.update(text.encode("utf-8", "surrogatepass"))
+        yield self._delta({"type": "thinking_delta", "thinking": text})
+
+    def _call(self, call: ToolCall) -> Iterator[Event]:
+        if call.name:
+            self._space = ""
+            self._has_called = True
+            yield from self._close()
+            yield from self._open(
+                {"type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": {}}
+            )
+        if call.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _open(self, block: dict[str, Any]) -> Iterator[Event]:
+        if self._kind == block["type"]:
+            return
+        yield from self._close()
+        self._kind = block["type"]
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> Iterator[Event]:
+        if self._kind is None:
+            return
+        if self._kind == "thinking":
+            signature = base64.b64encode(self._thinking.digest()).decode()
+            yield self._delta({"type": "signature_delta", "signature": signature})
+        yield {"type": "content_block_stop", "index": self._index}
+        self._kind = None
+
+    def _message_start(self, report: AnswerReport) -> Event:
+        message: dict[str, Any] = {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage_json(report),
+        }
+        return {"type": "message_start", "message": message}
+
+    def _message_delta(self, report: AnswerReport) -> Event:
+        stop_reason = _STOP_REASONS[report.finish_reason or "stop"]
+        stop_sequence = None
+        if report.finish_reason == "stop" and isinstance(report.stop_reason, str):
+            stop_reason, stop_sequence = "stop_sequence", report.stop_reason
+        elif report.finish_reason == "stop" and self._has_called:
+            stop_reason = "tool_use"
+        return {
+            "type": "message_delta",
+            "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
+            "usage": usage_json(report),
+        }
+
+
+def usage_json(report: AnswerReport) -> dict[str, Any]:
+    """Anthropic's ``usage``: the tokens of the prompt are the sum of its three counts of input tokens."""
+    known = report.cached_tokens + report.cache_write_tokens
+    return {
+        "input_tokens": report.prompt_tokens - known,
+        "cache_creation_input_tokens": report.cache_write_tokens,
+        "cache_read_input_tokens": report.cached_tokens,
+        "output_tokens": report.output_tokens,
+    }
+
+
+def whole_message(events: Iterable[Event]) -> dict[str, Any]:
+    """The message that a client makes of these events."""
+    message: dict[str, Any] = {}
+    logprobs: list[Any] = []
+    arguments = ""
+    for event in events:
+        logprobs += (event.get("logprobs") or {}).get("content", ())
+        match event:
+            case {"type": "message_start"}:
+                message = event["message"]
+            case {"type": "content_block_start", "content_block": block}:
+                message["content"].append(block)
+                arguments = ""
+            case {"type": "content_block_delta", "delta": delta}:
+                block = message["content"][-1]
+                arguments += delta.get("partial_json", "")
+                for name in ("text", "thinking", "signature"):
+                    if name in delta:
+                        block[name] += delta[name]
+            case {"type": "content_block_stop"} if message["content"][-1]["type"] == "tool_use":
+                message["content"][-1]["input"] = _arguments(arguments)
+            case {"type": "message_delta"}:
+                message |= event["delta"]
+                message |= {k: v for k, v in event.items() if k not in ("type", "delta")}
+    if logprobs:
+        message["logprobs"] = {"content": logprobs, "refusal": None}
+    return message
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Those of a call that ``max_tokens`` has cut off can't be read; the stop reason tells it."""
+    try:
+        arguments: dict[str, Any] = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return arguments

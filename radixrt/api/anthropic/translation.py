@@ -1,0 +1,269 @@
+"""Translates a request for a message into the chat request that has the same meaning."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import orjson
+
+from radixrt.api.anthropic.protocol import Blocks, InputMessage, MessagesRequest
+from radixrt.api.requests.protocol import (
+    CacheControl,
+    ChatCompletionRequest,
+    ChatMessage,
+    GenerationFields,
+)
+from radixrt.base.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+BILLING_HEADER = "x-anthropic-billing-header:"
+"""Begins a line that Claude Code writes first into the system prompt. It differs in each request, so no prefix would be shared."""
+
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+
+_skipped_tools: set[str] = set()
+"""Types of tools that the log has named."""
+
+
+def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
+    """
+    Raises:
+        RequestError: a content block, tool or choice is not supported or malformed; names it.
+    """
+    messages = [*_system(fields.system), *_messages(fields.messages)]
+    if fields.cache_control is not None and messages:
+        messages[-1].cache_control = fields.cache_control
+    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
+    if fields.stop_sequences:
+        shared["stop"] = fields.stop_sequences
+    output = fields.output_config
+    answer_format = (output.format if output else None) or fields.output_format
+    if answer_format is not None:
+        shared["response_format"] = _response_format(answer_format)
+    choice, parallel = _tool_choice(fields.tool_choice)
+    thinking = fields.thinking
+    return ChatCompletionRequest(
+        **shared,
+        messages=messages,
+        tools=_tools(fields.tools),
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        continue_final_message=(bool(messages) and messages[-1].role == "assistant") or None,
+        reasoning_effort=fields.reasoning_effort or (output.effort if output else None),
+        chat_template_kwargs=_template_kwargs(fields),
+        include_reasoning=not (thinking and thinking.display == "omitted"),
+        logprobs=fields.logprobs,
+        top_logprobs=fields.top_logprobs,
+    )
+
+
+def _template_kwargs(fields: MessagesRequest) -> dict[str, Any] | None:
+    if fields.thinking is None:
+        return fields.chat_template_kwargs
+    if fields.thinking.type not in _THINKING:
+        raise RequestError(
+            f"thinking.type must be one of {', '.join(_THINKING)}, not {fields.thinking.type!r:.50}.",
+            param="thinking.type",
+        )
+    chosen = {"enable_thinking": _THINKING[fields.thinking.type]}
+    return chosen | (fields.chat_template_kwargs or {})
+
+
+def _response_format(given: dict[str, Any]) -> dict[str, Any]:
+    if given.get("type") != "json_schema" or "schema" not in given:
+        raise RequestError(
+            'output_config.format must be {"type": "json_schema", "schema": ...}.',
+            param="output_config.format",
+        )
+    return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _system(system: Blocks | None) -> Iterator[ChatMessage]:
+    if isinstance(system, str):
+        first, _, rest = system.partition("\n")
+        system = rest if first.startswith(BILLING_HEADER) else system
+    elif system is not None:
+        system = [block for block in system if not _is_billing(block)]
+    if system:
+        yield ChatMessage(role="system", content=_texts(system, "system"))
+
+
+def _is_billing(block: dict[str, Any]) -> bool:
+    text = block.get("text")
+    return isinstance(text, str) and text.startswith(BILLING_HEADER)
+
+
+def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if message.role == "assistant":
+            yield _of_assistant(message.content, f"{where}.content")
+        elif message.role in ("user", "system"):
+            yield from _of_user(message, f"{where}.content")
+        else:
+            raise RequestError(
+                f"{where}.role must be user or assistant, not {message.role!r:.50}.",
+                param=f"{where}.role",
+            )
+
+
+def _of_user(message: InputMessage, where: str) -> Iterator[ChatMessage]:
+    """Results of tools are messages of their own in a chat; the texts between them stay together."""
+    if isinstance(message.content, str):
+        yield ChatMessage(role=message.role, content=message.content)
+        return
+    texts: list[dict[str, Any]] = []
+    for number, block in enumerate(message.content):
+        if block.get("type") != "tool_result":
+            texts += _texts([block], where, number)
+            continue
+        if texts:
+            yield ChatMessage(role=message.role, content=texts)
+            texts = []
+        yield _of_result(block, f"{where}[{number}]")
+    if texts or not message.content:
+        yield ChatMessage(role=message.role, content=texts)
+
+
+def _of_result(block: dict[str, Any], where: str) -> ChatMessage:
+    content = block.get("content") or ""
+    return ChatMessage(
+        role="tool",
+        tool_call_id=_string(block, "tool_use_id", where),
+        content=content if isinstance(content, str) else _texts(content, f"{where}.content"),
+        cache_control=_mark(block, where),
+    )
+
+
+def _of_assistant(content: Blocks, where: str) -> ChatMessage:
+    if isinstance(content, str):
+        return ChatMessage(role="assistant", content=content)
+    texts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    reasoning: list[str] = []
+    for number, block in enumerate(content):
+        place, kind = f"{where}[{number}]", block.get("type")
+        if kind == "tool_use":
+            calls.append(_of_call(block, place))
+        elif kind == "thinking":
+            reasoning.append(_string(block, "thinking", place))
+        elif kind != "redacted_thinking":
+            texts += _texts([block], where, number)
+    return ChatMessage(
+        role="assistant",
+        content=texts,
+        tool_calls=calls or None,
+        reasoning_content="".join(reasoning) or None,
+    )
+
+
+def _of_call(block: dict[str, Any], where: str) -> dict[str, Any]:
+    arguments = block.get("input", {})
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{where}.input must be an object.", param=f"{where}.input")
+    call = {
+        "id": _string(block, "id", where),
+        "type": "function",
+        "function": {
+            "name": _string(block, "name", where),
+            "arguments": orjson.dumps(arguments).decode(),
+        },
+    }
+    if "cache_control" in block:
+        call["cache_control"] = block["cache_control"]
+    return call
+
+
+def _texts(blocks: Any, where: str, first: int = 0) -> list[dict[str, Any]]:
+    """Text parts of a chat message.
+
+    Args:
+        first: index of the first block in the request.
+    """
+    if isinstance(blocks, str):
+        return [{"type": "text", "text": blocks}]
+    if not isinstance(blocks, list):
+        raise RequestError(f"{where} must be a string or a list of content blocks.", param=where)
+    return [_text(block, f"{where}[{first + i}]") for i, block in enumerate(blocks)]
+
+
+def _text(block: Any, where: str) -> dict[str, Any]:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "text":
+        return {k: v for k, v in block.items() if k in ("type", "text", "cache_control")}
+    source = block.get("source") if kind == "document" else None
+    if isinstance(source, dict) and source.get("type") == "text":
+        part = {"type": "text", "text": _string(source, "data", f"{where}.source")}
+        return part | {k: v for k, v in block.items() if k == "cache_control"}
+    raise RequestError(
+        f"{where} is of type {kind!r:.50}; this server takes text, plain-text documents, tool_use, tool_result and thinking "
+        "blocks.",
+        param=where,
+    )
+
+
+def _mark(block: dict[str, Any], where: str) -> CacheControl | None:
+    if block.get("cache_control") is None:
+        return None
+    try:
+        return msgspec.convert(block["cache_control"], CacheControl)
+    except msgspec.ValidationError as error:
+        raise RequestError(
+            f"{where}.cache_control: {error}.", param=f"{where}.cache_control"
+        ) from error
+
+
+def _string(block: dict[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{where}.{name} must be a string.", param=f"{where}.{name}")
+    return value
+
+
+# ---------------------------------------------------------------- tools
+
+
+def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The tools that the client runs. A mark on any of them keeps all of them, so it moves to the last."""
+    if not tools:
+        return None
+    own = [tool for tool in tools if tool.get("type", "custom") == "custom"]
+    for kind in {str(tool.get("type")) for tool in tools} - {"custom", "None"} - _skipped_tools:
+        log.warning("Skipped tools of the type %.80r, which the server would have to run.", kind)
+        _skipped_tools.add(kind) if len(_skipped_tools) < 100 else None
+    translated = [_tool(tool, index) for index, tool in enumerate(own)]
+    marks = [tool["cache_control"] for tool in own if tool.get("cache_control")]
+    if marks:
+        translated[-1]["cache_control"] = marks[-1]
+    return translated or None
+
+
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    function = {"name": _string(tool, "name", f"tools[{index}]")}
+    for theirs, ours in (("description", "description"), ("input_schema", "parameters"), ("strict", "strict")):  # fmt: skip
+        if tool.get(theirs) is not None:
+            function[ours] = tool[theirs]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | None, bool | None]:
+    """``tool_choice`` and ``parallel_tool_calls`` of chat."""
+    if choice is None:
+        return None, None
+    parallel = False if choice.get("disable_parallel_tool_use") else None
+    kind = choice.get("type")
+    if kind == "tool":
+        name = _string(choice, "name", "tool_choice")
+        return {"type": "function", "function": {"name": name}}, parallel
+    if kind not in _TOOL_CHOICES:
+        raise RequestError(
+            f"tool_choice.type must be auto, any, tool or none, not {kind!r:.50}.",
+            param="tool_choice.type",
+        )
+    return _TOOL_CHOICES[kind], parallel
