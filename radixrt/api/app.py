@@ -16,10 +16,11 @@ from radixrt.api.native.scoring import scoring_routes
 from radixrt.api.native.tokenize import tokenizer_routes
 from radixrt.api.openai.chat import chat_routes
 from radixrt.api.openai.completions import completion_routes
+from radixrt.api.openai_responses.responses import response_routes
 from radixrt.api.state import ServerState
 
 _ROUTES = (
-    chat_routes, completion_routes, message_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
+    chat_routes, completion_routes, message_routes, response_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
     cache_routes, about_routes,
 )  # fmt: skip
 

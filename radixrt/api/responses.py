@@ -37,6 +37,8 @@ class Usage:
             "cache_write_tokens": sum(report.cache_write_tokens for report in first),
         }
         usage = usage_json(sum(prompts.values()), output_tokens, details)
+        if reasoning := 0 if self._hides_output else sum(r.reasoning_tokens for r in every):
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         if retries := sum(report.retries for report in every):
             usage["structured_output_retries"] = retries
         return usage

@@ -62,6 +62,8 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Prompt tokens whose KV was computed and put into the radix tree."""
     output_tokens: int = 0
     """Tokens of this answer so far."""
+    reasoning_tokens: int = 0
+    """Of them, those of the reasoning with its tags; set by the tokenizer process."""
     finish_reason: FinishReason | None = None
     """None until the answer is complete."""
     stop_reason: str | int | None = None

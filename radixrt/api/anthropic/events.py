@@ -7,10 +7,9 @@ from typing import Any
 
 import orjson
 
-from radixrt.api.http.middleware import new_id
 from radixrt.api.responses import chat_logprobs, structured_extras, times_extras
 from radixrt.base.errors import RequestError
-from radixrt.messages.answers import AnswerChunk, AnswerReport, ToolCall
+from radixrt.messages.answers import AnswerChunk, AnswerReport
 
 Event = dict[str, Any]
 
@@ -40,10 +39,13 @@ class MessageEvents:
         self._thinking = hashlib.sha256()
         self._has_called = False
 
-    def of(self, chunk: AnswerChunk, extras: dict[str, Any] | None = None) -> Iterator[Event]:
+    def of(
+        self, chunk: AnswerChunk, calls: list[dict[str, Any]], extras: dict[str, Any]
+    ) -> Iterator[Event]:
         """The events that a chunk adds.
 
         Args:
+            calls: the chunk's calls of tools as a chat would stream them.
             extras: fields beyond Anthropic's of the ``message_delta`` event.
 
         Raises:
@@ -54,7 +56,7 @@ class MessageEvents:
             self._begun = True
             yield self._message_start(report)
             yield {"type": "ping"}
-        events = [*self._pieces(chunk)]
+        events = [*self._pieces(chunk, calls)]
         if chunk.logprobs is not None and events:
             events[-1]["logprobs"] = chat_logprobs(chunk.logprobs)
         yield from events
@@ -64,10 +66,10 @@ class MessageEvents:
             raise RequestError("The request was aborted.", status=499, code="request_aborted")
         yield from self._close()
         times = times_extras(report) if self._returns_times else {}
-        yield self._message_delta(report) | structured_extras(report) | times | (extras or {})
+        yield self._message_delta(report) | structured_extras(report) | times | extras
         yield {"type": "message_stop"}
 
-    def _pieces(self, chunk: AnswerChunk) -> Iterator[Event]:
+    def _pieces(self, chunk: AnswerChunk, calls: list[dict[str, Any]]) -> Iterator[Event]:
         if chunk.reasoning and self._shows_thinking:
             yield from self._thought(chunk.reasoning)
         text = self._space + chunk.text
@@ -77,7 +79,7 @@ class MessageEvents:
             yield self._delta({"type": "text_delta", "text": text})
         else:
             self._space = text
-        for call in chunk.tool_calls:
+        for call in calls:
             yield from self._call(call)
 
     def _thought(self, text: str) -> Iterator[Event]:
@@ -85,16 +87,17 @@ class MessageEvents:
         self._thinking.update(text.encode("utf-8", "surrogatepass"))
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
-    def _call(self, call: ToolCall) -> Iterator[Event]:
-        if call.name:
+    def _call(self, call: dict[str, Any]) -> Iterator[Event]:
+        function = call["function"]
+        if "id" in call:
             self._space = ""
             self._has_called = True
             yield from self._close()
             yield from self._open(
-                {"type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": {}}
+                {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
             )
-        if call.arguments:
-            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        if function["arguments"]:
+            yield self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
 
     def _open(self, block: dict[str, Any]) -> Iterator[Event]:
         if self._kind == block["type"]:

@@ -83,12 +83,12 @@ async def _events(prepared: PreparedChat, state: ServerState) -> AsyncGenerator[
     async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
         async for _, chunk in chunks:
             extras: dict[str, Any] = {}
+            calls = [call_delta(call, "toolu") for call in chunk.tool_calls]
             if recorder is not None:
-                calls = [call_delta(call) for call in chunk.tool_calls]
                 recorder.add(chunk.text, chunk.reasoning, calls)
                 if chunk.finish_reason is not None:
                     extras["kept"] = recorder.end(chunk.finish_reason)
-            for one in made.of(chunk, extras):
+            for one in made.of(chunk, calls, extras):
                 yield one
 
 

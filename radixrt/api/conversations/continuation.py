@@ -125,6 +125,7 @@ class ConversationRecorder:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
+        self._response = b""
 
     @staticmethod
     def of(
@@ -166,8 +167,13 @@ class ConversationRecorder:
             else:
                 self._tool_calls[-1]["function"]["arguments"] += call["function"]["arguments"]
 
-    def end(self, finish_reason: str | None) -> bool:
-        """The answer is complete. Returns whether the conversation is kept."""
+    def end(self, finish_reason: str | None, response: bytes = b"") -> bool:
+        """The answer is complete. Returns whether the conversation is kept.
+
+        Args:
+            response: JSON of the response, to be retrieved.
+        """
+        self._response = response
         if finish_reason in (None, "abort"):
             return False
         if isinstance(self._new, str):
@@ -188,7 +194,7 @@ class ConversationRecorder:
     def _keep(self, items: Items, taken: int) -> bool:
         continuation = self._continuation
         return self._conversations.keep(
-            self._id, continuation.access_key, items, continuation.source, taken
+            self._id, continuation.access_key, items, continuation.source, taken, self._response
         )
 
     def _message(self) -> dict[str, Any] | None:

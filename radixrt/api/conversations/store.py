@@ -5,6 +5,7 @@ messages, or a hundred continuations of one document, are stored once. Use of a 
 parents, so the least recently used one, which is dropped first, is never the parent of one that stays.
 """
 
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,13 +20,16 @@ Kind = Literal["messages", "text"]
 Items = list[dict[str, Any]] | str
 """Messages as chat templates take them, or a text; counted in messages, or in characters."""
 
+CONVERSATION_GONE = "conversation_gone"
+"""The code of errors about an unknown conversation."""
+
 OVERHEAD_BYTES = 512
 """Estimated memory of one conversation beside its text."""
 
 
 @dataclass(eq=False)
 class KeptConversation:
-    """A conversation up to the end of one answer. Immutable but for its time of use."""
+    """A conversation up to the end of one answer. Immutable but for its time of use and its key."""
 
     id: str
     access_key: bytes
@@ -39,10 +43,12 @@ class KeptConversation:
     length: int
     """Messages or characters in all."""
     used_at: float
+    response: bytes = b""
+    """JSON of the response that ended it, if it can be retrieved."""
 
     @property
     def num_bytes(self) -> int:
-        return len(self.own) + OVERHEAD_BYTES
+        return len(self.own) + len(self.response) + OVERHEAD_BYTES
 
     def first(self, count: int) -> Items:
         """Its first messages or characters."""
@@ -57,6 +63,15 @@ class KeptConversation:
         if self.kind == "text":
             return "".join(piece for piece in pieces if isinstance(piece, str))
         return [message for piece in pieces for message in piece if isinstance(message, dict)]
+
+
+def conversation_gone() -> RequestError:
+    return RequestError(
+        "This conversation is not kept, or not any more: send all of it again, with keep to have it kept anew.",
+        status=404,
+        param="continue_from",
+        code=CONVERSATION_GONE,
+    )
 
 
 class ConversationStore:
@@ -87,13 +102,7 @@ class ConversationStore:
         self._forget_expired()
         conversation = self._kept.get(conversation_id)
         if conversation is None or conversation.access_key != access_key:
-            raise RequestError(
-                "This conversation is not kept, or not any more: send all of it again, with keep to have it kept "
-                "anew.",
-                status=404,
-                param="continue_from",
-                code="conversation_gone",
-            )
+            raise conversation_gone()
         self._use(conversation)
         return conversation
 
@@ -104,8 +113,12 @@ class ConversationStore:
         items: Items,
         parent: KeptConversation | None = None,
         taken: int = 0,
+        response: bytes = b"",
     ) -> bool:
         """Keep a conversation: the first ``taken`` messages or characters of ``parent``, then ``items``.
+
+        Args:
+            response: JSON of the response that ends it, to be retrieved.
 
         Returns:
             False if it is larger than the whole store, and therefore not kept.
@@ -127,6 +140,7 @@ class ConversationStore:
             own=_encoded(items),
             length=taken + len(items),
             used_at=self._clock(),
+            response=response,
         )
         if conversation.num_bytes > self._max_bytes:
             return False
@@ -137,6 +151,14 @@ class ConversationStore:
         while self.num_bytes > self._max_bytes:
             self._forget_first()
         return conversation_id in self._kept
+
+    def hide(self, conversation_id: str, access_key: bytes) -> None:
+        """Let no request find a conversation any more. It is dropped when none that goes on from it is in use.
+
+        Raises:
+            RequestError: as in :meth:`find`.
+        """
+        self.find(conversation_id, access_key).access_key = secrets.token_bytes()
 
     def _use(self, conversation: KeptConversation) -> None:
         node: KeptConversation | None = conversation

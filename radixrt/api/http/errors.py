@@ -88,7 +88,7 @@ def error_response(error: RequestError) -> Response:
 
 def error_shape(scope: Scope) -> ErrorShape:
     """The form of errors of a request."""
-    shapes: Sequence[ErrorShape] = getattr(scope["app"].state, "error_shapes", ())
+    shapes: Sequence[ErrorShape] = scope["app"].state.error_shapes if "app" in scope else ()
     return next((s for s in shapes if scope["path"].startswith(s.path)), OPENAI_ERRORS)
 
 

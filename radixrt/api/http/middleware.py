@@ -11,7 +11,7 @@ from radixrt.base.errors import RequestError
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
 
-_UNDERSCORED = frozenset({"call", "msg", "toolu"})
+_UNDERSCORED = frozenset({"call", "fc", "msg", "resp", "rs", "toolu"})
 """Prefixes that an underscore ends: clients compare them with ids of OpenAI and Anthropic."""
 
 LONGEST_REQUEST_ID = 256

@@ -38,15 +38,22 @@ PreparedChat = PreparedRequest[ChatCompletionRequest]
 
 
 def prepare_chat(
-    fields: ChatCompletionRequest, state: ServerState, request: Request, id_prefix: str = "chatcmpl"
+    fields: ChatCompletionRequest,
+    state: ServerState,
+    request: Request,
+    id_prefix: str = "chatcmpl",
+    instructions: str = "",
 ) -> PreparedChat:
     """Read a chat request, in OpenAI's form or translated from another API's.
+
+    Args:
+        instructions: a system message before all messages, which is not kept with them.
 
     Raises:
     RequestError: a field is out of its range, or does not fit the others; names it.
     """
     continuation = Continuation.of(fields, "messages", state.conversations, request)
-    prompt = chat_prompt(fields, fields.messages, continuation.messages)
+    prompt = chat_prompt(fields, fields.messages, continuation.messages, instructions=instructions)
     format_name = state.config.tool_call_parser
     constraint = tool_constraint(
         fields, FORMATS[format_name], asked_constraint(fields, state.config)
@@ -65,7 +72,7 @@ def prepare_chat(
         state.conversations,
         response_id,
         continuation,
-        prompt.messages[continuation.taken :],
+        prompt.messages[bool(instructions) + continuation.taken :],
         prompt.continue_final_message,
     )
     generate = GenerateRequest(

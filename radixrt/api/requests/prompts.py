@@ -38,9 +38,11 @@ def chat_prompt(
     new: list[ChatMessage],
     kept: list[dict[str, Any]],
     opens_turn: bool = True,
+    instructions: str = "",
 ) -> ChatPrompt:
     """
     Args:
+        instructions: a system message before all others; "": none.
         new: the request's own messages.
         kept: the messages of a kept conversation before them.
         opens_turn: whether the template adds a generation prompt, unless the request decides it.
@@ -50,7 +52,8 @@ def chat_prompt(
     """
     tools = offered_tools(fields)
     check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
-    messages = [*kept, *to_template_messages(new)]
+    before = [{"role": "system", "content": instructions}] if instructions else []
+    messages = [*before, *kept, *to_template_messages(new)]
     if not messages:
         raise RequestError("messages is empty; give at least one message.", param="messages")
     if fields.continue_final_message:
@@ -76,7 +79,7 @@ def chat_prompt(
         add_generation_prompt=opens_turn,
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
-        cache_breakpoints=cache_breakpoints(new, tools, len(kept)),
+        cache_breakpoints=cache_breakpoints(new, tools, len(before) + len(kept)),
     )
 
 

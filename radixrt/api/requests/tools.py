@@ -110,16 +110,16 @@ def check_tools(tools: list[dict[str, Any]]) -> None:
             raise RequestError(f"{where}.name must be a string.", param=f"{where}.name")
 
 
-def call_as_json(call: ToolCall) -> dict[str, Any]:
+def call_as_json(call: ToolCall, id_prefix: str = "call") -> dict[str, Any]:
     """A tool call with a new id: whole, or its first piece."""
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": new_id("call"), "type": "function", "function": function}
+    return {"id": new_id(id_prefix), "type": "function", "function": function}
 
 
-def call_delta(call: ToolCall) -> dict[str, Any]:
+def call_delta(call: ToolCall, id_prefix: str = "call") -> dict[str, Any]:
     """An element of a streamed choice's ``delta.tool_calls``."""
     if call.name:
-        return {"index": call.index, **call_as_json(call)}
+        return {"index": call.index, **call_as_json(call, id_prefix)}
     return {"index": call.index, "function": {"arguments": call.arguments}}
 
 

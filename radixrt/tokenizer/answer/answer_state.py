@@ -156,6 +156,7 @@ class AnswerState:
         self._report = msgspec.structs.replace(
             self._report,
             output_tokens=self._num_tokens,
+            reasoning_tokens=self._parser.num_reasoning_tokens,
             unenforced=self.unenforced if self.finished else (),
         )
         chunk = AnswerChunk(

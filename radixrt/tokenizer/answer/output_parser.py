@@ -1,5 +1,6 @@
 """Splits an answer's text into reasoning, content and tool calls."""
 
+from bisect import bisect_left
 from collections import deque
 
 from radixrt.constrained import tool_calls
@@ -31,6 +32,17 @@ class OutputParser:
         self._closing_ids = closing_ids
         self._last_ids: deque[int] = deque(maxlen=len(closing_ids))
         self._num_characters = 0
+        self._ends: list[int] = []
+        """Where each token of an answer with reasoning ends, in characters, until the reasoning has ended."""
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the reasoning so far, with its tags."""
+        if self._reasoning is None or self._reasoning.end == 0:
+            return 0
+        if self._reasoning.end is None:
+            return len(self._ends)
+        return min(bisect_left(self._ends, self._reasoning.end) + 1, len(self._ends))
 
     @staticmethod
     def of(
@@ -68,7 +80,11 @@ class OutputParser:
         """Note a new token and its text: where the tokens that close the reasoning are complete, the grammar and
         the content begin."""
         self._num_characters += len(text)
-        if self._reasoning is None or token_id is None or not self._closing_ids:
+        if self._reasoning is None or token_id is None:
+            return
+        if self._reasoning.end is None:
+            self._ends.append(self._num_characters)
+        if not self._closing_ids:
             return
         self._last_ids.append(token_id)
         if list(self._last_ids) == self._closing_ids and self._reasoning.reasoning_length is None:

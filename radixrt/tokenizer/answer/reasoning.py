@@ -42,6 +42,7 @@ class ReasoningParser:
 
     Attributes:
         reasoning_length: length in characters of the reasoning with its tags; None: not known. Only if ``held``.
+        end: that length, once the reasoning has ended; 0: there is none.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ReasoningParser:
         self._written = written
         self._held = held
         self.reasoning_length: int | None = None
+        self.end: int | None = None
         self._undecided = ""
         self._num_decided = 0
         end = prompt_end.rstrip()
@@ -66,12 +68,14 @@ class ReasoningParser:
         if self._may_open and not self._take_opening():
             return "", ""
         if not self._inside:
+            self.end = self.end or 0
             return "", self._trimmed_content(self._take(len(self._undecided)))
         end = self._reasoning_end()
         if end is None:
             return self._trimmed_reasoning(self._take(self._num_certain())), ""
         reasoning = self._take(end).rstrip().removesuffix(self._written.closing).rstrip()
         self._inside, self._trims_content = False, not self._held
+        self.end = self._num_decided
         return self._trimmed_reasoning(reasoning), self._trimmed_content(
             self._take(len(self._undecided))
         )
@@ -81,6 +85,7 @@ class ReasoningParser:
         rest = self._take(len(self._undecided))
         if self._inside or (self._may_open and self._held):
             return self._trimmed_reasoning(rest.rstrip()), ""
+        self.end = self.end or 0
         return "", self._trimmed_content(rest)
 
     def _take_opening(self) -> bool:

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, translated to and from the chat requests of :mod:`radixrt.api.openai.chat`."""

@@ -1,0 +1,273 @@
+"""Turns the chunks of an answer into the events of a response."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from radixrt.api.http.middleware import new_id
+from radixrt.api.openai_responses.protocol import ENCRYPTED_REASONING, ResponsesRequest
+from radixrt.api.openai_responses.translation import is_stored, sealed
+from radixrt.api.responses import chat_logprobs, structured_extras, times_extras
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.answers import AnswerChunk, AnswerReport
+
+Event = dict[str, Any]
+
+_TEXT: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+_REASONING: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+_SUMMARY: dict[str, Any] = {"type": "summary_text", "text": ""}
+
+
+class ResponseEvents:
+    """The events of one response.
+
+    An event holds items that later events change, so it has to be encoded before the next one is taken.
+    At most one output item is open at a time: ``reasoning``, ``message`` or ``function_call``, in the order in which the model writes them.
+
+    Attributes:
+        response: the response so far; complete after the last chunk.
+    """
+
+    def __init__(
+        self, fields: ResponsesRequest, response_id: str, model: str, sampling: SamplingParams
+    ) -> None:
+        self.response = _new_response(fields, response_id, model, sampling)
+        reasoning = fields.reasoning
+        self._summarizes = bool(reasoning and (reasoning.summary or reasoning.generate_summary))
+        self._seals = ENCRYPTED_REASONING in (fields.include or ())
+        self._returns_times = bool(fields.return_times)
+        self._number = 0
+        self._item: dict[str, Any] | None = None
+        """The open item."""
+        self._space = ""
+        """White space that is sent only if text follows it."""
+
+    def of(self, chunk: AnswerChunk, calls: list[dict[str, Any]]) -> Iterator[Event]:
+        """The events that a chunk adds.
+
+        Args:
+            calls: the chunk's calls of tools as a chat would stream them.
+        """
+        if self._number == 0:
+            yield self._event("response.created", response=self.response)
+            yield self._event("response.in_progress", response=self.response)
+        if chunk.reasoning:
+            yield from self._reason(chunk.reasoning)
+        text = self._space + chunk.text
+        if text and not text.isspace():
+            self._space = ""
+            yield from self._write(text, (chat_logprobs(chunk.logprobs) or {}).get("content", []))
+        else:
+            self._space = text
+        for call in calls:
+            yield from self._call(call)
+        if chunk.finish_reason is not None:
+            yield from self._finish(chunk.report)
+
+    def failed(self, error: RequestError) -> Iterator[Event]:
+        """The events that end a response that has begun and can't go on."""
+        self.response |= {
+            "status": "failed",
+            "error": {"code": error.code or "server_error", "message": error.message},
+        }
+        yield self._event("response.failed", response=self.response)
+
+    # ------------------------------------------------------------ items
+
+    def _reason(self, text: str) -> Iterator[Event]:
+        if self._item is None or self._item["type"] != "reasoning":
+            item: dict[str, Any] = {"id": new_id("rs"), "type": "reasoning", "summary": []}
+            item |= {} if self._summarizes else {"content": []}
+            item |= {"encrypted_content": None} if self._seals else {}
+            yield from self._open(item)
+            if self._summarizes:
+                item["summary"].append(dict(_SUMMARY))
+                yield self._of_item(
+                    "response.reasoning_summary_part.added", summary_index=0, part=dict(_SUMMARY)
+                )
+            else:
+                item["content"].append(dict(_REASONING))
+                yield self._of_item(
+                    "response.content_part.added", content_index=0, part=dict(_REASONING)
+                )
+        self._part["text"] += text
+        if self._summarizes:
+            yield self._of_item(
+                "response.reasoning_summary_text.delta", summary_index=0, delta=text
+            )
+        else:
+            yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _write(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+        if self._item is None or self._item["type"] != "message":
+            item: dict[str, Any] = {
+                "id": new_id("msg"),
+                "type": "message",
+                "role": "assistant",
+                "content": [],
+            }
+            yield from self._open(item)
+            item["content"].append(_TEXT | {"annotations": [], "logprobs": []})
+            yield self._of_item("response.content_part.added", content_index=0, part=dict(_TEXT))
+        self._part["text"] += text
+        self._part["logprobs"] += logprobs
+        yield self._of_item(
+            "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
+        )
+
+    def _call(self, call: dict[str, Any]) -> Iterator[Event]:
+        function = call["function"]
+        if "id" in call:
+            self._space = ""
+            yield from self._close()
+            item = {
+                "id": new_id("fc"),
+                "type": "function_call",
+                "call_id": call["id"],
+                "name": function["name"],
+                "arguments": "",
+            }
+            yield from self._open(item)
+        assert self._item is not None
+        if function["arguments"]:
+            self._item["arguments"] += function["arguments"]
+            yield self._of_item(
+                "response.function_call_arguments.delta", delta=function["arguments"]
+            )
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        """The content part of the open item."""
+        assert self._item is not None
+        part: dict[str, Any] = (
+            self._item["summary"] if self._item.get("summary") else self._item["content"]
+        )[0]
+        return part
+
+    def _open(self, item: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close()
+        item["status"] = "in_progress"
+        self._item = item
+        self.response["output"].append(item)
+        yield self._event("response.output_item.added", output_index=self._output_index, item=item)
+
+    def _close(self, status: str = "completed") -> Iterator[Event]:
+        """End the open item."""
+        if self._item is None:
+            return
+        if self._item["type"] == "function_call":
+            yield self._of_item(
+                "response.function_call_arguments.done",
+                name=self._item["name"],
+                arguments=self._item["arguments"],
+            )
+        else:
+            yield from self._close_part(self._item["type"])
+        self._item["status"] = status
+        yield self._event(
+            "response.output_item.done", output_index=self._output_index, item=self._item
+        )
+        self._item = None
+
+    def _close_part(self, kind: str) -> Iterator[Event]:
+        part = self._part
+        text = part["text"]
+        if kind == "message":
+            logprobs = part["logprobs"]
+            yield self._of_item(
+                "response.output_text.done", content_index=0, text=text, logprobs=logprobs
+            )
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+            return
+        if self._seals and self._item is not None:
+            self._item["encrypted_content"] = sealed(text)
+        if self._summarizes:
+            yield self._of_item("response.reasoning_summary_text.done", summary_index=0, text=text)
+            yield self._of_item("response.reasoning_summary_part.done", summary_index=0, part=part)
+        else:
+            yield self._of_item("response.reasoning_text.done", content_index=0, text=text)
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+
+    def _finish(self, report: AnswerReport) -> Iterator[Event]:
+        cut = report.finish_reason == "length"
+        yield from self._close("incomplete" if cut else "completed")
+        self.response |= {
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "completed_at": None if cut else int(time.time()),
+            "usage": _usage(report),
+            **structured_extras(report),
+            **(times_extras(report) if self._returns_times else {}),
+        }
+        if report.finish_reason == "abort":
+            aborted = RequestError("The request was aborted.", code="request_aborted")
+            yield from self.failed(aborted)
+            return
+        name = "response.incomplete" if cut else "response.completed"
+        yield self._event(name, response=self.response)
+
+    @property
+    def _output_index(self) -> int:
+        return len(self.response["output"]) - 1
+
+    def _of_item(self, kind: str, **fields: Any) -> Event:
+        """An event about the open item."""
+        assert self._item is not None
+        ids = {"item_id": self._item["id"], "output_index": self._output_index}
+        return self._event(kind, **ids, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event
+
+
+def _usage(report: AnswerReport) -> dict[str, Any]:
+    return {
+        "input_tokens": report.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": report.cached_tokens,
+            "cache_write_tokens": report.cache_write_tokens,
+        },
+        "output_tokens": report.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": report.reasoning_tokens},
+        "total_tokens": report.prompt_tokens + report.output_tokens,
+    }
+
+
+def _new_response(
+    fields: ResponsesRequest, response_id: str, model: str, sampling: SamplingParams
+) -> dict[str, Any]:
+    reasoning = fields.reasoning
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
+        "store": is_stored(fields),
+        "temperature": sampling.temperature,
+        "text": {"format": (fields.text and fields.text.format) or {"type": "text"}},
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": fields.tools or [],
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": fields.user,
+    }

@@ -1,0 +1,236 @@
+"""Translates a request for a response into the chat request that has the same meaning."""
+
+import base64
+import binascii
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from radixrt.api.openai_responses.protocol import TEXT_LOGPROBS, Items, ResponsesRequest
+from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, GenerationFields
+from radixrt.base.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text", "summary_text": "text"}  # fmt: skip
+"""The field of each type of content part that holds its text."""
+
+_MOST_WARNINGS = 100
+_skipped: set[str] = set()
+"""Types of tools and items that the log has named."""
+
+
+def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
+    """The instructions are not among the messages, since they do not belong to the stored conversation.
+
+    Raises:
+        RequestError: an item, tool or choice is not supported or malformed; names it.
+    """
+    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
+    shared["continue_from"] = fields.previous_response_id or fields.continue_from
+    shared["keep"] = is_stored(fields)
+    if fields.max_output_tokens is not None:
+        shared["max_tokens"] = fields.max_output_tokens
+    answer_format = fields.text.format if fields.text else None
+    if answer_format is not None:
+        shared["response_format"] = _response_format(answer_format)
+    reasoning = fields.reasoning
+    return ChatCompletionRequest(
+        **shared,
+        messages=list(_messages(fields.input)),
+        tools=_tools(fields.tools),
+        tool_choice=_tool_choice(fields.tool_choice),
+        parallel_tool_calls=fields.parallel_tool_calls,
+        reasoning_effort=fields.reasoning_effort or (reasoning.effort if reasoning else None),
+        chat_template_kwargs=fields.chat_template_kwargs,
+        logprobs=bool(fields.top_logprobs) or TEXT_LOGPROBS in (fields.include or ()) or None,
+        top_logprobs=fields.top_logprobs,
+    )
+
+
+def is_stored(fields: ResponsesRequest) -> bool:
+    """A response whose id the client has chosen can be guessed, so it is not stored."""
+    return fields.store is not False and fields.rid is None and fields.request_id is None
+
+
+def _response_format(given: dict[str, Any]) -> dict[str, Any]:
+    if given.get("type") != "json_schema":
+        return given
+    schema = {k: v for k, v in given.items() if k in ("name", "description", "schema", "strict")}
+    return {"type": "json_schema", "json_schema": {k: v for k, v in schema.items() if v is not None}}  # fmt: skip
+
+
+# ---------------------------------------------------------------- items
+
+
+def _messages(items: Items | None) -> Iterator[ChatMessage]:
+    """Reasoning, text and calls that follow each other are one message of the assistant."""
+    if isinstance(items, str):
+        yield ChatMessage(role="user", content=items)
+        return
+    open_turn: ChatMessage | None = None
+    for index, item in enumerate(items or ()):
+        where = f"input[{index}]"
+        read = _ITEMS.get(item.get("type", "message"))
+        if read is None:
+            _warn_once("items", str(item.get("type")))
+            continue
+        message = read(item, where)
+        if message.role != "assistant":
+            if open_turn is not None:
+                yield open_turn
+                open_turn = None
+            yield message
+        elif open_turn is None or (message.reasoning_content and _has_answered(open_turn)):
+            if open_turn is not None:
+                yield open_turn
+            open_turn = message
+        else:
+            _join(open_turn, message)
+    if open_turn is not None:
+        yield open_turn
+
+
+def _has_answered(message: ChatMessage) -> bool:
+    return bool(message.content or message.tool_calls)
+
+
+def _join(turn: ChatMessage, message: ChatMessage) -> None:
+    assert isinstance(turn.content, list) and isinstance(message.content, list)
+    turn.content = turn.content + message.content
+    turn.tool_calls = [*(turn.tool_calls or ()), *(message.tool_calls or ())] or None
+    reasoning = (turn.reasoning_content or "") + (message.reasoning_content or "")
+    turn.reasoning_content = reasoning or None
+
+
+def _message(item: dict[str, Any], where: str) -> ChatMessage:
+    role = _string(item, "role", where)
+    return ChatMessage(role=role, content=_parts(item.get("content"), f"{where}.content"))
+
+
+def _function_call(item: dict[str, Any], where: str) -> ChatMessage:
+    call = {
+        "id": _string(item, "call_id", where),
+        "type": "function",
+        "function": {
+            "name": _string(item, "name", where),
+            "arguments": _string(item, "arguments", where),
+        },
+    }
+    return ChatMessage(role="assistant", content=[], tool_calls=[call])
+
+
+def _function_call_output(item: dict[str, Any], where: str) -> ChatMessage:
+    return ChatMessage(
+        role="tool",
+        tool_call_id=_string(item, "call_id", where),
+        content=_parts(item.get("output"), f"{where}.output"),
+    )
+
+
+def _reasoning(item: dict[str, Any], where: str) -> ChatMessage:
+    """The text itself, if the client has kept it in one of its forms."""
+    text = "".join(part["text"] for part in _parts(item.get("content") or [], f"{where}.content"))
+    if not text and item.get("encrypted_content") is not None:
+        text = _unsealed(_string(item, "encrypted_content", where))
+    if not text:
+        parts = _parts(item.get("summary") or [], f"{where}.summary")
+        text = "".join(part["text"] for part in parts)
+    return ChatMessage(role="assistant", content=[], reasoning_content=text or None)
+
+
+_ITEMS = {
+    "message": _message,
+    "function_call": _function_call,
+    "function_call_output": _function_call_output,
+    "reasoning": _reasoning,
+}
+
+
+def sealed(reasoning: str) -> str:
+    """The form in which a client that keeps no text hands the reasoning back; it is no secret of the server."""
+    return base64.b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
+
+
+def _unsealed(content: str) -> str:
+    """Reasoning that another server has encrypted is left out."""
+    try:
+        return base64.b64decode(content, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+
+
+def _parts(content: Any, where: str) -> list[dict[str, Any]]:
+    """Text parts of a chat message."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise RequestError(f"{where} must be a string or a list of content parts.", param=where)
+    return [_part(part, f"{where}[{number}]") for number, part in enumerate(content)]
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    field = _TEXT_PARTS.get(str(kind))
+    if field is None:
+        raise RequestError(
+            f"{where} is of type {kind!r:.50}; this server takes text parts only.", param=where
+        )
+    translated = {"type": "text", "text": _string(part, field, where)}
+    if part.get("cache_control") is not None:
+        translated["cache_control"] = part["cache_control"]
+    return translated
+
+
+def _string(item: dict[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{where}.{name} must be a string.", param=f"{where}.{name}")
+    return value
+
+
+# ---------------------------------------------------------------- tools
+
+
+def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The functions. They are strict unless the request says otherwise."""
+    functions = []
+    for index, tool in enumerate(tools or ()):
+        if tool.get("type") != "function":
+            _warn_once("tools", str(tool.get("type")))
+            continue
+        function: dict[str, Any] = {"name": _string(tool, "name", f"tools[{index}]")}
+        for name in ("description", "parameters"):
+            if tool.get(name) is not None:
+                function[name] = tool[name]
+        function["strict"] = tool.get("strict") is not False and "parameters" in function
+        functions.append({"type": "function", "function": function})
+    return functions or None
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": _string(choice, "name", "tool_choice")}}
+    if choice.get("type") == "allowed_tools":
+        allowed = choice.get("tools")
+        if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
+            raise RequestError(
+                "tool_choice.tools must be a list of tools.", param="tool_choice.tools"
+            )
+        names = [_string(tool, "name", f"tool_choice.tools[{i}]") for i, tool in enumerate(allowed)]
+        functions = [{"type": "function", "function": {"name": name}} for name in names]
+        inner = {"mode": choice.get("mode", "auto"), "tools": functions}
+        return {"type": "allowed_tools", "allowed_tools": inner}
+    raise RequestError(
+        'tool_choice must be "auto", "none", "required", or of the type function or allowed_tools.',
+        param="tool_choice",
+    )
+
+
+def _warn_once(what: str, kind: str) -> None:
+    kind = kind[:80]
+    if kind not in _skipped and len(_skipped) < _MOST_WARNINGS:
+        _skipped.add(kind)
+        log.warning("Skipped %s of the type %r, which this server does not have.", what, kind)
