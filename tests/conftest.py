@@ -15,6 +15,7 @@ from tests.servers import Server, serving
 from tests.suite import (  # noqa: F401 (hooks)
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_runtest_setup,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_testnodedown,
@@ -28,9 +29,11 @@ if not torch.cuda.is_available():
 # Tests are small, and several may run at once.
 torch.set_num_threads(1)
 
-# How long an example takes says how busy the machine is, not whether the code is right.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# How long an example takes says how busy the machine is, not whether the code is right. The examples are the same in each
+# run, but for those of `make test-scheduler`.
+looks_for_new = "RADIXRT_SCHEDULER_EXAMPLES" in os.environ
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=not looks_for_new)
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

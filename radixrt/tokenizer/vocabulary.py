@@ -113,6 +113,10 @@ def encode_aside_with_ends(tokenizer: Tokenizer, text: str) -> tuple[list[int], 
     return encoding.ids, [end for _, end in encoding.offsets]
 
 
+_NO_PARTICULAR_CLASS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names of the same class: transformers 4 and transformers 5 write them."""
+
+
 def _load(folder: Path, trust_remote_code: bool) -> Any:
     """The tokenizer as transformers has it. A checkpoint whose tokenizer is of no particular class is spared
     AutoTokenizer, which imports torch and reads the model's config to find out: two seconds.
@@ -121,7 +125,7 @@ def _load(folder: Path, trust_remote_code: bool) -> Any:
 
     settings = folder / "tokenizer_config.json"
     named = orjson.loads(settings.read_bytes()) if settings.is_file() else {}
-    if named.get("tokenizer_class") == "PreTrainedTokenizerFast" and "auto_map" not in named:
+    if named.get("tokenizer_class") in _NO_PARTICULAR_CLASS and "auto_map" not in named:
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 

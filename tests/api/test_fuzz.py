@@ -100,7 +100,7 @@ client = httpx.Client(timeout=10)
 
 @pytest.mark.parametrize("path", REQUESTS)
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_no_body_brings_the_server_down(server: RunningServer, path: str, data: Any) -> None:

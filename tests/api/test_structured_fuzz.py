@@ -35,7 +35,7 @@ client = httpx.Client(timeout=20)
 
 @pytest.mark.parametrize("path", ["/v1/grammar/compile", "/v1/chat/completions"])
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_no_constraint_brings_the_server_down(

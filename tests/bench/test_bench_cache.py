@@ -97,8 +97,7 @@ def touch(cache: OrderedDict[object, None], pages: list[object]) -> None:
 # ------------------------------------------------------------ exact hits
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("num_pages", [60, 200, 1000])
+@pytest.mark.parametrize(("seed", "num_pages"), [(0, 60), (1, 200), (2, 1000)])
 def test_lru_replay_finds_what_a_simulation_of_lru_finds(seed: int, num_pages: int) -> None:
     trace = one_at_a_time(conversations(seed, 600, num_users=12))
     fits = [r for r in trace.requests if len(r.blocks) < 40]
@@ -110,11 +109,14 @@ def test_lru_replay_finds_what_a_simulation_of_lru_finds(seed: int, num_pages: i
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not in this checkout")
 @pytest.mark.parametrize("name", ["conversation_first60", "synthetic", "agent_dev"])
-@pytest.mark.parametrize("num_pages", [2048, 8192])
+@pytest.mark.parametrize("num_pages", [1024, 4096])
 def test_lru_replay_of_recorded_traffic_has_the_exact_hits(name: str, num_pages: int) -> None:
-    trace = one_at_a_time(read_trace(TRACES / f"{name}.jsonl.gz", limit=2000))
+    trace = one_at_a_time(read_trace(TRACES / f"{name}.jsonl.gz", limit=700))
+    fits = [r for r in trace.requests if len(r.blocks) < num_pages - 8]
+    trace = Trace(trace.name, fits)
     run = replay(trace, Setup(pool_tokens=num_pages * BLOCK_TOKENS))
     assert run.cached_tokens == simulate_lru(trace, num_pages)
+    assert sum(run.cached_tokens) > 0 and run.evicted_tokens > 0
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo", "priority"])
@@ -155,7 +157,7 @@ def belady_by_search(requests: list[TraceRequest], num_pages: int) -> list[int]:
     return hits
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), num_pages=st.integers(30, 90))
 def test_belady_by_counting_is_belady_by_search(seed: int, num_pages: int) -> None:
     requests = conversations(seed, 40, num_users=4).requests

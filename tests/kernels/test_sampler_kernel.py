@@ -1,5 +1,6 @@
 """The native sampler takes the tokens that the reference sampler takes, draw for draw."""
 
+import functools
 import math
 from typing import Any
 
@@ -82,22 +83,33 @@ def random_mask(rows: int, vocab: int, share: float) -> TokenMask:
     return TokenMask(masked, bits)
 
 
+EVERY_SETTING = [
+    SamplingParams(seed=100 * number + i, **{"temperature": 1.0, **changes})
+    for number, changes in enumerate(SETTINGS.values())
+    for i in range(EACH)
+]
+
+
+@functools.cache
+def problem_of(
+    vocab: int, shape: str, share: float | None
+) -> tuple[torch.Tensor, TokenMask | None, np.ndarray]:
+    """Logits and mask for every setting, and the reference's tokens: the same for each instruction set."""
+    logits = random_logits(len(EVERY_SETTING), vocab, shape, seed=vocab)
+    mask = None if share is None else random_mask(len(EVERY_SETTING), vocab, share)
+    return logits, mask, tokens(EVERY_SETTING, logits, mask, native=False)
+
+
 @pytest.mark.parametrize("shape", ["flat", "usual", "peaked", "tied"])
 @pytest.mark.parametrize("vocab", [30, 64, 1000, 16_001])
 @pytest.mark.parametrize("share", [None, 0.5, 0.003])
 def test_every_setting_gives_the_reference_token(
     isa: str, vocab: int, shape: str, share: float | None
 ) -> None:
-    params = [
-        SamplingParams(seed=100 * number + i, **{"temperature": 1.0, **changes})
-        for number, changes in enumerate(SETTINGS.values())
-        for i in range(EACH)
-    ]
-    logits = random_logits(len(params), vocab, shape, seed=vocab)
-    mask = None if share is None else random_mask(len(params), vocab, share)
-    expected = tokens(params, logits, mask, native=False)
+    logits, mask, expected = problem_of(vocab, shape, share)
     # The logarithms may differ in the last bit, and so a draw that is nearly tied.
-    assert (tokens(params, logits, mask, native=True) != expected).mean() <= 1 / expected.size
+    found = tokens(EVERY_SETTING, logits, mask, native=True)
+    assert (found != expected).mean() <= 1 / expected.size
 
 
 @pytest.mark.parametrize("vocab", [5, 100, 50_000])

@@ -1,12 +1,16 @@
 """The bytes behind each token, added up, are the text's own bytes."""
 
+from pathlib import Path
+
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from radixrt.base.config import ServerConfig
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import byte_fallback, byte_level
+from tests.tiny_tokenizers import byte_fallback, byte_level, save_byte_level
 
 VOCABULARIES = {
     "byte_level": Vocabulary(PreTrainedTokenizerFast(tokenizer_object=byte_level())),
@@ -33,3 +37,17 @@ def test_part_of_a_character_has_its_own_bytes_and_a_replacement_character_as_te
 
 def test_an_id_without_a_token_is_empty() -> None:
     assert VOCABULARIES["byte_level"].token_bytes(100_000) == b""
+
+
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend"])
+def test_a_tokenizer_of_no_particular_class_is_loaded_without_auto_tokenizer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AutoTokenizer imports torch, which takes two seconds; transformers 4 and 5 name the class differently."""
+    settings = save_byte_level(tmp_path) / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("TokenizersBackend", name))
+    assert f'"{name}"' in settings.read_text()
+    monkeypatch.setattr(transformers, "AutoTokenizer", None)
+    vocabulary = Vocabulary.load(ServerConfig(model_path=str(tmp_path)))
+    ids = vocabulary.encode("Hello world", add_special_tokens=False)
+    assert ids == VOCABULARIES["byte_level"].encode("Hello world", add_special_tokens=False)

@@ -112,7 +112,15 @@ class Helper:
         return jobs.decode_reply(reply)
 
     async def kill(self) -> None:
-        """Returns when the process is gone."""
+        """Returns when the process is gone and its pipes are closed, also if this call is cancelled."""
+        ending = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
+
+    async def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
