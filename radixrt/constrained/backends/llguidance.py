@@ -15,6 +15,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from radixrt.base.config import WhitespaceName
+from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
@@ -94,13 +95,9 @@ def compile_regex(pattern: str, facts: TokenizerFacts) -> Grammar:
 
 def compile_lark(grammar: str, facts: TokenizerFacts) -> Grammar:
     """Raises:
-    CannotCompile: it is no Lark grammar as llguidance reads them, or allows nothing.
+    CannotCompile: it is no Lark grammar as llguidance reads them, allows nothing, or has a rule that can't be kept.
     """
-    if "%json" in grammar:
-        raise CannotCompile(
-            "It has %json, by which a schema would get around the audit; ask for a structural tag whose content is "
-            "the schema."
-        )
+    check_lark(grammar)
     return _checked(LLMatcher.grammar_from_lark(grammar), facts)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
+from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
@@ -162,6 +163,7 @@ class _TagGrammar:
                 self._named.append({"name": name, "json_schema": self._schema(tag)})
                 return f"@{name} {end}"
             case Lark():
+                check_lark(content.grammar)
                 self._named.append({"name": name, "lark_grammar": content.grammar})
                 return f"@{name} {end}"
             case Regex():
