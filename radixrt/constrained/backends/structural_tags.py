@@ -25,7 +25,7 @@ from radixrt.constrained.constraint import (
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Grammar, Unenforced
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
-from radixrt.constrained.regex_text import alternatives
+from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 MAX_TAGS = 4096
@@ -167,8 +167,9 @@ class _TagGrammar:
                 self._named.append({"name": name, "lark_grammar": content.grammar})
                 return f"@{name} {end}"
             case Regex():
-                llguidance.compile_regex(content.pattern, self._facts)  # alone: ``a)|(b`` is none
-                return self._terminal(index, _regex(content.pattern), tag.end)
+                pattern = with_ecma_classes(content.pattern)
+                llguidance.compile_regex(pattern, self._facts)  # alone: ``a)|(b`` is none
+                return self._terminal(index, _regex(pattern), tag.end)
             case Choice():
                 return self._terminal(index, _regex(alternatives(content.options)), tag.end)
             case AnyText():
