@@ -128,7 +128,7 @@ def _references() -> Iterator[Probe]:
 def _values() -> Iterator[Probe]:
     kinds: dict[str, list[Any]] = {
         "string": ["a", "é", "a/b", "😀", ""], "string:escaped": ['a"b', "a\\b", "a\nb", "\t"], "string:control": ["\x01", "a\x1fb", "\x7f", "a\x00b"],
-        "number": [1, -3, 0, 1000], "number:fraction": [1.5, -0.25], "number:tiny": [1e-20, 0.1234567890123], "number:huge": [2**60 + 1, 10**25],
+        "number": [1, -3, 0, 1000], "number:fraction": [1.5, -0.25], "number:tiny": [1e-20, 0.1234567890123], "number:huge": [2**60 + 1, 10**25], "number:rounded": [8.710977417227167e-10, 8e-25],
         "boolean": [True, False], "null": [None], "empty": [[], {}], "array": [[1, "a"], [[1], {"a": 2}]],
         "object": [{"a": 1}, {"a": 1, "b": [1, {"c": None}]}], "object:escaped": [{'a"': 1}, {"b\n": 2}],
     }  # fmt: skip
@@ -150,6 +150,8 @@ def _values() -> Iterator[Probe]:
         '"\\u0061"',
         str(2**60),
         str(2**60 + 2),
+        "0.0000000008710977417227165",
+        "0.0000000000000000000000007999999999999999",
     )
     for kind, values in kinds.items():
         texts = (*texts_of(values), *others)

@@ -1,9 +1,12 @@
 """Every kind of constraint goes where it is enforced exactly, or is refused with a sentence."""
 
 import json
+import math
+import random
 import re
 
 import msgspec
+import numpy as np
 import pytest
 
 from radixrt.base.errors import RequestError
@@ -22,7 +25,9 @@ from radixrt.constrained.constraint import (
     Tag,
 )
 from radixrt.constrained.grammar import Compiled
+from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from tests.constrained.vocabularies import KINDS, facts_of
@@ -121,8 +126,27 @@ TEXTS = ["abc", "a", "b", "ab", "aB", "axb", "a\nb", "٣", "12", "aab", "aaab", 
 def test_a_regex_is_matched_against_the_whole_text_as_python_does(pattern: str) -> None:
     facts = facts_of("byte_level_json")
     for text in TEXTS:
-        expected = re.fullmatch(f"(?:{pattern})" if "(?i)" not in pattern else pattern, text)
+        wrapped = f"(?:{pattern})" if "(?i)" not in pattern else pattern
+        expected = re.fullmatch(wrapped, text, re.ASCII)
         assert takes(Regex(pattern=pattern), facts, text) == bool(expected), (pattern, text)
+
+
+@pytest.mark.parametrize("pattern", ["\\d", "\\w", "\\s", "[\\d.]", "\\\\d", "[\\w-]", "\\s|\\d"])
+def test_classes_mean_the_same_in_a_regex_in_a_tag_and_in_a_schema(pattern: str) -> None:
+    facts = facts_of("byte_level_json")
+    as_schema = JsonSchema(schema=json.dumps({"type": "string", "pattern": f"^(?:{pattern})$"}))
+    tag = Tag(begin="<a>", content=Regex(pattern=pattern), end="</a>")
+    in_tag = StructuralTag(tags=(tag,), triggers=("<a>",), free_text=False)
+    grammars = [
+        compiled(each, facts).grammar for each in (Regex(pattern=pattern), in_tag, as_schema)
+    ]
+    for text in ("1", "٣", "a", "é", "-", ".", " ", "\xa0", "\u3000", "\\d", "_"):
+        written = text, f"<a>{text}</a>", json.dumps(text, ensure_ascii=False)
+        taken = []
+        for grammar, answer in zip(grammars, written, strict=True):
+            ids = [*ids_of(answer, facts), facts.eos_token_ids[0]]
+            taken.append(load_grammar(grammar, facts).advance(ids) == len(ids))
+        assert len(set(taken)) == 1, (text, taken)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +179,48 @@ def test_what_a_regex_can_not_have_is_said(pattern: str, reason: str) -> None:
 )
 def test_what_can_not_be_enforced_is_refused(constraint: Constraint) -> None:
     assert refusal(constraint)
+
+
+def test_numbers_of_a_schema_are_written_as_the_same_float64() -> None:
+    facts = facts_of("byte_level_json")
+    generator = random.Random(19)
+    numbers = [-1e-09, 8.710977417227167e-10, 8e-25, 5e-324, 0.1, 1e22, 0.30000000000000004]
+    numbers += [generator.uniform(-1, 1) * 10 ** generator.randrange(-25, 15) for _ in range(60)]
+    for number in numbers:
+        schema = {"const": number}
+        matcher = load_grammar(
+            compiled(JsonSchema(schema=json.dumps(schema)), facts).grammar, facts
+        )
+        text = only_text(matcher, facts)
+        assert json.loads(text) == number, (number, text)
+        assert SchemaValidator(schema).first_error(text) is None
+        assert SchemaValidator({"enum": [1.5, [number]]}).first_error(f"[{text}]") is None
+        near = math.nextafter(number, math.inf)
+        assert SchemaValidator(schema).first_error(repr(near)) is not None
+
+
+def only_text(matcher: Matcher, facts: TokenizerFacts) -> str:
+    """What a grammar of one text writes."""
+    text, row = b"", np.empty_like(facts.eos_mask)
+    while not matcher.is_terminated():
+        matcher.fill_mask(row)
+        words = row.view(np.uint32)
+        allowed = [i for i in range(facts.vocab_size) if words[i // 32] >> (i % 32) & 1]
+        token_id = max(allowed, key=lambda i: len(facts.tokens[i]) * (i not in facts.special_ids))
+        assert matcher.advance([token_id]) == 1
+        text += facts.tokens[token_id]
+    return text.decode()
+
+
+def test_objects_of_many_optional_properties_do_not_exhaust_the_matcher() -> None:
+    facts = facts_of("byte_level_json")
+    names = [f"{'abcdefgh'[i % 8]}_{i}" for i in range(1000)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": ["string", "null"]} for name in names},
+    }
+    text = json.dumps({names[0]: "x", names[500]: None, names[999]: "y"})
+    assert takes(JsonSchema(schema=json.dumps(schema)), facts, text)
 
 
 def test_json_mode() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
+from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
@@ -24,7 +25,7 @@ from radixrt.constrained.constraint import (
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Grammar, Unenforced
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
-from radixrt.constrained.regex_text import alternatives
+from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 MAX_TAGS = 4096
@@ -162,11 +163,13 @@ class _TagGrammar:
                 self._named.append({"name": name, "json_schema": self._schema(tag)})
                 return f"@{name} {end}"
             case Lark():
+                check_lark(content.grammar)
                 self._named.append({"name": name, "lark_grammar": content.grammar})
                 return f"@{name} {end}"
             case Regex():
-                llguidance.compile_regex(content.pattern, self._facts)  # alone: ``a)|(b`` is none
-                return self._terminal(index, _regex(content.pattern), tag.end)
+                pattern = with_ecma_classes(content.pattern)
+                llguidance.compile_regex(pattern, self._facts)  # alone: ``a)|(b`` is none
+                return self._terminal(index, _regex(pattern), tag.end)
             case Choice():
                 return self._terminal(index, _regex(alternatives(content.options)), tag.end)
             case AnyText():

@@ -6,6 +6,7 @@ takes seconds (xgrammar imports torch and transformers), so it is imported only 
 """
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,17 @@ import xgrammar
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.bitmask import BitmaskRow, single_token
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
+from radixrt.constrained.finite import cause_of, endless_symbols
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.matcher import MAX_FORCED, Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _MOST_WHITESPACE = 33
 """Characters at each gap of a JSON text, as many as llguidance gets at most."""
+
+
+_RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
+"""Kinds of expressions in xgrammar's JSON form of a grammar: a reference to a rule, ..."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -38,9 +44,46 @@ def _tokenizer(facts: TokenizerFacts) -> xgrammar.TokenizerInfo:
 
 def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
     """Raises:
-    CannotCompile: it is no EBNF as xgrammar reads it, or allows nothing.
+    CannotCompile: it is no EBNF as xgrammar reads it, allows nothing, or has a rule without a finite sentence.
     """
-    return _checked(lambda compiler: compiler.compile_grammar(grammar), facts)
+    return _checked(lambda compiler: compiler.compile_grammar(_with_an_end(grammar)), facts)
+
+
+def _with_an_end(text: str) -> xgrammar.Grammar:
+    """The grammar as xgrammar reads it.
+
+    Raises:
+        CannotCompile: a rule that can be reached has no finite sentence.
+    """
+    grammar = xgrammar.Grammar.from_ebnf(text)
+    read = json.loads(grammar.serialize_json())
+    rules, data, starts = read["rules"], read["grammar_expr_data"], read["grammar_expr_indptr"]
+    absent = -1  # stands for the empty text where a part may be left out
+
+    def needs(expression: int) -> list[list[int]]:
+        if expression == absent:
+            return []
+        kind, size = data[starts[expression]], data[starts[expression] + 1]
+        parts = data[starts[expression] + 2 : starts[expression] + 2 + size]
+        if kind == _RULE:
+            return [[rules[parts[0]][1]]]
+        if kind == _SEQUENCE:
+            return [[part] for part in parts]
+        if kind == _CHOICES:
+            return [parts]
+        if kind == _REPEAT:
+            return [[rules[parts[0]][1], *([absent] if parts[1] == 0 else ())]]
+        return []
+
+    if endless := endless_symbols([rules[read["root_rule_id"]][1]], needs):
+        names = {rule[1]: rule[0] for rule in rules}
+        cause = cause_of(endless, needs)
+        name = names.get(cause) or next(names[each] for each in endless if each in names)
+        raise CannotCompile(
+            f"The rule {name!r} has no finite text: each of its alternatives needs the rule again. Give it an alternative "
+            "without."
+        )
+    return grammar
 
 
 def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:

@@ -19,7 +19,7 @@ from radixrt.constrained.constraint import (
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Compiled, Grammar
-from radixrt.constrained.regex_text import alternatives
+from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 
@@ -81,7 +81,7 @@ def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOpti
             grammar = llguidance.compile_any_json(constraint.object_only, facts, options.whitespace)
             return Compiled(grammar=grammar)
         case Regex():
-            return Compiled(grammar=_regex(constraint.pattern, facts, options))
+            return Compiled(grammar=_regex(with_ecma_classes(constraint.pattern), facts, options))
         case Choice():
             return Compiled(grammar=_choice(constraint.options, facts, options))
         case Ebnf():

@@ -1,6 +1,7 @@
 """Validates JSON text against a schema with ``jsonschema``, with numbers as decimals, so that no rounding decides.
 
-``multipleOf`` 0.01 of 0.07 is a question about decimals; in float64 the answer would be wrong.
+``multipleOf`` 0.01 of 0.07 is a question about decimals; in float64 the answer would be wrong. Only ``enum`` and ``const`` compare as
+float64: libraries write a number of the schema with as many digits as it takes to read the same number.
 """
 
 import json
@@ -13,7 +14,7 @@ from jsonschema import Draft202012Validator, TypeChecker, ValidationError
 from jsonschema.validators import extend
 from referencing import Registry
 
-from radixrt.constrained.json_schema.values import first_repeated
+from radixrt.constrained.json_schema.values import first_repeated, value_key
 
 _MOST_DIGITS = 4000
 """Numbers of more digits stay decimals: as integers they would take much memory, and from 4,300 digits on Python does
@@ -84,6 +85,26 @@ def _is_multiple(value: Decimal, divisor: Fraction) -> bool:
     return numerator % (divisor.numerator * 10**-exponent) == 0
 
 
+def _as_read(value: Any) -> Any:
+    """With numbers as a reader of JSON has them, in float64, unless they are integers."""
+    if isinstance(value, list):
+        return [_as_read(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _as_read(item) for name, item in value.items()}
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _enum(_validator: Any, allowed: Any, value: Any, _schema: Any) -> Iterator[ValidationError]:
+    key = value_key(_as_read(value))
+    if not any(key == value_key(_as_read(each)) for each in allowed):
+        yield ValidationError(f"{value!r} is not one of {allowed!r}")
+
+
+def _const(_validator: Any, only: Any, value: Any, _schema: Any) -> Iterator[ValidationError]:
+    if value_key(_as_read(value)) != value_key(_as_read(only)):
+        yield ValidationError(f"{only!r} was expected")
+
+
 def _unique_items(
     _validator: Any, unique: Any, value: Any, _schema: Any
 ) -> Iterator[ValidationError]:
@@ -93,7 +114,12 @@ def _unique_items(
 
 _Validator = extend(
     Draft202012Validator,
-    validators={"multipleOf": _multiple_of, "uniqueItems": _unique_items},
+    validators={
+        "multipleOf": _multiple_of,
+        "uniqueItems": _unique_items,
+        "enum": _enum,
+        "const": _const,
+    },
     type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(
         {"number": _is_number, "integer": _is_integer}
     ),

@@ -8,6 +8,7 @@ table of capabilities; a name that is not in the table is never assumed to be en
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from radixrt.constrained.json_schema.auditing.patterns import pattern_features
@@ -205,6 +206,8 @@ def _kind(value: Any) -> str:
             return _kind_of_text(value)
         case int() if not -(2**63) <= value < 2**63:
             return "number:vast"  # in no table: libraries write the nearest float, another number
+        case float() if _read_by_serde(_read_by_serde(value)) != value:
+            return "number:rounded"
         case int() | float():
             variant = number_variant(value)
             return f"number:{variant}" if variant else "number"
@@ -216,6 +219,18 @@ def _kind(value: Any) -> str:
             kinds = {_kind_of_text(name).partition(":")[2] for name in value} - {""}
             return f"object:{min(kinds)}" if kinds else "object"
     raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def _read_by_serde(value: float) -> float:
+    """What serde_json, which llguidance reads a schema with (twice), makes of the shortest digits of a number: it divides or multiplies
+    them by a power of ten, and both may be rounded."""
+    _, digits, exponent = Decimal(repr(abs(value))).as_tuple()
+    assert isinstance(exponent, int)
+    read = float(int("".join(map(str, digits))))
+    while exponent < -308:
+        read, exponent = read / 1e308, exponent + 308
+    power = float(f"1e{abs(exponent)}")
+    return math.copysign(read / power if exponent < 0 else read * power, value)
 
 
 def _kind_of_text(text: str) -> str:

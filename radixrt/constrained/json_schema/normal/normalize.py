@@ -23,6 +23,7 @@ from radixrt.constrained.json_schema.keywords import ANY_TYPE, OF_TYPE, ORIGIN, 
 from radixrt.constrained.json_schema.normal.arrays import ArrayForm
 from radixrt.constrained.json_schema.normal.document import Document
 from radixrt.constrained.json_schema.normal.emptiness import Emptiness
+from radixrt.constrained.json_schema.normal.endless import deny_endless
 from radixrt.constrained.json_schema.normal.exclusive import Alternatives
 from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw
 from radixrt.constrained.json_schema.normal.node import Node, Written
@@ -60,6 +61,7 @@ def normalize(schema: Any) -> Any:
                 raise CannotEnforce(
                     "schema", "", "No value satisfies it. Remove the contradiction."
                 )
+            deny_endless(root)
             return write(root, normalizer.raw_writer.defs)
         except RecursionError:
             raise CannotEnforce("schema", "", "Its definitions are nested too deeply.") from None

@@ -1,0 +1,212 @@
+"""Reads the rules of a grammar in llguidance's dialect of Lark, as far as it takes to see what each rule needs.
+
+llguidance itself reports neither a rule without a finite sentence nor an attribute without effect. This reader takes any
+text: what is no grammar is left to llguidance, which says so.
+"""
+
+import itertools
+import json
+import re
+
+from radixrt.constrained.errors import CannotCompile
+from radixrt.constrained.finite import cause_of, endless_symbols
+
+_TOKEN = re.compile(
+    r"""(?://|\#)[^\n]*|[ \t\r]+                       # comments and blanks
+    |(?P<newline>\n)
+    |(?P<terminal>"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\])+/\w*|<[^<>\s]+>|@[\w-]+|_?[A-Z][_A-Z0-9-]*|[+-]?[0-9]\w*)
+    |(?P<name>[!?]{0,2}_?[a-z][\w-]*)
+    |(?P<mark>%[a-z]+|::|\.\.|->|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_BLANK = re.compile(r"\s*")
+_END = ("", "\n")
+_CLOSING = ("|", ")", "]", "}", "->")
+
+
+def check_lark(text: str) -> None:
+    """Raises:
+    CannotCompile: a rule that can be reached has no finite sentence, an attribute has no effect here, or a schema would not be
+        audited.
+    """
+    if "%json" in text:
+        raise CannotCompile(
+            "It has %json, by which a schema would get around the audit; ask for a structural tag whose content is "
+            "the schema."
+        )
+    reader = _Reader(text)
+    reader.grammar("")
+
+    def needs(name: str) -> list[list[str]]:
+        return reader.needs.get(name, [])  # llguidance refuses names without a rule
+
+    if endless := endless_symbols(["start"], needs):
+        cause = cause_of(endless, needs)
+        name = cause if "#" not in cause else next(each for each in endless if "#" not in each)
+        raise CannotCompile(
+            f"The rule {name.rpartition('/')[2]!r} has no finite text: each of its alternatives needs the rule again. Give it "
+            "an alternative without."
+        )
+
+
+class _Reader:
+    """Collects what each rule needs. A group in parentheses is a rule of its own, with ``#`` in its name."""
+
+    def __init__(self, text: str) -> None:
+        self.needs: dict[str, list[list[str]]] = {}
+        self._text = text
+        self._tokens: list[tuple[str, str]] = []
+        self._at = 0
+        self._scope = ""
+        self._numbers = itertools.count()
+        self._tokenize()
+
+    def _tokenize(self) -> None:
+        position = 0
+        while position < len(self._text):
+            match = _TOKEN.match(self._text, position)
+            assert match, "the last alternative takes any character"
+            position = match.end()
+            kind = match.lastgroup
+            if kind is None:
+                continue
+            self._tokens.append((kind, match[0]))
+            if match[0] in ("%regex", "%json", "%llguidance"):
+                position = _after_json(self._text, position)
+
+    # ------------------------------------------------------------ tokens
+
+    @property
+    def _kind(self) -> str:
+        return self._tokens[self._at][0] if self._at < len(self._tokens) else ""
+
+    @property
+    def _next(self) -> str:
+        return self._tokens[self._at][1] if self._at < len(self._tokens) else ""
+
+    def _take(self, *texts: str) -> bool:
+        is_there = self._next in texts and self._at < len(self._tokens)
+        self._at += is_there
+        return is_there
+
+    def _skip_to(self, *texts: str) -> None:
+        while self._next not in (*texts, ""):
+            self._at += 1
+
+    # ------------------------------------------------------------ rules
+
+    def grammar(self, scope: str) -> None:
+        """Read rules up to the end of the text, or to the brace that closes a nested grammar."""
+        outer, self._scope = self._scope, scope
+        while self._next and self._next != "}":
+            if self._kind == "name":
+                self._rule()
+            else:  # a terminal, or a statement
+                self._skip_to("\n")
+            self._take("\n")
+        self._scope = outer
+
+    def _rule(self) -> None:
+        name = self._scope + self._next.lstrip("!?")
+        self._at += 1
+        while self._next not in (":", *_END):
+            if self._take("temperature"):
+                raise CannotCompile(
+                    f"The rule {name.rpartition('/')[2]!r} has a temperature, which has no effect here; leave it out, and set "
+                    "the temperature of the request."
+                )
+            self._at += 1
+        self._take(":")
+        self.needs[name] = self._alternatives()
+
+    def _alternatives(self) -> list[list[str]]:
+        """What is needed: one of the alternatives."""
+        found = [self._sequence()]
+        while self._take("|") or self._takes_bar_on_next_line():
+            found.append(self._sequence())
+        return [found]
+
+    def _takes_bar_on_next_line(self) -> bool:
+        before = self._at
+        while self._take("\n"):
+            pass
+        if self._take("|"):
+            return True
+        self._at = before
+        return False
+
+    def _sequence(self) -> str:
+        parts: list[list[str]] = []
+        while self._next not in (*_END, *_CLOSING):
+            if (part := self._expression()) is not None:
+                parts.append([part])
+        if self._take("->"):
+            self._at += 1
+        return self._named(parts)
+
+    def _named(self, needs: list[list[str]]) -> str:
+        name = f"{self._scope}#{next(self._numbers)}"
+        self.needs[name] = needs
+        return name
+
+    def _expression(self) -> str | None:
+        """The rule that an atom with its operators needs; None for a terminal."""
+        is_optional = False
+        kind, text = self._kind, self._next
+        self._at += 1
+        part = None
+        if text in ("(", "[") and kind == "mark":
+            part = self._named(self._alternatives())
+            self._take(")", "]")
+            is_optional = text == "["
+        elif text == "%lark" and self._take("{"):
+            scope = f"{self._scope}{next(self._numbers)}/"
+            self.grammar(scope)
+            self._take("}")
+            part = f"{scope}start"
+        elif text == "%if":
+            self._skip_call()
+        elif kind == "name":
+            part = self._scope + text
+            if self._take("::"):
+                self._skip_call()
+        is_optional |= self._may_be_absent()
+        return self._named([[part, self._named([])]]) if part and is_optional else part
+
+    def _may_be_absent(self) -> bool:
+        """Whether an operator follows that allows no occurrence."""
+        if self._take("?", "*"):
+            return True
+        if self._take("~"):
+            least = self._next
+            self._at += 1
+            if self._take(".."):
+                self._at += 1
+            return least == "0"
+        if self._take("{"):
+            least = self._next
+            self._skip_to("}", "\n")
+            self._take("}")
+            return least in ("0", ",")
+        self._take("+")
+        return False
+
+    def _skip_call(self) -> None:
+        """Skip the parameter or condition of a rule with parameters: a name, and what is in parentheses after it."""
+        self._at += 1
+        if not self._take("("):
+            return
+        depth = 1
+        while depth and self._next:
+            depth += (self._next == "(") - (self._next == ")")
+            self._at += 1
+
+
+def _after_json(text: str, position: int) -> int:
+    """The position behind the JSON value that stands there."""
+    blank = _BLANK.match(text, position)
+    position = blank.end() if blank else position
+    try:
+        return json.JSONDecoder().raw_decode(text, position)[1]
+    except ValueError:
+        return position
