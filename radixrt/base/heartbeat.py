@@ -64,6 +64,15 @@ class Heartbeat:
         return 0.0 < due_at < time.monotonic()
 
     @property
+    def has_begun(self) -> bool:
+        """The process has started, and has promised something."""
+        return bool(_RECORD.unpack_from(self._record)[0])
+
+    def close(self) -> None:
+        """Close the file; the record can't be read any more."""
+        self._record.close()
+
+    @property
     def done(self) -> int:
         """Units of work that the process has finished since it began."""
         return int(_RECORD.unpack_from(self._record)[1])

@@ -66,14 +66,18 @@ class Channels:
                 f"The path of {run_dir} is too long for Unix sockets: set TMPDIR to a shorter one."
             )
         assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+        Channels(run_dir).folder.mkdir(mode=0o700)
         return run_dir
 
     @property
     def folder(self) -> Path:
-        """The files of this engine."""
-        folder = self.run_dir / str(self.engine)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+        """The files of this engine; removed at its death."""
+        return self.run_dir / str(self.engine)
+
+    @property
+    def is_alive(self) -> bool:
+        """The supervisor has not noticed the death of this engine."""
+        return self.folder.is_dir()
 
     @property
     def tokenizer_file(self) -> Path:
@@ -91,7 +95,7 @@ class Channels:
 
     def heartbeat_files(self) -> list[Path]:
         """The records of this engine's processes; none if it is not there."""
-        return list((self.run_dir / str(self.engine)).glob("heartbeat-*"))
+        return list(self.folder.glob("heartbeat-*"))
 
     def address(self, sender: str, receiver: str) -> str:
         """For example ``ipc:///tmp/radixrt-x/0/scheduler-worker0``."""
@@ -102,6 +106,7 @@ class Channels:
         """Let further addresses be those of the next engine, and remove the files of this one."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.engine += 1
+        self.folder.mkdir(mode=0o700)
 
 
 class Decoder(Generic[Received]):

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
+from radixrt.client.leases import HeldLeases
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 DRAIN_LOOK_S = 0.05
 RETRY_AFTER_S = 2
 
+MOST_DEATHS_OF_A_CALL = 2
+"""A call is asked again once: should it kill engines, it ends before the server does."""
+
 DEADLINE_GRACE_S = 0.5
 """The scheduler ends a request at its deadline; the client does it this much later, should the scheduler hang."""
 
@@ -51,6 +56,35 @@ Value = TypeVar("Value")
 
 RunRequests = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
 """Runs requests of one answer each, which do not stream, side by side; returns the one chunk of each."""
+
+
+Call = (
+    TokenizeCall
+    | DetokenizeCall
+    | CompileCall
+    | FlushCacheCall
+    | PinCall
+    | ReleaseCacheCall
+    | CacheTreeCall
+    | StatsCall
+)
+
+
+@dataclass(eq=False)
+class _OpenCall:
+    """A call without a reply."""
+
+    message: Call
+    reply: asyncio.Future[Any]
+    was_sent: bool = False
+    """To the engine that lives, or lived last."""
+    deaths: int = 0
+    """Engines that died while they had it."""
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """A new engine would give the reply that the old one would have given; a pinned prompt is not in its tree."""
+        return not isinstance(self.message, PinCall) and self.deaths < MOST_DEATHS_OF_A_CALL
 
 
 class EngineClient:
@@ -79,12 +113,18 @@ class EngineClient:
         self._most_unread = most_unread
         loop = asyncio.get_running_loop()
         self._info: asyncio.Future[EngineInfo] = loop.create_future()
-        self._open = OpenRequests(self._send)
+        self._open = OpenRequests(self._send, lambda: self._channels.is_alive)
         self._seeds = random.Random(random_seed)
         self._new_number = itertools.count()
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, _OpenCall] = {}
+        self._leases = HeldLeases(lambda request: self.run([request]), self._repin)
         self._died: EngineDiedError | None = None
         self._receiving = loop.create_task(self._receive())
+
+    @property
+    def engine(self) -> int:
+        """Number of the engine that this client uses, counted from the start of the server."""
+        return self._channels.engine
 
     async def ready(self) -> EngineInfo:
         """Wait until the engine can take requests."""
@@ -224,10 +264,17 @@ class EngineClient:
             self._call(PinCall, LeaseGranted, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s)
         )
         try:
-            return await asyncio.shield(pinning)
+            granted = await asyncio.shield(pinning)
+            self._leases.add(granted.lease, prompt, cache_salt, ttl_s)
+            return granted
         except asyncio.CancelledError:
             pinning.add_done_callback(self._give_back)
             raise
+
+    async def _repin(self, prompt: Prompt, cache_salt: str, ttl_s: float, lease: str) -> None:
+        await self._call(
+            PinCall, LeaseGranted, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s, lease=lease
+        )
 
     async def release_cache(
         self, *, lease: str = "", session: str = "", cache_salt: str = ""
@@ -235,8 +282,10 @@ class EngineClient:
         """End a lease, or a session, whose KV is then evicted first; returns the number of tokens of either.
 
         Raises:
-            RequestError: the lease is unknown, or has ended.
+            RequestError: the lease is unknown, has ended, or was lost with an engine.
         """
+        if lease:
+            await self._leases.before_release(lease)
         return await self._call(
             ReleaseCacheCall, int, lease=lease, session=session, cache_salt=cache_salt
         )
@@ -274,9 +323,9 @@ class EngineClient:
         self._fail_calls(self._died)
 
     def _fail_calls(self, error: RequestError | EngineDiedError) -> None:
-        for reply in self._calls.values():
-            if not reply.done():
-                reply.set_exception(error)
+        for call in self._calls.values():
+            if not call.reply.done():
+                call.reply.set_exception(error)
 
     @property
     def is_ready(self) -> bool:
@@ -294,10 +343,13 @@ class EngineClient:
         deadline = time.monotonic() + grace_s
         while len(self._open) and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_LOOK_S)
-        self._open.fail(RequestError(reason, status=503, retry_after_s=RETRY_AFTER_S))
+        end = RequestError(reason, status=503, retry_after_s=RETRY_AFTER_S)
+        self._open.fail(end)
+        self._fail_calls(end)
 
     def close(self) -> None:
         self._receiving.cancel()
+        self._leases.close()
         self._inbox.close()
         self._outbox.close()
 
@@ -317,7 +369,7 @@ class EngineClient:
             ) from error
 
     async def _call(
-        self, kind: Callable[..., msgspec.Struct], value_type: type[Value], **fields: Any
+        self, kind: Callable[..., Call], value_type: type[Value], **fields: Any
     ) -> Value:
         """Send a call and wait for the value of its reply.
 
@@ -325,12 +377,19 @@ class EngineClient:
             RequestError: the reply is an error.
         """
         call_id = next(self._new_number)
-        reply = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        reply = asyncio.get_running_loop().create_future()
+        call = self._calls[call_id] = _OpenCall(kind(call_id=call_id, **fields), reply)
         try:
-            self._send(kind(call_id=call_id, **fields))
+            self._send_call(call)
             return msgspec.convert(await reply, value_type)
         finally:
             del self._calls[call_id]
+
+    def _send_call(self, call: _OpenCall) -> None:
+        """While no engine lives, the call waits for the next one."""
+        call.was_sent = self._channels.is_alive
+        if call.was_sent or self._died is not None:
+            self._send(call.message)
 
     async def _receive(self) -> None:
         while True:
@@ -348,13 +407,13 @@ class EngineClient:
                 if (opened := self._open.on_wire(message.request_id)) is not None:
                     opened.arrivals.put(message.as_error())
             case CallReply():
-                reply = self._calls.get(message.call_id)
-                if reply is None or reply.done():
+                call = self._calls.get(message.call_id)
+                if call is None or call.reply.done():
                     return
                 if message.error is not None:
-                    reply.set_exception(message.error.as_error())
+                    call.reply.set_exception(message.error.as_error())
                 else:
-                    reply.set_result(message.value)
+                    call.reply.set_result(message.value)
             case EngineInfo():
                 if not self._info.done():
                     self._info.set_result(message)
@@ -362,16 +421,28 @@ class EngineClient:
                     self._take_over(message)
 
     def _take_over(self, info: EngineInfo) -> None:
-        """An engine has died, and another is ready: hand it all that is open. Calls must be made again."""
+        """An engine has died, and another is ready: hand it all that is open."""
         log.warning("Engine %d goes on with %d requests.", info.engine, len(self._open))
         self._outbox.close()
         self._channels = Channels(self._channels.run_dir, info.engine)
         self._outbox = Outbox(self._channels.address("api", "tokenizer"))
-        self._fail_calls(
-            RequestError(
-                "The engine was restarted before it answered; ask again.",
-                status=503,
-                retry_after_s=RETRY_AFTER_S,
-            )
-        )
+        for call in self._calls.values():
+            self._repeat(call)
         self._open.take_over()
+        self._leases.restore()
+
+    def _repeat(self, call: _OpenCall) -> None:
+        """Ask a new engine, or fail."""
+        call.deaths += call.was_sent
+        if call.reply.done():
+            return
+        if call.may_be_repeated:
+            self._send_call(call)
+        else:
+            call.reply.set_exception(
+                RequestError(
+                    "The engine was restarted before it answered; ask again.",
+                    status=503,
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            )

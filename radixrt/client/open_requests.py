@@ -1,10 +1,14 @@
 """The open requests of a client, their delivered tokens, and their takeover by the next engine when an engine dies.
 
 A new engine gets each open request again, with the tokens that its client has. The answers continue with the tokens of an
-undisturbed run, because the noise of sampling depends only on seed, position and token.
+undisturbed run, because the noise of sampling depends only on seed, position and token. Requests that come while no engine lives
+wait for the next one.
 
-A request may be the cause of the deaths. A request that was open at two deaths, without a chunk between them, runs alone from
-then on: nothing else is sent until it has ended. If the engine dies again, it is refused, and so is every equal request after it.
+A request may be the cause of the deaths. A request that was in the engine at two deaths, without a chunk between them, runs alone
+from then on: nothing else is sent until it has ended. If the engine dies again, it is refused, and so is every equal request after it.
+
+Another engine, for example a replica on another machine, could take over in the same way: :meth:`OpenRequests.take_over` needs only
+that messages sent from then on reach it.
 """
 
 import asyncio
@@ -58,28 +62,35 @@ class OpenRequest:
     """Its id in messages to the engine; empty: it was not sent, or its engine is dead."""
     told: dict[int, list[bytes]] = field(default_factory=dict)
     """Packed token ids of the chunks of each answer."""
-    first: dict[int, AnswerReport] = field(default_factory=dict)
-    last: dict[int, AnswerReport] = field(default_factory=dict)
-    """Reports of each answer."""
+    reports: dict[int, AnswerReport] = field(default_factory=dict)
+    """The last of each answer."""
+    of_first_engine: dict[int, AnswerReport] = field(default_factory=dict)
+    """The last that the first engine sent of each answer, if that engine is dead."""
     deaths: int = 0
-    """Engines that died while it was open."""
-    new_deaths: int = 0
-    """Of them, since its last chunk: a request that gets on does not kill."""
+    """Engines that died while they had it, since its last chunk: a request that gets on does not kill."""
 
     def take(self, chunk: AnswerChunk) -> bool:
         """Note a chunk and hand it to the reader; False: the reader is too slow."""
-        first = self.first.setdefault(chunk.index, chunk.report)
-        if self.deaths:  # the facts about the prompt are those of the first engine
-            chunk = msgspec.structs.replace(chunk, report=_of_first_engine(chunk.report, first))
+        self.deaths = 0
         self.told.setdefault(chunk.index, []).append(chunk.token_ids)
-        self.new_deaths = 0
-        self.last[chunk.index] = chunk.report
+        first = self.of_first_engine.get(chunk.index)
+        if first is not None:
+            chunk = msgspec.structs.replace(chunk, report=_of_first_engine(chunk.report, first))
+        self.reports[chunk.index] = chunk.report
+        if chunk.finish_reason is None and not self.request.stream:
+            return True  # the reader gets the answer whole
         return self.arrivals.put(chunk)
+
+    def engine_died(self) -> None:
+        """Its engine has died."""
+        self.wire_id = ""
+        self.deaths += 1
+        self.of_first_engine = {**self.reports, **self.of_first_engine}
 
     def end(self) -> None:
         """Let the answers end where they are, with finish reason "abort"."""
         for index in range(self.request.sampling.n):
-            report = self.last.get(index, AnswerReport())
+            report = self.reports.get(index, AnswerReport())
             if report.finish_reason is None:
                 report = msgspec.structs.replace(report, finish_reason="abort")
                 self.take(
@@ -96,7 +107,7 @@ class OpenRequest:
         )
 
     def _partial(self, index: int) -> PartialAnswer:
-        report = self.last.get(index, AnswerReport())
+        report = self.reports.get(index, AnswerReport())
         return PartialAnswer(
             b"".join(self.told.get(index, ())), report.retries, report.finish_reason is not None
         )
@@ -111,17 +122,23 @@ class OpenRequest:
 class OpenRequests:
     """All open requests of a client, in the order in which they came."""
 
-    def __init__(self, send: Callable[[GenerateRequest], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[GenerateRequest], None],
+        engine_is_alive: Callable[[], bool] = lambda: True,
+    ) -> None:
         """
         Args:
             send: to the engine; raises a RequestError if the request cannot be sent.
+            engine_is_alive: requests that come while it is not wait for :meth:`take_over`.
         """
         self._send = send
+        self._engine_is_alive = engine_is_alive
         self._by_id: dict[str, OpenRequest] = {}
         self._by_wire_id: dict[str, OpenRequest] = {}
         self._num_sent = 0
         self._held: deque[OpenRequest] = deque()
-        """Wait until a suspect has ended."""
+        """Wait until a suspect has ended, or for an engine."""
         self._suspects: deque[OpenRequest] = deque()
         self._alone: OpenRequest | None = None
         """The suspect that runs."""
@@ -152,7 +169,7 @@ class OpenRequests:
             raise id_in_use(request_id)
         if self._killers and open_request.digest() in self._killers:
             raise _deadly()
-        if not (self._suspects or self._alone):
+        if self._engine_is_alive() and not (self._held or self._suspects or self._alone):
             self._dispatch(open_request)
         else:
             self._held.append(open_request)
@@ -171,17 +188,16 @@ class OpenRequests:
 
     def take_over(self) -> None:
         """Send the open requests of the old engine to a new engine."""
-        if self._alone is not None:
-            self._remember(self._alone)
-            self._alone.arrivals.put(_deadly())
-            self._alone = None
+        alone, self._alone = self._alone, None
+        if alone is not None and alone.deaths >= SUSPECT_AFTER:  # no chunk since it runs alone
+            self._remember(alone)
+            alone.arrivals.put(_deadly())
+            alone.wire_id = ""
         for open_request in self:
             if not open_request.wire_id:
                 continue  # held, or refused
-            open_request.wire_id = ""
-            open_request.deaths += 1
-            open_request.new_deaths += 1
-            is_suspect = open_request.new_deaths >= SUSPECT_AFTER
+            open_request.engine_died()
+            is_suspect = open_request.deaths >= SUSPECT_AFTER
             (self._suspects if is_suspect else self._held).append(open_request)
         self._by_wire_id.clear()
         self._go_on()
@@ -195,7 +211,7 @@ class OpenRequests:
 
     def _go_on(self) -> None:
         """Send the requests that may be sent now: a suspect when nothing else runs, else all held requests."""
-        if self._alone is not None:
+        if self._alone is not None or not self._engine_is_alive():
             return
         if not self._suspects:
             while self._held:

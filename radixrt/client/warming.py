@@ -69,6 +69,13 @@ async def pin(
         RequestError: the prompt or ``ttl_s`` is invalid, or too much is pinned already.
     """
     check_pin_seconds(ttl_s)  # before anything is computed in vain
-    warmed = await warm(run, request_id, prompt, options)
-    lease = await client.pin(prompt, options.cache_salt, ttl_s)
-    return Pinned(**msgspec.structs.asdict(lease), **msgspec.structs.asdict(warmed))
+    while True:
+        engine = client.engine
+        warmed = await warm(run, request_id, prompt, options)
+        try:
+            lease = await client.pin(prompt, options.cache_salt, ttl_s)
+        except RequestError:
+            if client.engine == engine:
+                raise
+        else:
+            return Pinned(**msgspec.structs.asdict(lease), **msgspec.structs.asdict(warmed))

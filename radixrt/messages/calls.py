@@ -43,6 +43,8 @@ class PinCall(Message, frozen=True, kw_only=True):
     prompt: Prompt
     cache_salt: str = ""
     ttl_s: float
+    lease: str = ""
+    """The id of the lease, which a dead engine had granted; empty: a new one."""
 
 
 class ReleaseCacheCall(Message, frozen=True, kw_only=True):
@@ -96,3 +98,4 @@ class PinTokensCall(Message, frozen=True, kw_only=True):
     token_ids: PackedIds
     cache_salt: str
     ttl_s: float
+    lease: str = ""

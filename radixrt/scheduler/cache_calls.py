@@ -57,7 +57,7 @@ class CacheCalls:
 
     def _pin(self, call: PinTokensCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.kv.leases.pin(tokens, call.cache_salt, call.ttl_s)
+        lease = self._scheduler.kv.leases.pin(tokens, call.cache_salt, call.ttl_s, call.lease)
         return LeaseGranted(
             lease=lease.lease_id,
             pinned_tokens=lease.num_pages * self._scheduler.limits.page_size,

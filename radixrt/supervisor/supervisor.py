@@ -37,6 +37,11 @@ MAX_DEATHS = 3
 """Engines that end one after the other without a token between them; then the server ends."""
 FIRST_DELAY_S = 0.5
 """Before the second restart in a row; each further one waits twice as long."""
+HEALTHY_S = 600.0
+"""An engine that has lived so long has not died of its start, though nobody has asked it for a token."""
+
+START_PATIENCE = 10
+"""Limit of the start of a further engine, in multiples of that of the first one, which has no limit."""
 
 SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
 """For OpenMP's libraries, which torch computes with on a CPU. By default its threads look for further work for milliseconds
@@ -58,16 +63,23 @@ class _Child:
     def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
         """Pass the child's log on and keep its end; tell when the child is gone."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:  # to the end: a full pipe would block the child
-            self.log_tail.append(line)
-            with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
-                sys.stderr.write(line)
-                sys.stderr.flush()
+        with self.process.stderr as log_lines:
+            for line in log_lines:  # to the end: a full pipe would block the child
+                self.log_tail.append(line)
+                with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
         self.process.wait()
         ended.put(self)
 
-    def kill_if_hung(self) -> None:
-        if not self.hung and self.heartbeat.is_overdue():
+    def kill_if_hung(self, is_late: bool) -> None:
+        """
+        Args:
+            is_late: the engine should have started by now.
+        """
+        if not self.hung and (
+            self.heartbeat.is_overdue() or (is_late and not self.heartbeat.has_begun)
+        ):
             self.hung = True
             self.process.kill()
 
@@ -105,6 +117,10 @@ class Supervisor:
         self._max_deaths = max_deaths
         self._deaths = 0
         """Since the last token."""
+        self._started_at = 0.0
+        """Time of ``time.monotonic()`` at which the engine was started."""
+        self._start_limit_s: float | None = None
+        """Longest time in which an engine starts; None: the first one has not started yet."""
         self._ended: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
         self._api: _Child | None = None
         self._engine: list[_Child] = []
@@ -182,6 +198,7 @@ class Supervisor:
         return [*self._engine, *([self._api] if self._api else [])]
 
     def _start_engine(self) -> None:
+        self._started_at = time.monotonic()
         for rank in range(self._config.tp):
             name = "worker" if rank == 0 else f"worker{rank}"
             self._engine.append(self._start("worker", "--rank", str(rank), name=name))
@@ -218,13 +235,21 @@ class Supervisor:
             try:
                 child = self._ended.get(timeout=LOOK_S)
             except queue.Empty:
-                for watched in self._engine:
-                    watched.kill_if_hung()
+                self._look_at_heartbeats()
                 continue
             if child is None or self._stopping:
                 return None
             if not child.is_stopped:
                 return child
+
+    def _look_at_heartbeats(self) -> None:
+        """Kill a process that hangs."""
+        age_s = time.monotonic() - self._started_at
+        if self._start_limit_s is None and all(c.heartbeat.has_begun for c in self._engine):
+            self._start_limit_s = max(START_PATIENCE * age_s, self._config.step_timeout)
+        limit_s = self._start_limit_s if self._config.step_timeout else None
+        for child in self._engine:
+            child.kill_if_hung(is_late=limit_s is not None and age_s > limit_s)
 
     def _replace_engine(self, dead: _Child) -> None:
         """Start a new engine after a pause that grows from death to death.
@@ -233,13 +258,16 @@ class Supervisor:
             EngineDiedError: too many engines have ended.
         """
         tokens = next(child.heartbeat.done for child in self._engine if child.name == "scheduler")
-        self._deaths = 1 if tokens else self._deaths + 1
+        is_healthy = tokens or time.monotonic() - self._started_at > HEALTHY_S
+        self._deaths = 1 if is_healthy else self._deaths + 1
         death = dead.death()
         if self._deaths >= self._max_deaths:
             raise death
         log.error("%s\nA new engine is started; open requests go on in it.", death)
         self.channels.next_engine()  # first: from here on, the server is not ready
         _end(self._engine)
+        for child in self._engine:
+            child.heartbeat.close()
         self._engine = []
         if self._deaths > 1:
             time.sleep(FIRST_DELAY_S * 2 ** (self._deaths - 2))

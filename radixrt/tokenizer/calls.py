@@ -157,6 +157,7 @@ class Calls:
                 token_ids=pack_ids(token_ids),
                 cache_salt=call.cache_salt,
                 ttl_s=call.ttl_s,
+                lease=call.lease,
             )
         )
 

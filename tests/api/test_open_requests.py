@@ -19,12 +19,13 @@ class Engine:
 
     def __init__(self) -> None:
         self.sent: list[GenerateRequest] = []
-        self.open = OpenRequests(self.sent.append)
+        self.is_alive = True
+        self.open = OpenRequests(self.sent.append, lambda: self.is_alive)
 
-    def ask(self, name: str, text: str = "", n: int = 1) -> OpenRequest:
+    def ask(self, name: str, text: str = "", n: int = 1, stream: bool = True) -> OpenRequest:
         options = RequestOptions(sampling=SamplingParams(n=n, seed=1))
         request = GenerateRequest(
-            request_id=name, prompt=TextPrompt(text or name), options=options, stream=True
+            request_id=name, prompt=TextPrompt(text or name), options=options, stream=stream
         )
         opened = OpenRequest(request, Mailbox(1000))
         self.open.add(opened)
@@ -37,7 +38,9 @@ class Engine:
         ]
 
     def dies(self) -> None:
+        """And another one is started."""
         self.sent.clear()
+        self.is_alive = True
         self.open.take_over()
 
 
@@ -103,6 +106,48 @@ def test_the_report_is_that_of_the_first_engine() -> None:
     report = arrivals(opened)[-1].report
     assert (report.cached_tokens, report.output_tokens) == (5, 2)
     assert (report.queued_s, report.prefill_s) == (1.0, 2.0)
+
+
+@in_loop
+def test_a_request_that_comes_while_no_engine_lives_waits_for_one() -> None:
+    engine = Engine()
+    engine.is_alive = False
+    early = engine.ask("early")
+    gone = engine.ask("gone")
+    assert engine.sent == [] and len(engine.open) == 2
+    engine.open.remove(gone)
+    engine.dies()
+    assert engine.running() == ["early"] and early.deaths == 0
+
+
+@in_loop
+def test_an_answer_that_does_not_stream_goes_on_where_it_was_and_comes_whole() -> None:
+    engine = Engine()
+    opened = engine.ask("a", stream=False)
+    opened.take(chunk(opened, [1, 2, 3], retries=1))
+    engine.dies()
+    (again,) = engine.sent
+    (told,) = again.resumed
+    assert unpack_ids(told.token_ids).tolist() == [1, 2, 3] and told.retries == 1
+    opened.take(chunk(opened, [1, 2, 3, 4], finish_reason="length"))
+    (whole,) = arrivals(opened)
+    assert unpack_ids(whole.token_ids).tolist() == [1, 2, 3, 4]
+
+
+@in_loop
+def test_a_request_that_gets_on_while_it_runs_alone_is_not_the_cause_of_the_next_death() -> None:
+    engine = Engine()
+    slow, other = engine.ask("slow"), engine.ask("other")
+    engine.dies()
+    engine.dies()
+    assert engine.running() == ["slow"]
+    slow.take(chunk(slow, [1]))
+    engine.dies()
+    assert arrivals(slow)[1:] == [] and slow in engine.open
+    assert engine.running() == ["other"]  # had no chunk since two deaths
+    other.take(chunk(other, [1], finish_reason="stop"))
+    engine.open.remove(other)
+    assert engine.running() == ["slow"]
 
 
 @in_loop

@@ -56,8 +56,11 @@ class Leases:
     def all(self) -> list[Lease]:
         return list(self._leases.values())
 
-    def pin(self, tokens: TokenIds, salt: str, ttl_s: float) -> Lease:
+    def pin(self, tokens: TokenIds, salt: str, ttl_s: float, lease_id: str = "") -> Lease:
         """Lease the cached prefix of a prompt, in whole pages.
+
+        Args:
+            lease_id: of a lease that another engine had granted; empty: a new id.
 
         Raises:
             RequestError: no full page is cached, or the lease would exceed a bound.
@@ -73,7 +76,8 @@ class Leases:
         self._check_bounds(match)
         node = self._tree.lock_match(match)
         self._tree.pin(node)
-        lease = Lease(secrets.token_hex(12), node, match.num_pages, self._clock() + ttl_s)
+        lease_id = lease_id or secrets.token_hex(12)
+        lease = Lease(lease_id, node, match.num_pages, self._clock() + ttl_s)
         self._leases[lease.lease_id] = lease
         self._by_expiry.place(lease.lease_id, lease.expires)
         return lease

@@ -22,6 +22,9 @@ from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer.stop_strings import StopStringFinder
 from radixrt.tokenizer.vocabulary import Vocabulary
 
+PROGRESS_TOKENS = 64
+"""Tokens after which an answer that does not stream reports its progress, so that another engine could continue it."""
+
 
 @dataclasses.dataclass
 class SequenceNews:
@@ -99,6 +102,10 @@ class AnswerState:
         self._num_tokens = 0
         self._num_repeated = 0
         """Tokens that come a second time, after a takeover."""
+        self._num_reported = 0
+        """Tokens of which the client knows."""
+        self._report_at = 1
+        """Number of tokens at which an answer that does not stream reports its progress."""
         self._sent_at = time.monotonic()
         self._report = AnswerReport(prompt_tokens=len(prompt_ids))
 
@@ -115,6 +122,7 @@ class AnswerState:
         self.absorb(SequenceNews(token_ids=token_ids))
         self.take_chunk()
         self._num_repeated = num_repeated
+        self._num_reported, self._report_at = self._num_tokens, self._num_tokens + 1
 
     def absorb(self, news: SequenceNews) -> None:
         """Take in new tokens; afterwards ``finished`` tells whether the answer is complete."""
@@ -148,9 +156,10 @@ class AnswerState:
         self._end_here("abort", None)
 
     def take_chunk(self) -> AnswerChunk | None:
-        """The next chunk: all that is new, if the request streams; else the whole answer, at its end."""
+        """The next chunk: all that is new, if the request streams; else now and then the new tokens, and the whole answer
+        at its end."""
         if not self.finished and not (self.request.stream and self._num_tokens):
-            return None
+            return self._progress() if self._num_tokens >= self._report_at else None
         text = "".join(self._text)
         reasoning, text, tool_calls = self._parser.split(text, is_last=self.finished)
         self._report = msgspec.structs.replace(
@@ -172,6 +181,23 @@ class AnswerState:
         )
         self._text, self._token_ids, self._logprobs = [], [], []
         return chunk
+
+    def _progress(self) -> AnswerChunk:
+        """The new tokens of an answer that does not stream. Without log-probabilities another engine would not know those of
+        these tokens, so an answer with them would begin again."""
+        self._report_at = self._num_tokens + PROGRESS_TOKENS
+        sampling = self.request.sampling
+        new = self._token_ids[self._num_reported :]
+        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+            new = []
+        self._num_reported += len(new)
+        return AnswerChunk(
+            request_id=self.request.request_id,
+            index=self.index,
+            text="",
+            token_ids=pack_ids(new),
+            report=self._report,
+        )
 
     @property
     def _shows_stop_token(self) -> bool:

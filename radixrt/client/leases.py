@@ -1,0 +1,150 @@
+"""The leases of a client, which are taken again when an engine dies and its radix tree with it.
+
+The client keeps the prompt of each lease. After a takeover it computes these prompts once more, in the background and behind the open
+requests, and pins them under the same ids for the rest of their time. A lease that can't be taken again is lost, and its release
+says so.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.sampling_params import PREFILL_ONLY
+from radixrt.messages.requests import GenerateRequest, Prompt, RequestOptions
+
+MAX_PROMPT_BYTES = 64 << 20
+"""Of all kept prompts. Leases beyond it are lost when the engine dies."""
+
+MIN_PURGE = 1024
+"""Kept leases before those that have expired are forgotten."""
+
+LEAST_S = 1.0
+"""A lease that expires sooner is not taken again."""
+
+Repin = Callable[[Prompt, str, float, str], Awaitable[object]]
+"""Pins a prompt that is in the tree: prompt, cache salt, seconds, id of the lease."""
+
+
+@dataclass(eq=False)
+class _Held:
+    """One lease."""
+
+    prompt: Prompt | None
+    """None: too large to be kept."""
+    num_bytes: int
+    cache_salt: str
+    expires: float
+    """On the clock."""
+    lost: str = ""
+    """The reason for its loss."""
+
+
+class HeldLeases:
+    """The leases of one client.
+
+    Args:
+        compute: runs a request without an answer, so that its prompt is in the tree.
+        repin: takes a lease again.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[GenerateRequest], Awaitable[object]],
+        repin: Repin,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._compute = compute
+        self._repin = repin
+        self._clock = clock
+        self._held: dict[str, _Held] = {}
+        self._num_bytes = 0
+        self._purge_at = MIN_PURGE
+        self._restoring: asyncio.Task[None] | None = None
+        self._pending: dict[str, asyncio.Event] = {}
+        """Leases that are not taken again yet."""
+
+    def add(self, lease: str, prompt: Prompt, cache_salt: str, ttl_s: float) -> None:
+        """A lease was granted."""
+        num_bytes = len(msgspec.msgpack.encode(prompt))
+        if len(self._held) >= self._purge_at or self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
+            self._purge()
+        if self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
+            held = _Held(None, 0, "", self._clock() + ttl_s)
+        else:
+            held = _Held(prompt, num_bytes, cache_salt, self._clock() + ttl_s)
+        self._held[lease] = held
+        self._num_bytes += held.num_bytes
+
+    async def before_release(self, lease: str) -> None:
+        """Forget a lease that is about to be released; one that is being taken again is waited for.
+
+        Raises:
+            RequestError: it was lost with an engine.
+        """
+        if (pending := self._pending.get(lease)) is not None:
+            await pending.wait()
+        held = self._forget(lease)
+        if held is not None and held.lost:
+            raise RequestError(
+                f"The lease was lost when the engine was restarted: {held.lost}",
+                status=404,
+                code="lease_lost",
+            )
+
+    def restore(self) -> None:
+        """An engine has died and another one is ready: take the leases again."""
+        self.close()
+        for lease in self._held:
+            self._pending.setdefault(lease, asyncio.Event())
+        if self._held:
+            self._restoring = asyncio.get_running_loop().create_task(self._restore())
+
+    def close(self) -> None:
+        if self._restoring is not None:
+            self._restoring.cancel()
+
+    async def _restore(self) -> None:
+        for lease in list(self._pending):
+            if (held := self._held.get(lease)) is not None and not held.lost:
+                try:
+                    await self._take_again(lease, held)
+                except (RequestError, EngineDiedError) as error:
+                    held.lost = str(error)
+                    self._drop_prompt(held)
+            self._pending.pop(lease).set()
+
+    async def _take_again(self, lease: str, held: _Held) -> None:
+        """Raises:
+        RequestError: it is lost.
+        """
+        if held.expires - self._clock() < LEAST_S:
+            return
+        if held.prompt is None:
+            raise RequestError("The prompt was too large to be kept.")
+        options = RequestOptions(sampling=PREFILL_ONLY, cache_salt=held.cache_salt)
+        await self._compute(
+            GenerateRequest(request_id=f"lease-{lease}", prompt=held.prompt, options=options)
+        )
+        await self._repin(
+            held.prompt, held.cache_salt, max(LEAST_S, held.expires - self._clock()), lease
+        )
+
+    def _forget(self, lease: str) -> _Held | None:
+        held = self._held.pop(lease, None)
+        if held is not None:
+            self._drop_prompt(held)
+        return held
+
+    def _drop_prompt(self, held: _Held) -> None:
+        self._num_bytes -= held.num_bytes
+        held.prompt, held.num_bytes = None, 0
+
+    def _purge(self) -> None:
+        now = self._clock()
+        for lease in [lease for lease, held in self._held.items() if held.expires < now]:
+            self._forget(lease)
+        self._purge_at = max(MIN_PURGE, 2 * len(self._held))

@@ -1,0 +1,33 @@
+"""A tiny checkpoint whose tokenizer and chat template know reasoning."""
+
+from pathlib import Path
+
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint, make_tokenizer
+
+CONTEXT = 2048
+END_OF_THINKING = VOCAB_SIZE + 1
+"""Id of ``</think>``."""
+
+_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}"
+    "{% if not enable_thinking %}{{ '</think>\\n' }}{% endif %}{% endif %}"
+)
+
+
+def make_reasoning_checkpoint(folder: Path) -> Path:
+    """Save a tiny Llama in float32 whose answers begin inside the reasoning, unless ``enable_thinking`` is false."""
+    from transformers import PreTrainedTokenizerFast
+
+    make_checkpoint(
+        "llama", folder, vocab_size=VOCAB_SIZE + 2, max_position_embeddings=CONTEXT, dtype="float32"
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(make_tokenizer(folder))
+    assert len(tokenizer) <= VOCAB_SIZE
+    tokenizer.add_tokens(["<think>", "</think>"])
+    assert tokenizer.convert_tokens_to_ids("</think>") == END_OF_THINKING
+    tokenizer.chat_template = _TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder

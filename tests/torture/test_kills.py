@@ -1,0 +1,325 @@
+"""A hundred deaths of an engine's processes under 32 clients: no answer is lost, none differs, and nothing is left.
+
+RADIXRT_KILLS sets the number of deaths, RADIXRT_SEED their places.
+"""
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.servers import Server, serving
+from tests.torture.checkpoint import make_reasoning_checkpoint
+from tests.torture.leaks import (
+    Holdings,
+    files_left,
+    module_of,
+    processes_of,
+    shared_memory_of,
+    wait_for,
+)
+from tests.torture.traffic import Answer, Ask, answer, kinds
+
+NUM_KILLS = int(os.environ.get("RADIXRT_KILLS", "100"))
+SEED = int(os.environ.get("RADIXRT_SEED", "0"))
+CLIENTS = 32
+SEEDS = 3
+STEP_TIMEOUT_S = 4
+PATIENCE_S = 90
+VICTIMS = ("worker", "scheduler", "tokenizer")
+FLAGS = (
+    *("--served-model-name", "tiny", "--reasoning-parser", "deepseek-r1"),
+    *("--step-timeout", str(STEP_TIMEOUT_S), "--max-total-tokens", "65536"),
+    *("--log-level", "warning"),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_reasoning_checkpoint(tmp_path_factory.mktemp("reasoning-llama"))
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator[Server]:
+    with serving(model, *FLAGS) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One place at which an engine dies."""
+
+    moment: str
+    victims: tuple[str, ...]
+    signum: int = signal.SIGKILL
+
+    @property
+    def deaths(self) -> int:
+        """Of engines."""
+        return 2 if self.moment == "restart" else 1
+
+
+def faults(rng: random.Random, number: int) -> Iterator[Fault]:
+    """Faults with ``number`` deaths."""
+    moments = {
+        "any": 50,
+        "hang": 12,
+        "two at once": 8,
+        "restart": 8,
+        "admission": 12,
+        "grammar": 10,
+    }
+    while number > 0:
+        moment = rng.choices(list(moments), list(moments.values()))[0]
+        fault = Fault(
+            moment,
+            tuple(rng.sample(VICTIMS, 2 if moment in ("two at once", "restart") else 1)),
+            signal.SIGSTOP if moment == "hang" else signal.SIGKILL,
+        )
+        number -= fault.deaths
+        yield fault
+
+
+@dataclass
+class Run:
+    """One server under fire."""
+
+    server: Server
+    rng: random.Random
+    client: httpx.AsyncClient
+    expected: dict[int, Answer] = field(default_factory=dict)
+    open: dict[int, Answer] = field(default_factory=dict)
+    asks: list[Ask] = field(default_factory=lambda: list(kinds(SEEDS)))
+    answered: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    deaths: int = 0
+    table: Counter[tuple[str, str]] = field(default_factory=Counter)
+    pauses: list[float] = field(default_factory=list)
+    is_over: bool = False
+    shared_memory: set[str] = field(default_factory=set)
+    """Files of all processes."""
+    holdings: Holdings | None = None
+    """Before the first death."""
+
+    async def undisturbed(self) -> None:
+        limit = asyncio.Semaphore(16)
+
+        async def one(index: int, ask: Ask) -> None:
+            async with limit:
+                self.expected[index] = await answer(self.client, ask)
+
+        await asyncio.gather(*(one(index, ask) for index, ask in enumerate(self.asks)))
+        for index, found in self.expected.items():
+            assert not found.error, (self.asks[index], found.error)
+
+    # ------------------------------------------------------------ clients
+
+    async def ask_on(self, number: int) -> None:
+        """One client: ask until the run is over."""
+        for turn in itertools.count():
+            if self.is_over:
+                return
+            await self.ask_once((number * 7 + turn) % len(self.asks), number)
+
+    async def ask_once(self, index: int, place: int) -> None:
+        try:
+            found = await answer(
+                self.client, self.asks[index], lambda found: self.open.__setitem__(place, found)
+            )
+        except httpx.HTTPError as error:
+            found = Answer(error=repr(error))
+        self.open.pop(place, None)
+        self.answered[self.asks[index].kind] += 1
+        if difference := found.difference(self.expected[index]):
+            self.wrong.append(f"after {self.deaths} deaths: {self.asks[index].kind}: {difference}")
+
+    # ------------------------------------------------------------ faults
+
+    def pids(self) -> dict[str, psutil.Process]:
+        """The engine's processes; those that start or end just now may be missing."""
+        found = {}
+        for process in self.server.family():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found[module_of(process)] = process
+            except psutil.NoSuchProcess:
+                continue
+        return {name: found[name] for name in VICTIMS if name in found}
+
+    def log_count(self, text: str) -> int:
+        return sum(text in line for line in list(self.server.log))
+
+    async def hit(self, fault: Fault) -> None:
+        """Cause a fault, and wait until every open answer goes on."""
+        old = list(psutil.Process(self.server.process.pid).children(recursive=True))
+        self.shared_memory |= shared_memory_of(old)
+        restarts, takeovers = (
+            self.log_count("new engine is started"),
+            self.log_count("goes on with"),
+        )
+        extra: list[asyncio.Task[Any]] = []
+        if fault.moment == "admission":
+            extra = [asyncio.create_task(self.ask_once(i, 100 + i)) for i in range(0, 48, 5)]
+            await asyncio.sleep(self.rng.uniform(0, 0.05))
+        elif fault.moment == "grammar":
+            extra = [asyncio.create_task(self.new_grammar())]
+            await asyncio.sleep(self.rng.uniform(0, 0.4))
+        else:
+            await asyncio.sleep(self.rng.uniform(0, 1.0))
+        victims = self.pids()
+        began = time.monotonic()
+        for name in fault.victims[: 1 if fault.moment == "restart" else 2]:
+            victims[name].send_signal(fault.signum)
+        await self.until(
+            lambda: self.log_count("new engine is started") > restarts, "the death is not noticed"
+        )
+        if fault.moment == "restart":
+            await asyncio.sleep(self.rng.uniform(0, 3.0))
+            await self.until(lambda: fault.victims[1] in self.pids(), "no new process")
+            second = self.pids()[fault.victims[1]]
+            old.append(second)
+            was_ready = self.log_count("goes on with") > takeovers
+            second.kill()
+            await self.until(
+                lambda: self.log_count("new engine is started") > restarts + 1,
+                "the second death is not noticed",
+            )
+            takeovers += was_ready
+        await self.until(lambda: self.log_count("goes on with") > takeovers, "no takeover")
+        self.deaths += fault.deaths
+        self.table[fault.moment, "+".join(fault.victims)] += fault.deaths
+        await self.everybody_goes_on()
+        self.pauses.append(time.monotonic() - began)
+        for task in extra:
+            await task
+        await self.until(
+            lambda: not [p for p in old if is_alive(p) and module_of(p) != "api"],
+            "a process of a dead engine is left",
+        )
+
+    async def new_grammar(self) -> None:
+        """Ask with a grammar that no engine has."""
+        number = self.rng.randrange(10**6, 10**7)
+        schema = {"type": "object", "properties": {f"key{number}": {"type": "integer"}, "x": {"enum": [number, "b"]}}, "required": [f"key{number}", "x"]}  # fmt: skip
+        ask = Ask("new grammar", "/v1/completions", {"prompt": "A", "guided_json": schema, "temperature": 0, "max_tokens": 60, "stream": True})  # fmt: skip
+        found = await answer(self.client, ask)
+        again = await answer(self.client, ask)
+        self.answered["new grammar"] += 1
+        if difference := found.difference(again):
+            self.wrong.append(f"after {self.deaths} deaths: new grammar: {difference}")
+
+    async def everybody_goes_on(self) -> None:
+        """Wait until each streaming answer that is open has had an event, or has ended."""
+        before = {id(found): (found, found.num_events) for found in self.open.values()}
+        streams = {
+            key: (found, count)
+            for key, (found, count) in before.items()
+            if count  # has begun
+        }
+        done = sum(self.answered.values())
+
+        def all_have() -> bool:
+            still = {id(found) for found in self.open.values()}
+            waiting = [
+                k
+                for k, (found, count) in streams.items()
+                if k in still and found.num_events == count
+            ]
+            return not waiting and (bool(streams) or sum(self.answered.values()) > done)
+
+        await self.until(all_have, "an answer does not go on")
+
+    async def until(self, condition: Any, what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.server.process.poll() is None, "the server has ended:\n" + "".join(
+                self.server.log[-60:]
+            )
+            assert time.monotonic() < deadline, f"{what}\n" + "".join(self.server.log[-30:])
+            await asyncio.sleep(0.01)
+
+    async def check(self) -> None:
+        response = await self.client.get("/get_server_info", params={"check_invariants": "true"})
+        if response.status_code != 200:
+            self.wrong.append(f"after {self.deaths} deaths: invariants: {response.text}")
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.timeout(0)
+def test_no_answer_is_lost_and_none_differs(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def go() -> Run:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
+            run = Run(server, random.Random(SEED), client)
+            begin = time.monotonic()
+            await run.undisturbed()
+            with capsys.disabled():
+                print(f"\nundisturbed: {time.monotonic() - begin:.1f} s")
+            run.holdings = Holdings.of(server)
+            clients = [asyncio.create_task(run.ask_on(number)) for number in range(CLIENTS)]
+            while len([a for a in run.open.values() if a.num_events]) < 16:
+                await asyncio.sleep(0.01)
+            for fault in faults(run.rng, NUM_KILLS):
+                at = time.monotonic()
+                await run.hit(fault)
+                await run.check()
+                with capsys.disabled():
+                    print(
+                        f"{run.deaths:4} {fault.moment:12} {'+'.join(fault.victims):20} {time.monotonic() - at:5.1f} s, {sum(run.answered.values())} answers, {len(run.wrong)} wrong",
+                        flush=True,
+                    )
+                assert len(run.wrong) < 20, "\n".join(run.wrong)
+            run.is_over = True
+            await asyncio.gather(*clients)
+            await run.check()
+            return run
+
+    run = asyncio.run(go())
+    with capsys.disabled():
+        print_table(run)
+    assert not run.wrong, "\n".join(run.wrong)
+    wait_for(
+        lambda: server.info(check_invariants=True)["stats"]["running"] == 0,
+        20,
+        "a sequence runs on",
+    )
+    assert Holdings.of(server) == run.holdings
+    assert files_left(server) == []
+    assert server.stop() == 0
+    assert processes_of(server) == []
+    assert list(server.temp_dir.iterdir()) == []
+    assert [path for path in run.shared_memory if Path(path).exists()] == []
+
+
+def print_table(run: Run) -> None:
+    print(f"\n{'moment':14} {'victims':24} deaths")
+    for (moment, victims), count in sorted(run.table.items()):
+        print(f"{moment:14} {victims:24} {count:6}")
+    pauses = sorted(run.pauses)
+    print(
+        f"deaths {run.deaths}, answers {sum(run.answered.values())}, lost or different {len(run.wrong)}"
+    )
+    print(
+        f"seconds from death to all answers going on: median {pauses[len(pauses) // 2]:.1f}, longest {pauses[-1]:.1f}"
+    )
+    for kind, count in sorted(run.answered.items()):
+        print(f"  {kind:36} {count}")
