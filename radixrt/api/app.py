@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from radixrt import __version__
 from radixrt.api.about import about_routes
 from radixrt.api.conversations.continuation import conversation_routes
+from radixrt.api.http.browsers import CheckBrowsers, accepted_names, cors
 from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
 from radixrt.api.http.middleware import LimitBody, RefuseWhileDraining, RequireApiKey, SetRequestId
@@ -15,6 +16,7 @@ from radixrt.api.native.tokenize import tokenizer_routes
 from radixrt.api.openai.chat import chat_routes
 from radixrt.api.openai.completions import completion_routes
 from radixrt.api.state import ServerState
+from radixrt.base.config import listed
 
 _ROUTES = (
     chat_routes, completion_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
@@ -33,6 +35,12 @@ def build_app(state: ServerState) -> FastAPI:
     if state.config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)
     app.add_middleware(RefuseWhileDraining, is_draining=lambda: state.is_draining)
+    config = state.config
+    origins = listed(config.cors_origins)
+    names = accepted_names(config.host, listed(config.allowed_hosts))
+    app.add_middleware(CheckBrowsers, names=names, origins=origins)
+    if origins:  # outside of all that refuses, so that pages can read why
+        app.add_middleware(cors, origins=origins)
     app.add_middleware(SetRequestId)
     include(app, [routes(state) for routes in _ROUTES])
     return app
