@@ -20,7 +20,8 @@ def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
         host, f"[{host}]" if ":" in host else host
     )
-    url = f"http://{reachable}:{port}"
+    scheme = "http" if config.tls_cert is None else "https"
+    url = f"{scheme}://{reachable}:{port}"
     question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
     body = {"messages": [{"role": "user", "content": question}]}
     key = "" if config.api_key is None else " -H 'Authorization: Bearer YOUR_API_KEY'"

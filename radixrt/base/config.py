@@ -153,6 +153,16 @@ class ServerConfig(SchedulerSettings):
         "Origins of web pages that may use the server, such as https://chat.example.com, separated by commas; * is all.",
         metavar="ORIGIN,...",
     )
+    tls_cert: str | None = _http(
+        None,
+        "PEM file of a certificate and of its issuers; the server then speaks HTTPS only.",
+        metavar="FILE",
+    )
+    tls_key: str | None = _http(
+        None,
+        "PEM file of the certificate's private key, if it is not in the same file.",
+        metavar="FILE",
+    )
     hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
     kept_conversations_mb: int = _http(
         256,
@@ -318,6 +328,8 @@ class ServerConfig(SchedulerSettings):
             )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ConfigError(f"--chat-template {self.chat_template}: there is no such file.")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ConfigError("--tls-key needs --tls-cert FILE.")
         self._validate_origins()
         self._validate_kv_events()
         return self
