@@ -103,7 +103,6 @@ def about_routes(state: ServerState) -> APIRouter:
     async def metrics() -> Response:
         return Response(await state.metrics.scrape(state.client), media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/flush_cache", include_in_schema=False)  # as SGLang's users call it
     @router.post("/flush_cache")
     async def flush_cache() -> Response:
         return json_response({"success": True, "pages_freed": await state.client.flush_cache()})

@@ -7,6 +7,7 @@ from radixrt.api.about import about_routes
 from radixrt.api.anthropic.messages import ERRORS as ANTHROPIC_ERRORS
 from radixrt.api.anthropic.messages import message_routes
 from radixrt.api.conversations.continuation import conversation_routes
+from radixrt.api.http.browsers import CheckBrowsers, accepted_names, cors
 from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
 from radixrt.api.http.middleware import LimitBody, RefuseWhileDraining, RequireApiKey, SetRequestId
@@ -18,6 +19,7 @@ from radixrt.api.openai.chat import chat_routes
 from radixrt.api.openai.completions import completion_routes
 from radixrt.api.openai_responses.responses import response_routes
 from radixrt.api.state import ServerState
+from radixrt.base.config import listed
 
 _ROUTES = (
     chat_routes, completion_routes, message_routes, response_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
@@ -36,6 +38,12 @@ def build_app(state: ServerState) -> FastAPI:
     if state.config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)
     app.add_middleware(RefuseWhileDraining, is_draining=lambda: state.is_draining)
+    config = state.config
+    origins = listed(config.cors_origins)
+    names = accepted_names(config.host, listed(config.allowed_hosts))
+    app.add_middleware(CheckBrowsers, names=names, origins=origins)
+    if origins:  # outside of all that refuses, so that pages can read why
+        app.add_middleware(cors, origins=origins)
     app.add_middleware(SetRequestId)
     include(app, [routes(state) for routes in _ROUTES])
     return app

@@ -5,7 +5,8 @@ import shlex
 from pathlib import Path
 
 from radixrt import __version__
-from radixrt.base.config import DEMO_MODEL, ServerConfig
+from radixrt.api.http.browsers import ANY, accepted_names, is_loopback
+from radixrt.base.config import DEMO_MODEL, ServerConfig, listed
 from radixrt.messages.answers import EngineInfo
 
 _DEMO_QUESTION = (
@@ -19,21 +20,30 @@ def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
         host, f"[{host}]" if ":" in host else host
     )
-    url = f"http://{reachable}:{port}"
+    scheme = "http" if config.tls_cert is None else "https"
+    url = f"{scheme}://{reachable}:{port}"
     question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
     body = {"messages": [{"role": "user", "content": question}]}
     key = "" if config.api_key is None else " -H 'Authorization: Bearer YOUR_API_KEY'"
     docs = Path(__file__).parents[2] / "docs"
+    names = "" if is_loopback(host) else f"\n  names     {_names(config)}"
     return f"""
 radixrt {__version__} serves {config.model_name} ({info.architecture}, {_short(info.num_parameters)} parameters, \
 {info.dtype} on {info.device})
 KV cache: {info.kv_pool_tokens:,} tokens in pages of {info.page_size}; context length {info.context_length:,}
 
-  address   {url}   (OpenAI clients: base_url={url}/v1)
+  address   {url}   (OpenAI clients: base_url={url}/v1){names}
   docs      {docs if docs.is_dir() else f"{url}/"}
   try       curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
               -d {shlex.quote(json.dumps(body))}
 """
+
+
+def _names(config: ServerConfig) -> str:
+    names = accepted_names(config.host, listed(config.allowed_hosts))
+    if ANY in names:
+        return "any"
+    return f"{', '.join(names)} and IP addresses; clients that use another name need --allowed-hosts NAME"
 
 
 def _short(count: int) -> str:

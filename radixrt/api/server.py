@@ -6,8 +6,9 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 import uvloop
@@ -18,6 +19,7 @@ from radixrt.api.http.connection import IDLE_TIMEOUT_S, Connection
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Channels
+from radixrt.base.tls import server_context
 from radixrt.client.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
                 server_header=False,
                 timeout_graceful_shutdown=FLUSH_S,
                 timeout_keep_alive=IDLE_TIMEOUT_S,
+                ssl_context_factory=_tls(config),
             ),
         )
         listen_socket.listen(LISTEN_BACKLOG)
@@ -73,6 +76,13 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         pass
     finally:
         client.close()
+
+
+def _tls(config: ServerConfig) -> Callable[..., ssl.SSLContext] | None:
+    if config.tls_cert is None:
+        return None
+    context = server_context(config.tls_cert, config.tls_key)
+    return lambda uvicorn_config, default: context
 
 
 class _Server(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -140,6 +141,27 @@ class ServerConfig(SchedulerSettings):
     )
     api_key: str | None = _http(
         None, "Key that clients must send as a bearer token; /health, /ping and /metrics need none."
+    )
+    allowed_hosts: str | None = _http(
+        None,
+        "Names under which clients may address the server, separated by commas; * is all. IP addresses, localhost and the "
+        "machine's own name always pass.",
+        metavar="NAME,...",
+    )
+    cors_origins: str | None = _http(
+        None,
+        "Origins of web pages that may use the server, such as https://chat.example.com, separated by commas; * is all.",
+        metavar="ORIGIN,...",
+    )
+    tls_cert: str | None = _http(
+        None,
+        "PEM file of a certificate and of its issuers; the server then speaks HTTPS only.",
+        metavar="FILE",
+    )
+    tls_key: str | None = _http(
+        None,
+        "PEM file of the certificate's private key, if it is not in the same file.",
+        metavar="FILE",
     )
     hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
     kept_conversations_mb: int = _http(
@@ -306,8 +328,19 @@ class ServerConfig(SchedulerSettings):
             )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ConfigError(f"--chat-template {self.chat_template}: there is no such file.")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ConfigError("--tls-key needs --tls-cert FILE.")
+        self._validate_origins()
         self._validate_kv_events()
         return self
+
+    def _validate_origins(self) -> None:
+        for origin in listed(self.cors_origins):
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", origin):
+                raise ConfigError(
+                    f"--cors-origins {origin} is no origin: write it as https://chat.example.com or "
+                    "http://localhost:3000, in small letters and without a path."
+                )
 
     def _validate_kv_events(self) -> None:
         for name in ("kv_events", "kv_events_replay"):
@@ -394,6 +427,15 @@ def _check_value(setting: Field, value: Any) -> None:
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         bounds = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{flag} must be {bounds}, not {value}.")
+
+
+def listed(setting: str | None) -> tuple[str, ...]:
+    """The values of a setting that is a list.
+
+    >>> listed("http://a.example, http://b.example")
+    ('http://a.example', 'http://b.example')
+    """
+    return tuple(value.strip() for value in (setting or "").split(",") if value.strip())
 
 
 def flag_of(name: str) -> str:

@@ -8,6 +8,7 @@ import sys
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
+from radixrt.base.tls import server_context
 from radixrt.models.checkpoint import (
     check_checkpoint,
     generation_config,
@@ -72,6 +73,8 @@ def serve(config: ServerConfig) -> int:
         signal.signal(signum, _interrupt_once)
     try:
         config = prepare(config)
+        if config.tls_cert is not None:
+            server_context(config.tls_cert, config.tls_key)  # before a model is loaded in vain
         with (
             bind(config.host, config.port) as listener,
             Supervisor(config, listener, MAX_DEATHS) as supervisor,

@@ -36,7 +36,7 @@ def answer(client: socket.socket) -> bytes:
 
 
 def post(length: int) -> bytes:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {length}\r\n\r\n".encode()
 
 
@@ -80,7 +80,7 @@ def test_an_endless_address_ends_at_the_limit(server: RunningServer) -> None:
 @pytest.mark.usefixtures("short_limits")
 def test_headers_that_do_not_end_get_408(server: RunningServer) -> None:
     with connect(server) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
         assert b"408 Request Timeout" in answer(client)
 
 
@@ -136,7 +136,7 @@ def test_requests_on_one_connection_are_limited_one_by_one(server: RunningServer
 
 def test_pipelined_requests_are_limited_one_by_one(server: RunningServer) -> None:
     value = b"a" * (connection.MAX_HEADER_BYTES // 2)
-    request = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + value + b"\r\n"
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + value + b"\r\n"
     with connect(server) as client:
         client.sendall((request + b"\r\n") * 3 + request + b"Connection: close\r\n\r\n")
         assert answer(client).count(b"HTTP/1.1 200") == 4
@@ -155,7 +155,7 @@ def test_slow_connections_cost_others_nothing(server: RunningServer) -> None:
     slow = [connect(server) for _ in range(200)]
     try:
         for client in slow:
-            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
         assert server.http.post("/v1/chat/completions", content=CHAT).status_code == 200
     finally:
         for client in slow:

@@ -57,7 +57,7 @@ def test_a_client_that_leaves_mid_body_harms_nobody(server: RunningServer) -> No
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"
         )
     answer = server.openai.completions.create(model="tiny", prompt="hi")
     assert answer.choices[0].text == "Hello world"

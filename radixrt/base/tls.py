@@ -1,0 +1,37 @@
+"""Loads the server's certificate and key for TLS."""
+
+import ssl
+
+from radixrt.base.errors import ConfigError
+
+
+def server_context(cert: str, key: str | None) -> ssl.SSLContext:
+    """The TLS context of a server: TLS 1.2 and later, HTTP/1.1.
+
+    Args:
+        cert: PEM file of the certificate, followed by those of its issuers.
+        key: PEM file of the private key; None: it is in ``cert`` too.
+
+    Raises:
+        ConfigError: the files cannot be used; says why.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(cert, key, _no_password)
+    except FileNotFoundError:
+        raise ConfigError(f"--tls-cert {cert} or --tls-key {key}: there is no such file.") from None
+    except OSError as error:  # SSLError is one
+        files = f"--tls-cert {cert}" + (f" and --tls-key {key}" if key else "")
+        raise ConfigError(
+            f"{files} cannot be used ({error}). They must be PEM files of a certificate and its private key."
+        ) from None
+    return context
+
+
+def _no_password() -> str:
+    """Without it, OpenSSL would ask the terminal."""
+    raise ConfigError(
+        "The key of --tls-key is encrypted; write it without a password: openssl pkey -in KEY -out PLAIN_KEY"
+    )
