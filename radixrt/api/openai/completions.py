@@ -46,6 +46,7 @@ def _prepare(
         _whole_prompt(fields, continuation),
         state.info.vocab_size,
         fields.add_special_tokens is not False,
+        lambda count: state.check_answer_count(count, fields.n or 1),
     )
     constraint = asked_constraint(fields, state.config)
     overrides = _overrides(fields)
@@ -59,7 +60,11 @@ def _prepare(
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
     recorder = ConversationRecorder.of(
-        fields, state.conversations, response_id, continuation, str(fields.prompt)
+        fields,
+        state.conversations,
+        response_id,
+        continuation,
+        fields.prompt if isinstance(fields.prompt, str) else "",
     )
     requests = [
         GenerateRequest(
