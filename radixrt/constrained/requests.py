@@ -26,6 +26,8 @@ MAX_SCHEMA_DEPTH = 256
 """Lists and objects within one another; the deepest of 5,747 schemas of real software has 63."""
 MAX_SOURCE_CHARS = 4 << 20
 """Of a schema, pattern, grammar or list of choices."""
+MAX_EBNF_CHARS = 256 << 10
+"""Of an EBNF grammar, whose compilation takes more than linear time and memory."""
 MAX_JSON_MARKS = 100_000
 """Brackets, commas and colons of a schema that comes as text, those in its strings too: a bound on its values."""
 _NO_TYPES = (int, float, bytes, list, tuple, types.FunctionType, types.MethodType)
@@ -89,17 +91,17 @@ def grammar(text: Any, param: str) -> Ebnf | Lark:
     """EBNF if a line of it begins with ``name ::=``, else Lark.
 
     Raises:
-        RequestError: it is no text, or an empty one.
+        RequestError: it is no text, or an empty one, or too long.
     """
     text = _text(text, param)
-    return Ebnf(grammar=text) if _EBNF_RULE.search(text) else Lark(grammar=text)
+    return ebnf(text, param) if _EBNF_RULE.search(text) else Lark(grammar=text)
 
 
 def ebnf(text: Any, param: str) -> Ebnf:
     """Raises:
-    RequestError: it is no text, or an empty one.
+    RequestError: it is no text, or an empty one, or too long.
     """
-    return Ebnf(grammar=_text(text, param))
+    return Ebnf(grammar=_text(text, param, MAX_EBNF_CHARS))
 
 
 def only_one(asked: Sequence[tuple[str, Constraint]]) -> Constraint | None:
@@ -240,21 +242,19 @@ def _constraint(value: Any, param: str) -> Constraint:
     return constraint
 
 
-def _text(value: Any, param: str) -> str:
+def _text(value: Any, param: str, most: int = MAX_SOURCE_CHARS) -> str:
     if not isinstance(value, str):
         raise RequestError(f"{param} must be a string, not {_json_type(value)}.", param=param)
     if not value:
         raise RequestError(f"{param} is empty; give it a value or leave it out.", param=param)
-    if len(value) > MAX_SOURCE_CHARS:
-        raise _too_long(param)
+    if len(value) > most:
+        raise _too_long(param, most)
     _check_unicode(value, param)
     return value
 
 
-def _too_long(param: str) -> RequestError:
-    return RequestError(
-        f"{param} is longer than {MAX_SOURCE_CHARS} characters; shorten it.", param=param
-    )
+def _too_long(param: str, most: int = MAX_SOURCE_CHARS) -> RequestError:
+    return RequestError(f"{param} is longer than {most} characters; shorten it.", param=param)
 
 
 def _check_unicode(text: str, param: str) -> None:
