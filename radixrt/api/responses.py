@@ -1,15 +1,12 @@
-"""JSON of usage, log-probabilities and reports, as the endpoints' responses have them."""
+"""JSON of usage, prompts and reports, as the endpoints' responses have them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from radixrt.messages.answers import AnswerChunk, AnswerReport, TokenLogprob
+from radixrt.api.logprobs import prompt_logprobs
+from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.ids import unpack_ids
-
-_LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON lacks (as in OpenAI's API)."""
 
 
 class Usage:
@@ -64,80 +61,12 @@ def structured_extras(report: AnswerReport) -> dict[str, Any]:
     return {"structured_output": {"unenforced": unenforced, "violation": report.violation}}
 
 
-def json_logprob(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, _LOWEST_LOGPROB)
-
-
-def chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-    """The ``logprobs`` object of a chat choice."""
-    if tokens is None:
-        return None
-
-    def entry(token: TokenLogprob) -> dict[str, Any]:
-        return {
-            "token": token.token,
-            "logprob": json_logprob(token.logprob),
-            "bytes": list(token.token_bytes),
-        }
-
-    content = [{**entry(t), "top_logprobs": [entry(other) for other in t.top]} for t in tokens]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(
-    tokens: Sequence[TokenLogprob] | None, first_offset: int = 0
-) -> dict[str, Any] | None:
-    """The ``logprobs`` object of a completion choice.
-
-    Args:
-        tokens: new tokens of the choice.
-        first_offset: where in the choice's text, in characters, the first of them begins.
-    """
-    if tokens is None:
-        return None
-    offsets, offset = [], first_offset
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.token)
-    return {
-        "tokens": [t.token for t in tokens],
-        "token_logprobs": [json_logprob(t.logprob) for t in tokens],
-        "top_logprobs": [_top_by_text(t) for t in tokens],
-        "text_offset": offsets,
-    }
-
-
-def _top_by_text(token: TokenLogprob) -> dict[str, float | None] | None:
-    if token.logprob is None:
-        return None
-    top: dict[str, float | None] = {}
-    for alternative in (*token.top, token):
-        top.setdefault(alternative.token, json_logprob(alternative.logprob))
-    return top
-
-
-def prompt_logprobs(tokens: Sequence[TokenLogprob] | None) -> list[dict[str, Any] | None] | None:
-    """The ``prompt_logprobs`` extension: for each token of the prompt, a map from token ids; None for
-    the first."""
-    if tokens is None:
-        return None
-    return [
-        None
-        if token.logprob is None
-        else {
-            str(t.token_id): {"logprob": json_logprob(t.logprob), "decoded_token": t.token}
-            for t in (token, *token.top)
-        }
-        for token in tokens
-    ]
-
-
 def times_extras(report: AnswerReport) -> dict[str, Any]:
     """The ``times`` object of a complete answer; see :class:`radixrt.messages.answers.AnswerTimes`."""
     return {} if report.finish_reason is None else {"times": msgspec.to_builtins(report.times)}
 
 
-def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:
+async def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:
     """Fields beyond OpenAI's about the prompt, where they were asked for."""
     extras: dict[str, Any] = {}
     if chunk.prompt is None:
@@ -145,5 +74,5 @@ def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:
     if wants_ids:
         extras["prompt_token_ids"] = unpack_ids(chunk.prompt.token_ids).tolist()
     if chunk.prompt.logprobs is not None:
-        extras["prompt_logprobs"] = prompt_logprobs(chunk.prompt.logprobs)
+        extras["prompt_logprobs"] = await prompt_logprobs(chunk.prompt.logprobs)
     return extras

@@ -11,7 +11,7 @@ from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.api.request_group import RequestGroup
 from radixrt.base.config import ServerConfig
-from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.errors import EngineDiedError, RequestError, shown
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.open_requests import id_in_use
 from radixrt.messages.answers import AnswerChunk, EngineInfo
@@ -50,7 +50,7 @@ class ServerState:
         """
         if name is not None and name != self.config.model_name:
             raise RequestError(
-                f"The model {name!r} is not served here; this server has {self.config.model_name!r}.",
+                f"The model {shown(name)} is not served here; this server has {self.config.model_name!r}.",
                 status=404,
                 param="model",
                 code="model_not_found",

@@ -1,5 +1,8 @@
 """The exceptions that radixrt raises on purpose. Each message names the necessary change."""
 
+import reprlib
+from typing import Any
+
 
 class RadixrtError(Exception):
     """Base of every error that radixrt raises on purpose."""
@@ -35,6 +38,19 @@ class RequestError(RadixrtError):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+
+
+def shown(value: Any) -> str:
+    """A value from a client in a message: short, and in short time for values of any size.
+
+    >>> len(shown("a" * 1_000_000)) < 100
+    True
+    """
+    return _REPR.repr(value)
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 def unexpected_error() -> RequestError:

@@ -5,13 +5,14 @@ from typing import Any
 import msgspec
 
 from radixrt.base.convert import converted
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 
 MAX_LOGPROBS = 20
 """Most alternatives per token (OpenAI's limit)."""
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 4096
 MAX_N = 128
 
 
@@ -118,6 +119,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"not {len(self.stop_token_ids)}.",
                 param="stop_token_ids",
             )
+        if len(self.logit_bias or ()) > MAX_LOGIT_BIAS:
+            raise RequestError(
+                f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, not {len(self.logit_bias or ())}.",
+                param="logit_bias",
+            )
         for token in self.stop_token_ids:
             _require_token("stop_token_ids", token, vocab_size)
         for token, bias in (self.logit_bias or {}).items():
@@ -159,7 +165,7 @@ def _of_declared_types(params: SamplingParams) -> SamplingParams:
 def _require_in_range(name: str, value: Any, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
         raise RequestError(
-            f"{name} must be a number from {low} to {high}, not {value!r}.", param=name
+            f"{name} must be a number from {low} to {high}, not {shown(value)}.", param=name
         )
 
 

@@ -172,7 +172,7 @@ def _joint(whole: list[int], tail: list[int]) -> int | None:
 
 def _logprobs(chunk: AnswerChunk) -> list[float]:
     assert chunk.prompt is not None and chunk.prompt.logprobs is not None
-    return [token.logprob for token in chunk.prompt.logprobs if token.logprob is not None]
+    return chunk.prompt.logprobs.chosen()
 
 
 def followed_by(prompt: TextPrompt | ChatPrompt, text: str) -> TextPrompt | ChatPrompt:

@@ -24,8 +24,15 @@ from radixrt.constrained.constraint import (
 
 MAX_SCHEMA_DEPTH = 256
 """Lists and objects within one another; the deepest of 5,747 schemas of real software has 63."""
+MAX_SOURCE_CHARS = 4 << 20
+"""Of a schema, pattern, grammar or list of choices."""
+MAX_EBNF_CHARS = 256 << 10
+"""Of an EBNF grammar, whose compilation takes more than linear time and memory."""
+MAX_JSON_MARKS = 100_000
+"""Brackets, commas and colons of a schema that comes as text, those in its strings too: a bound on its values."""
 _NO_TYPES = (int, float, bytes, list, tuple, types.FunctionType, types.MethodType)
-_EBNF_RULE = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)
+_EBNF_RULE = re.compile(r"^[^\S\n]*+[\w.-]++\s*+::=", re.MULTILINE)
+"""Without backtracking: a text of empty lines takes no longer than others."""
 
 
 def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
@@ -68,6 +75,8 @@ def choice(options: Any, param: str) -> Choice:
     """
     if isinstance(options, str | bytes) or not isinstance(options, Sequence):
         raise RequestError(f"{param} must be a list of strings to choose from.", param=param)
+    if sum(len(option) for option in options if isinstance(option, str)) > MAX_SOURCE_CHARS:
+        raise _too_long(param)
     if not options:
         raise RequestError(f"{param} is an empty list; give at least one string.", param=param)
     for index, option in enumerate(options):
@@ -82,17 +91,17 @@ def grammar(text: Any, param: str) -> Ebnf | Lark:
     """EBNF if a line of it begins with ``name ::=``, else Lark.
 
     Raises:
-        RequestError: it is no text, or an empty one.
+        RequestError: it is no text, or an empty one, or too long.
     """
     text = _text(text, param)
-    return Ebnf(grammar=text) if _EBNF_RULE.search(text) else Lark(grammar=text)
+    return ebnf(text, param) if _EBNF_RULE.search(text) else Lark(grammar=text)
 
 
 def ebnf(text: Any, param: str) -> Ebnf:
     """Raises:
-    RequestError: it is no text, or an empty one.
+    RequestError: it is no text, or an empty one, or too long.
     """
-    return Ebnf(grammar=_text(text, param))
+    return Ebnf(grammar=_text(text, param, MAX_EBNF_CHARS))
 
 
 def only_one(asked: Sequence[tuple[str, Constraint]]) -> Constraint | None:
@@ -167,8 +176,15 @@ def check_sampling(constraint: Constraint | None, sampling: SamplingParams) -> N
 
 def parse_json(text: str, param: str) -> Any:
     """Raises:
-    RequestError: it is not JSON (NaN is not), or is nested too deeply.
+    RequestError: it is not JSON (NaN is not), or is nested too deeply, or too long.
     """
+    if len(text) > MAX_SOURCE_CHARS:
+        raise _too_long(param)
+    if sum(map(text.count, "[{,:")) > MAX_JSON_MARKS:
+        raise RequestError(
+            f"{param} has more than {MAX_JSON_MARKS} brackets, commas and colons; simplify it.",
+            param=param,
+        )
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
@@ -192,6 +208,8 @@ def json_text(value: Any, param: str) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{param} can't be written as JSON: {error}.", param=param) from error
+    if len(text) > MAX_SOURCE_CHARS:
+        raise _too_long(param)
     _check_unicode(text, param)
     return text
 
@@ -224,13 +242,19 @@ def _constraint(value: Any, param: str) -> Constraint:
     return constraint
 
 
-def _text(value: Any, param: str) -> str:
+def _text(value: Any, param: str, most: int = MAX_SOURCE_CHARS) -> str:
     if not isinstance(value, str):
         raise RequestError(f"{param} must be a string, not {_json_type(value)}.", param=param)
     if not value:
         raise RequestError(f"{param} is empty; give it a value or leave it out.", param=param)
+    if len(value) > most:
+        raise _too_long(param, most)
     _check_unicode(value, param)
     return value
+
+
+def _too_long(param: str, most: int = MAX_SOURCE_CHARS) -> RequestError:
+    return RequestError(f"{param} is longer than {most} characters; shorten it.", param=param)
 
 
 def _check_unicode(text: str, param: str) -> None:

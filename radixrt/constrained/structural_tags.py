@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import AnyText, Choice, Constraint, Content, StructuralTag, Tag
 
 _Object = dict[str, Any]
+
+MAX_TAGS = 1024
+MAX_TRIGGERS = 64
 
 
 def structural_tag(value: Any, param: str) -> Constraint:
@@ -43,6 +46,12 @@ def check_triggers(tag: StructuralTag, param: str) -> StructuralTag:
     Raises:
         RequestError: a tag does not begin with exactly one trigger, or a trigger begins no tag.
     """
+    for name, entries, most in (
+        ("tags", tag.tags, MAX_TAGS),
+        ("triggers", tag.triggers, MAX_TRIGGERS),
+    ):
+        if len(entries) > most:
+            raise _wrong(param, f"has {len(entries)} {name}; at most {most} are taken")
     for index, one in enumerate(tag.tags):
         fitting = [trigger for trigger in tag.triggers if one.begin.startswith(trigger)]
         if len(fitting) != 1:
@@ -158,7 +167,7 @@ def _content(given: _Object, where: str, also: tuple[str, ...] = ()) -> Content:
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _CONTENTS:
         known = ", ".join([*also, *_CONTENTS])
-        raise _wrong(f"{where}.type", f"must be one of {known} here, not {kind!r:.50}")
+        raise _wrong(f"{where}.type", f"must be one of {known} here, not {shown(kind)}")
     keys, read = _CONTENTS[kind]
     _refuse_other_keys(given, {"type", *keys}, where)
     return read(given, where)

@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 import msgspec
 
 from radixrt.base.convert import converted
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.messages.requests import CacheHints, Retention, RetentionLevel
 
 LONGEST_SESSION = 256
@@ -56,7 +56,7 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     )
         elif checked.retain not in _LEVELS:
             raise RequestError(
-                f"{field}.retain must be one of {', '.join(_LEVELS)}, not {checked.retain!r:.50}.",
+                f"{field}.retain must be one of {', '.join(_LEVELS)}, not {shown(checked.retain)}.",
                 param=f"{field}.retain",
             )
         check_seconds(checked.ttl_s, f"{field}.ttl_s")

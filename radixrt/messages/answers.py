@@ -7,22 +7,10 @@ import msgspec
 from radixrt.base.errors import RequestError
 from radixrt.constrained.grammar import Unenforced
 from radixrt.messages.ids import PackedIds
+from radixrt.messages.logprobs import TokenLogprobs
 from radixrt.messages.message import Message
 
 FinishReason = Literal["stop", "length", "abort"]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log-probability of one token and of the likeliest alternatives at its position (natural logarithm)."""
-
-    token_id: int
-    token: str
-    """Text of this token alone; a token that is part of a character shows U+FFFD."""
-    token_bytes: bytes
-    """The token's own bytes."""
-    logprob: float | None
-    """None for the first token of a prompt, which nothing predicts."""
-    top: list["TokenLogprob"] = []
 
 
 class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +19,7 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """As rendered by the chat template, or decoded from the token ids."""
     token_ids: PackedIds
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +97,7 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     """New calls, or pieces of them; their text is not in ``text``."""
     reasoning: str = ""
     """New text of the reasoning before the answer; it is not in ``text``."""
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: TokenLogprobs | None = None
     prompt: PromptInfo | None = None
     """With the first chunk, if the request asked for it."""
     report: AnswerReport = AnswerReport()

@@ -8,8 +8,9 @@ import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.client.warming import Pinned
-from radixrt.messages.answers import AnswerChunk, AnswerReport, FinishReason, TokenLogprob
+from radixrt.messages.answers import AnswerChunk, AnswerReport, FinishReason
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.logprobs import TokenLogprob
 
 
 class Answer(AnswerReport, frozen=True, kw_only=True, array_like=False):
@@ -28,7 +29,7 @@ class Answer(AnswerReport, frozen=True, kw_only=True, array_like=False):
         return Answer(
             text=chunk.text,
             token_ids=unpack_ids(chunk.token_ids).tolist(),
-            logprobs=chunk.logprobs,
+            logprobs=None if chunk.logprobs is None else list(chunk.logprobs),
             reasoning=chunk.reasoning,
             **msgspec.structs.asdict(chunk.report),
         )
@@ -47,9 +48,8 @@ class Output:
         """From the chunks of a request that was not streamed, one for each answer."""
         chunks.sort(key=lambda chunk: chunk.index)
         prompt = next((chunk.prompt for chunk in chunks if chunk.prompt is not None), None)
-        return Output(
-            [Answer.of(chunk) for chunk in chunks], None if prompt is None else prompt.logprobs
-        )
+        logprobs = None if prompt is None or prompt.logprobs is None else list(prompt.logprobs)
+        return Output([Answer.of(chunk) for chunk in chunks], logprobs)
 
     @property
     def num_prompt_tokens(self) -> int:

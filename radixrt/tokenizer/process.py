@@ -76,8 +76,10 @@ class TokenizerProcess:
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message is its :class:`EngineInfo`."""
+        learning = asyncio.create_task(asyncio.to_thread(self._vocabulary.learn_token_bytes))
         while not isinstance(info := await self._from_scheduler.receive(), EngineInfo):
             log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
+        await learning
         self._info = info
         self._limits = Limits.of(info)
         self._constraints = ConstraintManager(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.api.http.json_bounds import MAX_CONTAINERS, MAX_VALUES, JsonBounds
+from radixrt.api.http.json_bounds import LIMIT, MAX_OTHER_VALUES, JsonBounds
 from radixrt.api.http.json_size import exact_size, upper_bound
 from radixrt.base.errors import RequestError
 
@@ -33,8 +33,14 @@ def test_counts_are_those_of_the_parsed_value(value: Any, ascii_only: bool) -> N
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
     exact, bound = exact_size(text), upper_bound(text)
     assert exact.containers == containers_of(value)
+    assert exact.members == members_of(value)
     assert values_of(value) <= exact.values <= values_of(value) + exact.containers
-    assert bound >= exact
+    assert not exact.exceeds(bound)
+
+
+def members_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return isinstance(value, dict) * len(inner) + sum(map(members_of, inner))
 
 
 def check(text: bytes) -> None:
@@ -42,22 +48,38 @@ def check(text: bytes) -> None:
 
 
 def test_brackets_in_strings_do_not_count() -> None:
-    check(json.dumps({"prompt": '[{"quoted": [1, 2]},]' * MAX_CONTAINERS}).encode())
+    check(json.dumps({"prompt": '[{"quoted": [1, 2]},]' * LIMIT.containers}).encode())
 
 
 @pytest.mark.parametrize("piece", [b"[],", b"{},", b'"",', b'"\\"[",[],'])
 def test_too_many_values_are_refused(piece: bytes) -> None:
-    text = b'{"prompt": [' + piece * (MAX_VALUES + 1) + b"0]}"
+    text = b'{"prompt": [' + piece * (LIMIT.values + 1) + b"0]}"
     with pytest.raises(RequestError, match="arrays and objects") as refused:
         check(text)
     assert refused.value.status == 413
 
 
+def test_too_many_keys_are_refused() -> None:
+    with pytest.raises(
+        RequestError, match=f"at most {LIMIT.containers}, {LIMIT.members} and"
+    ) as refused:
+        check(b"{" + b'"":0,' * (LIMIT.members + 1) + b'"prompt": "a"}')
+    assert refused.value.status == 413
+
+
+def test_lists_of_token_ids_may_be_longer_than_all_the_rest() -> None:
+    ids = b"[" + b"1," * (MAX_OTHER_VALUES + 1) + b"0]"
+    check(b'{"prompt": ' + ids + b', "stop_token_ids": [1]}')
+    with pytest.raises(RequestError, match="Beside input_ids, prompt") as refused:
+        check(b'{"prompt": [1], "stop_token_ids": ' + ids + b"}")
+    assert refused.value.status == 413
+
+
 def test_a_long_list_of_token_ids_passes() -> None:
-    check(b'{"prompt": [' + b"123456," * (MAX_VALUES - 10) + b"0]}")
+    check(b'{"prompt": [' + b"123456," * (LIMIT.values - 10) + b"0]}")
 
 
 def test_a_string_that_does_not_end_ends_the_count() -> None:
-    check(b'{"prompt": "' + b"[" * (MAX_CONTAINERS // 2))
+    check(b'{"prompt": "' + b"[" * (LIMIT.containers // 2))
     with pytest.raises(RequestError):
-        check(b'{"prompt": "' + b"[" * (MAX_CONTAINERS + 1))
+        check(b'{"prompt": "' + b"[" * (LIMIT.containers + 1))

@@ -230,6 +230,12 @@ def exponential(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": definitions}
 
 
+def chain_of_rules(count: int) -> str:
+    """A grammar whose compiled form grows with the square of the number of rules."""
+    rules = [f'r{index} ::= "{index}" r{index + 1}' for index in range(count)]
+    return "\n".join(["root ::= r0", *rules, f'r{count} ::= "end"'])
+
+
 HOSTILE: dict[str, Callable[[], Constraint]] = {
     "deep": lambda: JsonSchema(schema='{"items":' * DEEP + "{}" + "}" * DEEP),
     "exponential": lambda: JsonSchema(schema=json.dumps(exponential(40))),
@@ -250,6 +256,7 @@ HOSTILE: dict[str, Callable[[], Constraint]] = {
     "unicode": lambda: Regex(pattern="\\w{5000}\\p{L}{5000}"),
     "ebnf repeats": lambda: Ebnf(grammar='root ::= ("a"{0,100000}){0,100000}'),
     "ebnf nesting": lambda: Ebnf(grammar="root ::= " + "(" * DEEP + '"a"' + ")" * DEEP),
+    "ebnf chain of rules": lambda: Ebnf(grammar=chain_of_rules(20_000)),
     "ebnf left recursion": lambda: Ebnf(grammar="root ::= root root | root"),
 }
 

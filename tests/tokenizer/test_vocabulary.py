@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from radixrt.base.config import ServerConfig
+from radixrt.messages.logprobs import LogprobColumns
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import byte_fallback, byte_level, save_byte_level
 
@@ -31,7 +32,9 @@ def test_token_bytes_add_up_to_the_text(kind: str, text: str) -> None:
 def test_part_of_a_character_has_its_own_bytes_and_a_replacement_character_as_text() -> None:
     vocabulary = VOCABULARIES["byte_level"]
     first = vocabulary.encode("\U0001f98a", add_special_tokens=False)[0]
-    logprob = vocabulary.token_logprob(first, -1.0, [])
+    columns = LogprobColumns()
+    columns.add([first], [-1.0])
+    (logprob,) = columns.take(vocabulary.token_bytes)
     assert logprob.token == "\ufffd" and "\U0001f98a".encode().startswith(logprob.token_bytes)
 
 

@@ -1,5 +1,6 @@
 """Reads a request body into a typed struct, strictly, with errors that name the field."""
 
+import itertools
 import logging
 import re
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from radixrt.api.http.json_bounds import JsonBounds
+from radixrt.api.requests.limits import check_lengths
 from radixrt.api.requests.protocol import UNSUPPORTED
 from radixrt.base.errors import RequestError
 from radixrt.base.nesting import MAX_DEPTH
@@ -24,6 +26,9 @@ _LONGEST_NAME = 100
 _MOST_SHOWN = 10
 """Most names in one log line."""
 
+SMALL_BODY_BYTES = 64 * 1024
+"""Bodies up to this size are read at once."""
+
 
 async def read_json(request: Request, bounds: JsonBounds) -> dict[str, Any]:
     """The body as a JSON object; its integers are exact.
@@ -35,7 +40,13 @@ async def read_json(request: Request, bounds: JsonBounds) -> dict[str, Any]:
         raw = await request.body()
     except ClientDisconnect as error:
         raise RequestError("The client left before its request was complete.") from error
+    if len(raw) <= SMALL_BODY_BYTES:
+        return _parsed(raw)
     await bounds.check(raw)
+    return await bounds.in_turn(lambda: _parsed(raw))
+
+
+def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(raw)
     except RecursionError as error:
@@ -52,8 +63,9 @@ def to_struct(body: dict[str, Any], struct: type[Body]) -> Body:
     """Check types. Unknown fields are accepted, as OpenAI does, and named in the log once.
 
     Raises:
-        RequestError: a field is missing or of the wrong type; names the field.
+        RequestError: a field is missing, too long or of the wrong type; names the field.
     """
+    check_lengths(body)
     try:
         value = msgspec.convert(body, struct)
     except msgspec.ValidationError as error:
@@ -63,8 +75,12 @@ def to_struct(body: dict[str, Any], struct: type[Body]) -> Body:
 
 
 def _warn_of_unknown_fields(body: dict[str, Any], known: set[str]) -> None:
-    unknown = {name[:_LONGEST_NAME] for name in body.keys() - known - set(UNSUPPORTED)}
-    new = sorted(unknown - _warned)[: _MOST_WARNINGS - len(_warned)]
+    if len(_warned) >= _MOST_WARNINGS:
+        return
+    named = known | set(UNSUPPORTED)
+    unknown = (name[:_LONGEST_NAME] for name in body if name not in named)
+    first = set(itertools.islice(unknown, _MOST_WARNINGS))
+    new = sorted(first - _warned)[: _MOST_WARNINGS - len(_warned)]
     if not new:
         return
     _warned.update(new)

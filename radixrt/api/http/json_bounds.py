@@ -1,20 +1,32 @@
 """Refuses JSON bodies with too many values before they are parsed.
 
-Parsing holds the event loop, and so every stream: 32 MB of ``[]`` took 30 s. Two bounds keep it to some tens of
-milliseconds: one on arrays and objects, which are expensive to make, and one on all values, which lists of token ids need.
-Brackets and commas bound both from above. Where that bound is exceeded, they may stand in strings, as in a prompt that
-quotes JSON: a process of its own counts those outside of strings.
+Parsing and checking hold the event loop, and so every stream: 32 MB of ``[]`` took 30 s. The limits keep each of them to
+some tens of milliseconds. Brackets, colons and commas bound the numbers of values from above. Where that bound is
+exceeded, they may stand in strings, as in a prompt that quotes JSON: a process of its own counts those outside of
+strings.
 """
 
 import asyncio
 import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
 
 from radixrt.api.http import json_size
 from radixrt.api.http.json_size import JsonSize, upper_bound
 from radixrt.base.errors import RequestError
 
-MAX_CONTAINERS = 50_000
-MAX_VALUES = 1_000_000
+LIMIT = JsonSize(containers=50_000, members=100_000, values=1_000_000)
+"""Of a whole body."""
+
+Result = TypeVar("Result")
+
+TOKEN_FIELDS = frozenset({"prompt", "input_ids", "token_ids", "tokens"})
+"""Fields that may hold token ids."""
+
+MAX_OTHER_VALUES = 100_000
+"""Outside of these fields: values that are checked one by one."""
 
 COUNT_TIMEOUT_S = 10.0
 MAX_COUNTING = 2
@@ -28,20 +40,40 @@ class JsonBounds:
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(MAX_COUNTING)
+        self._turn = asyncio.Lock()
+
+    async def in_turn(self, work: Callable[[], Result]) -> Result:
+        """Do work on a large body in a turn of the event loop of its own: that of two bodies would hold the loop for twice
+        the time."""
+        async with self._turn:
+            result = work()
+            await asyncio.sleep(0)
+        return result
 
     async def check(self, body: bytes) -> None:
         """Raises:
         RequestError: the body holds too many values.
         """
-        size = upper_bound(body)
-        if _is_too_large(size):
-            size = await self._exact_size(body)
-        if _is_too_large(size):
+        bound = await self._check(body, LIMIT, "The body")
+        if bound.values <= MAX_OTHER_VALUES:
+            return
+        others = await self.in_turn(lambda: _without_token_fields(body))
+        limit = LIMIT._replace(values=MAX_OTHER_VALUES)
+        await self._check(others, limit, f"Beside {', '.join(sorted(TOKEN_FIELDS))}, the body")
+
+    async def _check(self, text: bytes, limit: JsonSize, where: str) -> JsonSize:
+        """The size of the text, at most."""
+        size = await self.in_turn(lambda: upper_bound(text))
+        if size.exceeds(limit):
+            size = await self._exact_size(text)
+        if size.exceeds(limit):
             raise RequestError(
-                f"The body holds {size.containers} arrays and objects and {size.values} values; at most "
-                f"{MAX_CONTAINERS} and {MAX_VALUES} are read. Send token ids as one list, or split the request.",
+                f"{where} holds {size.containers} arrays and objects, {size.members} keys and {size.values} values; at "
+                f"most {limit.containers}, {limit.members} and {limit.values} are read. Send token ids as one list, or "
+                "split the request.",
                 status=413,
             )
+        return size
 
     async def _exact_size(self, body: bytes) -> JsonSize:
         """Scanning holds Python's lock, so that a thread would not help; one that takes too long counts as too large."""
@@ -58,9 +90,13 @@ class JsonBounds:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-        containers, values = map(int, output.split())
-        return JsonSize(containers, values)
+        return JsonSize(*map(int, output.split()))
 
 
-def _is_too_large(size: JsonSize) -> bool:
-    return size.containers > MAX_CONTAINERS or size.values > MAX_VALUES
+def _without_token_fields(body: bytes) -> bytes:
+    """The texts of the other fields; none of a body that is no JSON object, which its parser refuses."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (ValueError, RecursionError):
+        return b""
+    return b",".join(bytes(text) for name, text in fields.items() if name not in TOKEN_FIELDS)

@@ -4,7 +4,6 @@ Imports the standard library alone, so that a process that counts starts in some
 """
 
 import re
-import sys
 from typing import NamedTuple
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -15,28 +14,36 @@ class JsonSize(NamedTuple):
 
     containers: int
     """Arrays and objects."""
+    members: int
+    """Keys of objects."""
     values: int
     """Strings, numbers, arrays, objects, ...: upper bound."""
 
+    def exceeds(self, limit: "JsonSize") -> bool:
+        """Whether one of the numbers is over that of the limit."""
+        return any(number > most for number, most in zip(self, limit, strict=True))
+
 
 def upper_bound(text: bytes) -> JsonSize:
-    """Count brackets and commas, in strings too: a bound from above in some milliseconds for 32 MiB.
+    """Count brackets, colons and commas, in strings too: a bound from above in some milliseconds for 32 MiB.
 
-    >>> upper_bound(b'{"a": [1, 2], "b": "[{,"}')
-    JsonSize(containers=4, values=8)
+    >>> upper_bound(b'{"a": [1, 2], "b": "[{,:"}')
+    JsonSize(containers=4, members=3, values=8)
     """
-    containers = len(text) - len(text.translate(None, b"[{"))
-    return JsonSize(containers, containers + text.count(b",") + 1)
+    containers = text.count(b"[") + text.count(b"{")
+    return JsonSize(containers, text.count(b":"), containers + text.count(b",") + 1)
 
 
 def exact_size(text: bytes) -> JsonSize:
     """Count outside of strings.
 
-    >>> exact_size(b'{"a": [1, 2], "b": "[{,"}')
-    JsonSize(containers=2, values=5)
+    >>> exact_size(b'{"a": [1, 2], "b": "[{,:"}')
+    JsonSize(containers=2, members=2, values=5)
     """
     return upper_bound(_STRING.sub(b"", text))
 
 
 if __name__ == "__main__":
+    import sys
+
     print(*exact_size(sys.stdin.buffer.read()))

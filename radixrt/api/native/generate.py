@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -11,17 +12,19 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.http.body import read_json
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import DONE, EventStream, event, json_response, while_connected
+from radixrt.api.logprobs import JsonList, in_slices, json_logprob
 from radixrt.api.native.generate_request import (
     NativeRequest,
     PreparedGenerate,
     native_names,
     refuse,
 )
-from radixrt.api.responses import json_logprob, structured_extras
+from radixrt.api.responses import structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.messages.answers import AnswerChunk, TokenLogprob
+from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.logprobs import TokenLogprob, TokenLogprobs
 
 
 def native_routes(state: ServerState) -> APIRouter:
@@ -86,7 +89,7 @@ async def _results(prepared: PreparedGenerate, with_text: bool, state: ServerSta
                 index = first_index[number] + chunk.index
                 if index not in answers:
                     answers[index] = _NativeAnswer(prepared, number, with_text, started_at)
-                result = answers[index].after(chunk)
+                result = await answers[index].after(chunk)
                 yield result | {"index": index} if prepared.is_list else result
 
 
@@ -106,17 +109,17 @@ class _NativeAnswer:
         self._started_at = started_at
         self._text = ""
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._prompt_logprobs: list[TokenLogprob] = []
+        self._lists: dict[str, JsonList] = defaultdict(JsonList)
+        """The lists of log-probabilities so far, by their names."""
 
-    def after(self, chunk: AnswerChunk) -> dict[str, Any]:
+    async def after(self, chunk: AnswerChunk) -> dict[str, Any]:
         """The result with this chunk."""
         if not self._is_hidden:
             self._text += chunk.text
             self._token_ids += unpack_ids(chunk.token_ids).tolist()
-            self._logprobs += chunk.logprobs or []
+            await self._add("output", chunk.logprobs)
         if chunk.prompt is not None:
-            self._prompt_logprobs = chunk.prompt.logprobs or []
+            await self._add("input", chunk.prompt.logprobs)
         meta = self._meta(chunk) | self._token_logprobs()
         return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}
 
@@ -139,17 +142,27 @@ class _NativeAnswer:
             meta["e2e_latency"] = time.monotonic() - self._started_at
         return meta
 
+    async def _add(self, which: str, tokens: TokenLogprobs | None) -> None:
+        """Write the log-probabilities of new tokens, of which each event repeats the text."""
+        if tokens is None:
+            return
+        async for rows in in_slices(tokens):
+            self._lists[f"{which}_token_logprobs"].extend([self._entry(row) for row in rows])
+            self._lists[f"{which}_top_logprobs"].extend(
+                [[self._entry(other) for other in row.top] for row in rows]
+            )
+
     def _token_logprobs(self) -> dict[str, Any]:
         """The log-probabilities, as ``meta_info`` has them."""
         sampling = self._request.sampling
-        lists = {} if sampling.logprobs is None else {"output": self._logprobs}
-        if sampling.prompt_logprobs is not None:
-            lists["input"] = self._prompt_logprobs
-        fields: dict[str, Any] = {}
-        for which, tokens in lists.items():
-            fields[f"{which}_token_logprobs"] = [self._entry(token) for token in tokens]
-            fields[f"{which}_top_logprobs"] = [[self._entry(t) for t in one.top] for one in tokens]
-        return fields
+        asked = {"output": sampling.logprobs, "input": sampling.prompt_logprobs}
+        names = [
+            f"{which}_{kind}_logprobs"
+            for which, number in asked.items()
+            if number is not None
+            for kind in ("token", "top")
+        ]
+        return {name: self._lists[name].json() for name in names}
 
     def _entry(self, token: TokenLogprob) -> list[Any]:
         """[log-probability, token id, text or null]."""

@@ -1,7 +1,7 @@
 """Reads a request to ``/generate``: its prompts, and the sampling settings of each."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,7 +89,9 @@ class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
         """Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
-        prompts, is_batch = _prompts(fields, state.info.vocab_size)
+        prompts, is_batch = _prompts(
+            fields, state.info.vocab_size, lambda count: state.check_answer_count(count, 1)
+        )
         count = len(prompts)
         call_id, names = _request_ids(fields.rid, count)
         given = _given_sampling(fields.sampling_params, count)
@@ -127,8 +129,14 @@ class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _prompts(fields: NativeRequest, vocab_size: int) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether they came as a batch."""
+def _prompts(
+    fields: NativeRequest, vocab_size: int, check_count: Callable[[int], None]
+) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether they came as a batch.
+
+    Args:
+        check_count: raises a RequestError if so many prompts are too many; called before they are looked at.
+    """
     if (fields.text is None) == (fields.input_ids is None):
         raise RequestError("Give either text or input_ids.", param="text")
     if isinstance(fields.text, str):
@@ -136,9 +144,11 @@ def _prompts(fields: NativeRequest, vocab_size: int) -> tuple[list[Prompt], bool
     if fields.text is not None:
         if not fields.text:
             raise RequestError("text is an empty list; give at least one prompt.", param="text")
+        check_count(len(fields.text))
         return [TextPrompt(text) for text in fields.text], True
     ids = fields.input_ids or []
-    if ids and all(isinstance(item, list) for item in ids):
+    if ids and isinstance(ids[0], list) and all(isinstance(item, list) for item in ids):
+        check_count(len(ids))
         return [token_prompt(item, vocab_size, "input_ids") for item in ids], True
     return [token_prompt(ids, vocab_size, "input_ids")], False
 

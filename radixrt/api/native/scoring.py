@@ -7,10 +7,11 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.middleware import request_id
+from radixrt.api.logprobs import json_logprob
 from radixrt.api.requests.options import request_options
 from radixrt.api.requests.prompts import one_prompt
 from radixrt.api.requests.protocol import PromptRequest
-from radixrt.api.responses import json_logprob, usage_json
+from radixrt.api.responses import usage_json
 from radixrt.api.state import ServerState
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 

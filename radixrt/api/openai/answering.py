@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -56,7 +56,7 @@ class Answering(ABC, Generic[Fields]):
         self.fields = prepared.fields
 
     @abstractmethod
-    def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
+    def choices(self, prompt_index: int, chunk: AnswerChunk) -> AsyncIterator[ChoiceDelta]:
         """The choices, or pieces of choices, that a chunk adds to the response."""
 
     def beside_first(
@@ -122,7 +122,7 @@ async def _choices(
     async with aclosing(running) as chunks:
         async for prompt_index, chunk in chunks:
             usage.add(prompt_index, chunk)
-            for choice in answering.choices(prompt_index, chunk):
+            async for choice in answering.choices(prompt_index, chunk):
                 yield choice
 
 

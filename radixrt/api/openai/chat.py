@@ -1,6 +1,6 @@
 """``/v1/chat/completions``: the next message of a conversation."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,13 +8,14 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.middleware import request_id
+from radixrt.api.logprobs import chat_logprobs
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
 from radixrt.api.requests.constraint import asked_constraint
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, tool_constraint
-from radixrt.api.responses import chat_logprobs, prompt_extras, structured_extras
+from radixrt.api.responses import prompt_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.constrained.constraint import Constraint
@@ -103,8 +104,8 @@ class _Chat(Answering[ChatCompletionRequest]):
         self._called: set[int] = set()
         """Choices that have called a tool."""
 
-    def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
-        extras = prompt_extras(chunk, bool(self.fields.return_token_ids))
+    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> AsyncIterator[ChoiceDelta]:
+        extras = await prompt_extras(chunk, bool(self.fields.return_token_ids))
         if self.fields.stream and chunk.index not in self._begun:
             self._begun.add(chunk.index)
             start = {"role": "assistant", "content": ""}
@@ -119,7 +120,7 @@ class _Chat(Answering[ChatCompletionRequest]):
         choice = {
             "index": chunk.index,
             "delta" if self.fields.stream else "message": message,
-            "logprobs": chat_logprobs(chunk.logprobs),
+            "logprobs": await chat_logprobs(chunk.logprobs),
             "finish_reason": self._finish_reason(chunk),
             "stop_reason": chunk.report.stop_reason,
         }

@@ -1,20 +1,22 @@
 """``/v1/completions``: the continuation of a text or of token ids."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.middleware import request_id
+from radixrt.api.logprobs import CompletionLogprobs
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
 from radixrt.api.requests.constraint import asked_constraint
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest
-from radixrt.api.responses import completion_logprobs, prompt_extras, structured_extras
+from radixrt.api.responses import prompt_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
@@ -46,6 +48,7 @@ def _prepare(
         _whole_prompt(fields, continuation),
         state.info.vocab_size,
         fields.add_special_tokens is not False,
+        lambda count: state.check_answer_count(count, fields.n or 1),
     )
     constraint = asked_constraint(fields, state.config)
     overrides = _overrides(fields)
@@ -59,7 +62,11 @@ def _prepare(
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
     recorder = ConversationRecorder.of(
-        fields, state.conversations, response_id, continuation, str(fields.prompt)
+        fields,
+        state.conversations,
+        response_id,
+        continuation,
+        fields.prompt if isinstance(fields.prompt, str) else "",
     )
     requests = [
         GenerateRequest(
@@ -117,35 +124,37 @@ class _Completion(Answering[CompletionRequest]):
     def __init__(self, prepared: PreparedRequest[CompletionRequest]) -> None:
         super().__init__(prepared)
         self.hides_output = prepared.fields.max_tokens == 0
-        self._offsets: Counter[int] = Counter()
-        """Of each choice: characters of its tokens so far."""
+        self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
+        """Of each choice."""
 
-    def choices(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[ChoiceDelta]:
+    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> AsyncIterator[ChoiceDelta]:
         index = prompt_index * self.prepared.requests[0].sampling.n + chunk.index
         hidden = self.hides_output
-        text, tokens, finish_reason = chunk.text, chunk.logprobs, chunk.finish_reason
+        text, finish_reason = chunk.text, chunk.finish_reason
+        tokens = [] if hidden or chunk.logprobs is None else [chunk.logprobs]
         if hidden:
-            text, tokens = "", None if tokens is None else []
+            text = ""
             finish_reason = "length" if finish_reason else None
         beside = self.beside_first(chunk, text, []) if index == 0 else {}
         if chunk.prompt is not None and self.fields.echo:
             text = chunk.prompt.text + text
-            if tokens is not None:
-                tokens = [*(chunk.prompt.logprobs or []), *tokens]
+            if chunk.prompt.logprobs is not None:
+                tokens.insert(0, chunk.prompt.logprobs)
         choice = {
             "index": index,
             "text": text,
-            "logprobs": completion_logprobs(tokens, self._offsets[index]),
+            "logprobs": (
+                None if chunk.logprobs is None else await self._logprobs[index].json(*tokens)
+            ),
             "finish_reason": finish_reason,
             "stop_reason": chunk.report.stop_reason,
         }
-        self._offsets[index] += sum(len(token.token) for token in tokens or ())
         if self.fields.return_token_ids:
             choice["token_ids"] = [] if hidden else unpack_ids(chunk.token_ids).tolist()
-        yield choice | self._prompt_extras(chunk) | structured_extras(chunk.report), beside
+        yield choice | await self._prompt_extras(chunk) | structured_extras(chunk.report), beside
 
-    def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
-        extras = prompt_extras(chunk, bool(self.fields.return_token_ids))
-        if self.fields.prompt_logprobs is None:
-            extras.pop("prompt_logprobs", None)
-        return extras
+    async def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
+        if self.fields.prompt_logprobs is None and chunk.prompt is not None:
+            without = msgspec.structs.replace(chunk.prompt, logprobs=None)
+            chunk = msgspec.structs.replace(chunk, prompt=without)
+        return await prompt_extras(chunk, bool(self.fields.return_token_ids))

@@ -7,7 +7,7 @@ import msgspec
 
 from radixrt.api.requests.protocol import StructuredOutputs
 from radixrt.base.config import ServerConfig
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.constrained.structural_tags import structural_tag
@@ -69,7 +69,7 @@ def _response_format(value: dict[str, Any], param: str) -> Constraint | None:
         return _openai_schema(value.get("json_schema"), f"{param}.json_schema")
     if kind not in ("text", "json_object"):
         raise RequestError(
-            f"{param}.type must be text, json_object, json_schema or structural_tag, not {kind!r:.50}.",
+            f"{param}.type must be text, json_object, json_schema or structural_tag, not {shown(kind)}.",
             param=f"{param}.type",
         )
     _refuse_other_keys(value, {"type"}, param)
@@ -153,7 +153,7 @@ def _check_backend(name: str | None, config: ServerConfig) -> None:
     wanted = _LIBRARIES.get(wanted, wanted)
     if wanted not in ("auto", config.grammar_backend):
         raise RequestError(
-            f"guided_decoding_backend {name!r:.50} can't be chosen by a request; this server has "
+            f"guided_decoding_backend {shown(name)} can't be chosen by a request; this server has "
             f"{config.grammar_backend!r} (--grammar-backend). Leave it out.",
             param="guided_decoding_backend",
         )
@@ -176,6 +176,6 @@ def _refuse_other_keys(value: dict[str, Any], known: set[str], param: str) -> No
     """
     for name in value.keys() - known:
         raise RequestError(
-            f"{param}: {name!r:.50} is not supported; leave it out. There are {', '.join(sorted(known))}.",
+            f"{param}: {shown(name)} is not supported; leave it out. There are {', '.join(sorted(known))}.",
             param=param,
         )

@@ -1,7 +1,10 @@
 """Reads the prompt of a request: messages for the chat template, a text, or token ids."""
 
+from array import array
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from fastapi import Request
 
 from radixrt.api.conversations.continuation import Continuation
@@ -10,7 +13,7 @@ from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, Pr
 from radixrt.api.requests.template_messages import to_template_messages
 from radixrt.api.requests.tools import offered_tools
 from radixrt.api.state import ServerState
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.base.nesting import check_depth
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -84,9 +87,15 @@ def chat_prompt(
 
 
 def parse_prompts(
-    prompt: str | list[Any], vocab_size: int, add_special_tokens: bool
+    prompt: str | list[Any],
+    vocab_size: int,
+    add_special_tokens: bool,
+    check_count: Callable[[int], None],
 ) -> list[Prompt]:
     """One prompt a text or a list of token ids.
+
+    Args:
+        check_count: raises a RequestError if so many prompts are too many; called before they are looked at.
 
     Raises:
         RequestError: it is none of the four forms, or an id is not in the vocabulary.
@@ -95,9 +104,12 @@ def parse_prompts(
         return [TextPrompt(prompt, add_special_tokens)]
     if not prompt:
         raise RequestError("prompt is an empty list; give at least one prompt.", param="prompt")
-    if all(isinstance(item, str) for item in prompt):
+    kinds = set(map(type, prompt))
+    if kinds & {str, list}:
+        check_count(len(prompt))
+    if kinds == {str}:
         return [TextPrompt(text, add_special_tokens) for text in prompt]
-    if all(isinstance(item, list) for item in prompt):
+    if kinds == {list}:
         return [token_prompt(ids, vocab_size) for ids in prompt]
     return [token_prompt(prompt, vocab_size)]
 
@@ -108,16 +120,21 @@ def token_prompt(ids: list[Any], vocab_size: int, field: str = "prompt") -> Toke
     """
     if not ids:
         raise RequestError(f"{field} is empty; give at least one token.", param=field)
-    if set(map(type, ids)) != {int}:
+    if set(map(type, ids)) != {int}:  # bools would count as integers
         other = next(value for value in ids if type(value) is not int)
         raise RequestError(
-            f"{field} must be text or token ids, one or a list of them, not mixed; it holds {other!r:.50}.",
+            f"{field} must be text or token ids, one or a list of them, not mixed; it holds {shown(other)}.",
             param=field,
         )
-    for token_id in (min(ids), max(ids)):
+    try:
+        packed = np.frombuffer(array("i", ids), dtype=np.int32)
+        bounds = int(packed.min()), int(packed.max())
+    except OverflowError:
+        bounds = min(ids), max(ids)
+    for token_id in bounds:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
                 f"Token id {token_id} is not in the vocabulary; ids go from 0 to {vocab_size - 1}.",
                 param=field,
             )
-    return TokenPrompt(pack_ids(ids))
+    return TokenPrompt(pack_ids(packed))

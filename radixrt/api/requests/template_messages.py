@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from radixrt.api.requests.protocol import ChatMessage
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.base.nesting import check_depth
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}  # fmt: skip
@@ -26,7 +26,7 @@ def _to_template_message(message: ChatMessage, where: str) -> dict[str, Any]:
     role = _ROLES.get(message.role)
     if role is None:
         raise RequestError(
-            f"{where}.role must be one of {', '.join(_ROLES)}, not {message.role!r}.",
+            f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(message.role)}.",
             param=f"{where}.role",
         )
     if message.content is None and role != "assistant":
@@ -56,7 +56,7 @@ def _part_text(part: dict[str, Any], where: str) -> str:
     kind, text = part.get("type"), part.get("text")
     if kind != "text":
         raise RequestError(
-            f"{where} is of type {kind!r}; this server takes text parts only.", param=where
+            f"{where} is of type {shown(kind)}; this server takes text parts only.", param=where
         )
     if not isinstance(text, str):
         raise RequestError(f"{where}.text must be a string.", param=f"{where}.text")

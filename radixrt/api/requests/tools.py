@@ -6,7 +6,7 @@ from typing import Any
 from radixrt.api.http.middleware import new_id
 from radixrt.api.requests.constraint import AskedConstraint
 from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.base.nesting import check_depth
 from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
 from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
@@ -52,7 +52,7 @@ def tool_constraint(
     tools = _tools(fields.tools or [])
     if name is not None and name not in tools:
         raise RequestError(
-            f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice"
+            f"tool_choice names {shown(name)}, which is not among the tools.", param="tool_choice"
         )
     if other is not None and must_call and asked.field != "response_format":
         raise RequestError(
@@ -131,7 +131,7 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
         if not name:
             raise RequestError(f"{where}.name is empty.", param=f"{where}.name")
         if name in tools:
-            raise RequestError(f"Two tools have the name {name!r:.80}.", param=f"{where}.name")
+            raise RequestError(f"Two tools have the name {shown(name)}.", param=f"{where}.name")
         if not isinstance(strict, bool | None):
             raise RequestError(f"{where}.strict must be a boolean.", param=f"{where}.strict")
         parameters = function.get("parameters")

@@ -22,6 +22,10 @@ from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.matcher import MAX_FORCED, Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
+MAX_COMPILED_BYTES = 16 << 20
+"""Of a grammar. It grows with the square of the number of rules that begin with one another: a chain of 500 has 18 MB, and
+the worker loads such grammars within its process."""
+
 _MOST_WHITESPACE = 33
 """Characters at each gap of a JSON text, as many as llguidance gets at most."""
 
@@ -110,12 +114,19 @@ def _checked(
     try:
         compiled = compile_(compiler)
     except Exception as error:  # xgrammar's errors have no common base
+        if "std::bad_alloc" in str(error):
+            raise MemoryError from error
         raise CannotCompile(_sentence(str(error))) from error
     row = np.zeros_like(facts.eos_mask)
     XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled)).fill_mask(row)
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
-    return Grammar.compiled("xgrammar", compiled.serialize_json().encode())
+    source = compiled.serialize_json().encode()
+    if len(source) > MAX_COMPILED_BYTES:
+        raise CannotCompile(
+            f"Its compiled form has {len(source)} bytes; at most {MAX_COMPILED_BYTES} are kept. Simplify it."
+        )
+    return Grammar.compiled("xgrammar", source)
 
 
 def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":

@@ -37,6 +37,8 @@ class Helper:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._has_xgrammar = False
+        self.is_prepared = asyncio.Event()
+        """It has done what :meth:`preparation_s` allows time for."""
 
     @staticmethod
     async def start(config: jobs.PoolConfig) -> "Helper":
@@ -96,19 +98,28 @@ class Helper:
         HelperDied: it ended before it answered.
         """
         reply = await self._ask(jobs.encode(job))
-        self._has_xgrammar |= self.preparation_s(job) > 0
+        if isinstance(reply, jobs.Prepared):
+            self._has_xgrammar = True
+            self.is_prepared.set()
+            reply = await self._read()
         return reply
 
     async def _ask(self, body: bytes) -> jobs.Reply:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
         try:
             self._process.stdin.write(jobs.frame(body))
             await self._process.stdin.drain()
+        except (ConnectionError, BrokenPipeError) as error:
+            raise HelperDied(_how_it_ended(await self._process.wait())) from error
+        return await self._read()
+
+    async def _read(self) -> jobs.Reply:
+        assert self._process.stdout
+        try:
             head = await self._process.stdout.readexactly(jobs.LENGTH.size)
             reply = await self._process.stdout.readexactly(*jobs.LENGTH.unpack(head))
-        except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError) as error:
-            status = await self._process.wait()
-            raise HelperDied(_how_it_ended(status)) from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise HelperDied(_how_it_ended(await self._process.wait())) from error
         return jobs.decode_reply(reply)
 
     async def kill(self) -> None:

@@ -60,6 +60,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The helper has loaded the tokenizer."""
 
 
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """The helper has imported xgrammar; its reply to the job follows. Only once for each helper."""
+
+
 class CompileDone(msgspec.Struct, frozen=True, tag=True):
     compiled: Compiled
 
@@ -89,7 +93,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Reply = Ready | CompileDone | ValidateDone | Refused | OutOfMemory | Failed
+Reply = Ready | Prepared | CompileDone | ValidateDone | Refused | OutOfMemory | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode

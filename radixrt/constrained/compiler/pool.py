@@ -33,8 +33,10 @@ _TRIES_BEFORE_REFUSING = 3
 class _Waiting:
     """A job in the queue, and the future of its reply."""
 
-    def __init__(self, job: jobs.Job) -> None:
+    def __init__(self, job: jobs.Job, left_s: float) -> None:
         self.job = job
+        self.left_s = left_s
+        """Seconds that it may still run, on this helper or on others after its death."""
         self.reply: asyncio.Future[jobs.Reply] = asyncio.get_running_loop().create_future()
 
 
@@ -140,8 +142,14 @@ class CompilePool:
 
     # ------------------------------------------------------------ queue
 
-    async def _do(self, job: jobs.Job, what: str, *, deaths: int = 0) -> jobs.Reply:
+    async def _do(
+        self, job: jobs.Job, what: str, *, deaths: int = 0, left_s: float | None = None
+    ) -> jobs.Reply:
         """Queue a job and wait for its reply.
+
+        Args:
+            deaths: number of helpers that have died at it.
+            left_s: seconds that it may run; None: the limit.
 
         Raises:
             RequestError: it went over a limit, or the queue is full.
@@ -154,7 +162,7 @@ class CompilePool:
                 status=503,
                 retry_after_s=1,
             )
-        waiting = _Waiting(job)
+        waiting = _Waiting(job, self.config.time_limit_s if left_s is None else left_s)
         async with self._work:
             self._quick.append(waiting)
             self._work.notify()
@@ -163,8 +171,9 @@ class CompilePool:
         except TimeoutError:
             reason = f"{what} more than {self.config.time_limit_s:g} seconds"
         except HelperDied as error:
-            if deaths < self.config.num_helpers:  # they may have died of something else
-                return await self._do(job, what, deaths=deaths + 1)
+            # They may have died of something else.
+            if deaths < self.config.num_helpers and waiting.left_s > 0:
+                return await self._do(job, what, deaths=deaths + 1, left_s=waiting.left_s)
             reason = f"A helper process did not survive it ({error})"
         raise RequestError(
             f"{reason}; simplify the schema, pattern or grammar.",
@@ -246,9 +255,13 @@ class CompilePool:
 
     async def _run(self, helper: Helper, waiting: _Waiting, for_quick_ones: bool) -> None:
         """Run one job to its end, its limit, or until it has to make room for quick ones."""
-        ends = time.monotonic() + self.config.time_limit_s + helper.preparation_s(waiting.job)
         running = asyncio.create_task(helper.do(waiting.job))
+        begin = time.monotonic()
         try:
+            if preparation_s := helper.preparation_s(waiting.job):
+                await self._prepare(helper, {running, waiting.reply}, preparation_s)
+            begin = time.monotonic()
+            ends = begin + waiting.left_s
             # Also if no request waits any more: a new helper costs more than the rest of a quick job.
             if not await _one_is_done({running}, self.config.patience_s):
                 job = {running, waiting.reply}
@@ -261,6 +274,8 @@ class CompilePool:
                 await _one_is_done(job, ends - time.monotonic())
             if not waiting.reply.done():
                 error = running.exception() if running.done() else TimeoutError()
+                if isinstance(error, HelperDied):
+                    waiting.left_s -= time.monotonic() - begin
                 if error is None:
                     waiting.reply.set_result(running.result())
                 else:
@@ -272,6 +287,17 @@ class CompilePool:
             running.cancel()
             with contextlib.suppress(BaseException):
                 await running
+
+    @staticmethod
+    async def _prepare(helper: Helper, job: set[asyncio.Future[Any]], within_s: float) -> None:
+        """Wait for the helper's preparation, which does not count for the job."""
+        prepared = asyncio.ensure_future(helper.is_prepared.wait())
+        try:
+            await asyncio.wait(
+                {*job, prepared}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            prepared.cancel()
 
     async def _has_to_make_room(self, job: set[asyncio.Future[jobs.Reply]], ends: float) -> bool:
         """Whether others come to wait for the helper of a slow job."""

@@ -58,12 +58,11 @@ def _answer(
     memory: "_MemoryLimit",
 ) -> None:
     job = jobs.decode_job(body)
-    if isinstance(job, jobs.CompileJob) and isinstance(job.constraint, Ebnf):
-        memory.import_xgrammar()
+    needs_xgrammar = isinstance(job, jobs.CompileJob) and isinstance(job.constraint, Ebnf)
+    if needs_xgrammar and memory.import_xgrammar():
+        _send(replies, jobs.Prepared())
     try:
         reply = jobs.frame(jobs.encode(_do(job, facts, config)))
-    except MemoryError:
-        reply = jobs.frame(jobs.encode(jobs.OutOfMemory()))
     except Exception as error:
         reply = jobs.frame(jobs.encode(_failure(job, error)))
     replies.write(reply)
@@ -71,6 +70,8 @@ def _answer(
 
 
 def _failure(job: jobs.Job, error: Exception) -> jobs.Reply:
+    if isinstance(error, MemoryError) or "std::bad_alloc" in str(error):
+        return jobs.OutOfMemory()
     if isinstance(error, OverflowError) and isinstance(job, jobs.CompileJob):
         reason = "The schema has an integer beyond 64 bits; write it as a number with an exponent."
         return jobs.Refused(reason, 400, "structured", "grammar")
@@ -124,10 +125,10 @@ class _MemoryLimit:
         self._has_xgrammar = False
         self._set()
 
-    def import_xgrammar(self) -> None:
-        """Import xgrammar, and torch with it; their memory does not count."""
+    def import_xgrammar(self) -> bool:
+        """Import xgrammar, and torch with it; their memory does not count. False: it is imported already."""
         if self._has_xgrammar:
-            return
+            return False
         with contextlib.suppress(ValueError, OSError):
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
@@ -135,6 +136,7 @@ class _MemoryLimit:
 
         self._has_xgrammar = True
         self._set()
+        return True
 
     def is_half_used(self) -> bool:
         """Whether the memory left by finished jobs takes up half of the limit."""

@@ -1,8 +1,8 @@
 """The state of one answer in flight: the scheduler's tokens go in, chunks of text for the api come out."""
 
 import dataclasses
+import math
 import time
-from collections.abc import Iterator
 
 import msgspec
 
@@ -12,9 +12,9 @@ from radixrt.messages.answers import (
     AnswerReport,
     FinishReason,
     PromptInfo,
-    TokenLogprob,
 )
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.logprobs import LogprobColumns
 from radixrt.messages.requests import GenerateRequest
 from radixrt.messages.sequences import SequenceLogprobs, TokenBatch
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
@@ -97,8 +97,10 @@ class AnswerState:
         self._parser = OutputParser.of(request, vocabulary, prompt_ids)
         self._text: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._prompt_rows: list[SequenceLogprobs] = []
+        self._logprobs = LogprobColumns()
+        self._prompt_logprobs = LogprobColumns()
+        if self._prompt_ids and sampling.prompt_logprobs_start == 0:
+            self._prompt_logprobs.add(self._prompt_ids[:1], [math.nan])
         self._num_tokens = 0
         self._num_repeated = 0
         """Tokens that come a second time, after a takeover."""
@@ -132,7 +134,8 @@ class AnswerState:
             )
             self._num_repeated -= 1
         self._report = news.started or self._report
-        self._prompt_rows += news.prompt_logprobs
+        for row in news.prompt_logprobs:
+            self._prompt_logprobs.add_packed(row.token_ids, row.logprobs)
         end = news.finished
         hidden_stop = end is not None and end.finish_reason == "stop" and not self._shows_stop_token
         for position, token_id in enumerate(news.token_ids):
@@ -140,7 +143,8 @@ class AnswerState:
             self._num_tokens += 1
             self._token_ids.append(token_id)
             if position < len(news.logprobs):
-                self._logprobs.append(self._token_logprob(news.logprobs[position]))
+                row = news.logprobs[position]
+                self._logprobs.add_packed(row.token_ids, row.logprobs)
             if not (hidden_stop and is_last):
                 if self._rendered_chat is not None:
                     self._all_ids.append(token_id)
@@ -175,11 +179,15 @@ class AnswerState:
             token_ids=pack_ids(self._token_ids),
             tool_calls=tool_calls,
             reasoning=reasoning,
-            logprobs=self._logprobs if self.request.sampling.logprobs is not None else None,
+            logprobs=(
+                None
+                if self.request.sampling.logprobs is None
+                else self._logprobs.take(self._vocabulary.token_bytes)
+            ),
             prompt=self._take_prompt(),
             report=self._report,
         )
-        self._text, self._token_ids, self._logprobs = [], [], []
+        self._text, self._token_ids = [], []
         return chunk
 
     def _progress(self) -> AnswerChunk:
@@ -249,17 +257,5 @@ class AnswerState:
         prompt, self._prompt = self._prompt, None
         if prompt is None or not self._prompt_ids:
             return prompt
-        return msgspec.structs.replace(prompt, logprobs=list(self._prompt_logprobs()))
-
-    def _prompt_logprobs(self) -> Iterator[TokenLogprob]:
-        if self.request.sampling.prompt_logprobs_start == 0:
-            yield self._vocabulary.token_logprob(self._prompt_ids[0], None, [])
-        for row in self._prompt_rows:
-            yield self._token_logprob(row)
-
-    def _token_logprob(self, row: SequenceLogprobs) -> TokenLogprob:
-        """The chosen token is first in a row; the likeliest follow."""
-        make = self._vocabulary.token_logprob
-        ids = unpack_ids(row.token_ids).tolist()
-        top = [make(i, p, []) for i, p in zip(ids[1:], row.logprobs[1:], strict=True)]
-        return make(ids[0], row.logprobs[0], top)
+        logprobs = self._prompt_logprobs.take(self._vocabulary.token_bytes)
+        return msgspec.structs.replace(prompt, logprobs=logprobs)

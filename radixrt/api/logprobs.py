@@ -1,0 +1,125 @@
+"""JSON of log-probabilities, in the forms of the endpoints; long lists are made in slices, between which other requests go on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+
+from radixrt.messages.logprobs import TokenLogprob, TokenLogprobs
+
+_LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON lacks (as in OpenAI's API)."""
+
+SLICE_POSITIONS = 128
+"""With 20 alternatives each they take some milliseconds."""
+
+
+class JsonList:
+    """The text of a JSON array that grows."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+
+    def extend(self, items: list[Any]) -> None:
+        if items:
+            self._text += b"," if self._text else b""
+            self._text += orjson.dumps(items)[1:-1]
+
+    def json(self) -> orjson.Fragment:
+        """For :func:`orjson.dumps`."""
+        return orjson.Fragment(b"".join((b"[", self._text, b"]")))
+
+
+def json_logprob(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _LOWEST_LOGPROB)
+
+
+async def in_slices(tokens: TokenLogprobs) -> AsyncIterator[list[TokenLogprob]]:
+    """All positions, some at a time; other requests go on in between."""
+    for number, rows in enumerate(tokens.in_slices(SLICE_POSITIONS)):
+        if number:
+            await asyncio.sleep(0)
+        yield rows
+
+
+async def chat_logprobs(tokens: TokenLogprobs | None) -> dict[str, Any] | None:
+    """The ``logprobs`` object of a chat choice."""
+    if tokens is None:
+        return None
+
+    def entry(token: TokenLogprob) -> dict[str, Any]:
+        return {
+            "token": token.token,
+            "logprob": json_logprob(token.logprob),
+            "bytes": list(token.token_bytes),
+        }
+
+    def with_top(token: TokenLogprob) -> dict[str, Any]:
+        return {**entry(token), "top_logprobs": [entry(other) for other in token.top]}
+
+    return {"content": await _each(tokens, with_top), "refusal": None}
+
+
+class CompletionLogprobs:
+    """The ``logprobs`` objects of a completion choice, one for each event."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        """In the choice's text, in characters, where the next token begins."""
+
+    async def json(self, *new: TokenLogprobs) -> dict[str, Any]:
+        """
+        Args:
+            new: tokens of the choice that follow those of the calls before.
+        """
+        texts, values, top, offsets = JsonList(), JsonList(), JsonList(), JsonList()
+        for tokens in new:
+            async for rows in in_slices(tokens):
+                texts.extend([row.token for row in rows])
+                values.extend([json_logprob(row.logprob) for row in rows])
+                top.extend([_top_by_text(row) for row in rows])
+                offsets.extend([self._next_offset(row) for row in rows])
+        return {
+            "tokens": texts.json(),
+            "token_logprobs": values.json(),
+            "top_logprobs": top.json(),
+            "text_offset": offsets.json(),
+        }
+
+    def _next_offset(self, token: TokenLogprob) -> int:
+        offset = self._offset
+        self._offset += len(token.token)
+        return offset
+
+
+def _top_by_text(token: TokenLogprob) -> dict[str, float | None] | None:
+    if token.logprob is None:
+        return None
+    top: dict[str, float | None] = {}
+    for alternative in (*token.top, token):
+        top.setdefault(alternative.token, json_logprob(alternative.logprob))
+    return top
+
+
+async def prompt_logprobs(tokens: TokenLogprobs) -> orjson.Fragment:
+    """The ``prompt_logprobs`` extension: for each token of the prompt, a map from token ids; null for
+    the first."""
+
+    def by_id(token: TokenLogprob) -> dict[str, Any] | None:
+        if token.logprob is None:
+            return None
+        return {
+            str(t.token_id): {"logprob": json_logprob(t.logprob), "decoded_token": t.token}
+            for t in (token, *token.top)
+        }
+
+    return await _each(tokens, by_id)
+
+
+async def _each(tokens: TokenLogprobs, entry: Callable[[TokenLogprob], Any]) -> orjson.Fragment:
+    """The JSON array of the entries of all positions."""
+    entries = JsonList()
+    async for rows in in_slices(tokens):
+        entries.extend([entry(row) for row in rows])
+    return entries.json()
