@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.base.errors import ConfigError
@@ -22,6 +24,8 @@ class TensorParallel:
     size: int = 1
     group: dist.ProcessGroup | None = None
     """The ranks' process group; None: the default group."""
+    host_group: dist.ProcessGroup | None = None
+    """A group over gloo, for data on the host; None: the default group is one."""
 
     def share(self, total: int, what: str) -> int:
         """This rank's part of ``total``, which must divide evenly.
@@ -49,3 +53,11 @@ class TensorParallel:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(parts, tensor.contiguous(), group=self.group)
         return torch.cat(parts, dim=-1)
+
+    def from_first(self, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The first rank's flags [n], on every rank."""
+        if self.size == 1:
+            return flags
+        tensor = torch.from_numpy(flags.astype(np.uint8))
+        dist.broadcast(tensor, 0, group=self.host_group)
+        return tensor.numpy().astype(np.bool_)

@@ -80,6 +80,10 @@ class Counters(msgspec.Struct, kw_only=True):
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
     forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
     """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
+    held_rows: Annotated[
+        int,
+        counter("Times that a sequence gave no token in a step: its grammar's mask was not ready."),
+    ] = 0
     finished: Annotated[int, counter("Sequences that finished.", "finished_sequences")] = 0
     aborted: Annotated[
         int, counter("Sequences dropped: client gone, or request failed.", "aborted_sequences")

@@ -54,7 +54,8 @@ class StepPlan(Message, frozen=True, kw_only=True):
 
     Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend_*``. Then one forward pass
     computes the ``prefill`` chunks and one token for every slot whose prompt was complete before. These slots have no
-    entry, so a step without changes has a few bytes for any batch size.
+    entry, so a step without changes has a few bytes for any batch size. A slot that is released while its token is held
+    (``StepResult.held_slots``) gives that token first: its sequence may have ended by this very token.
     """
 
     step_id: int
@@ -86,6 +87,9 @@ class StepResult(Message, frozen=True, kw_only=True):
     jump_slots: PackedIds = b""
     jump_tokens: PackedIds = b""
     """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` forced tokens beyond the one of a decode step."""
+    held_slots: PackedIds = b""
+    """Slots that were to sample a token and did not, because their grammar's mask was not ready. The next step does not
+    compute them: it samples their tokens from the same logits."""
     logprobs: list[SlotLogprobs] = []
     prompt_logprobs: list[SlotLogprobs] = []
     forward_s: float = 0.0

@@ -94,11 +94,15 @@ class Planner:
             self._plan_decode(draft)
             self._continue_prefills(draft)
             self._admit_waiting(draft)
-            if draft.has_work:
+            if draft.has_work or self._only_waits():
                 return self._seal(draft)
             if not self._is_stuck():
                 return None
             self._free_pages()
+
+    def _only_waits(self) -> bool:
+        """Sequences wait for their last tokens, which are held back, and no step is in flight that could bring them."""
+        return not self._in_flight and bool(self._slots.is_held.any())
 
     def _is_stuck(self) -> bool:
         """Partly computed prompts hold all pages, and no step is in flight that could free one."""

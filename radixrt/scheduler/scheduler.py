@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.grammars import GrammarLoaded
@@ -218,6 +219,7 @@ class Scheduler:
         self._count_step(result, step)
         draft.add_logprobs(result, step)
         self._absorb_jumps(result, step)
+        self._absorb_held(result, step)
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
@@ -271,6 +273,12 @@ class Scheduler:
             if step.sequences[slot] is not None:
                 self.slots.planned[slot] += num_tokens
                 self.counters.forced_tokens += num_tokens
+
+    def _absorb_held(self, result: StepResult, step: StepInFlight) -> None:
+        """Note the sequences that wait for their masks."""
+        slots = [slot for slot in unpack_ids(result.held_slots).tolist() if step.sequences[slot]]
+        self.slots.hold(np.array(slots, dtype=np.int64))
+        self.counters.held_rows += len(slots)
 
     def _fail(self, sequence: Sequence, status: int, message: str) -> SequenceRefused:
         """End a sequence that the model cannot continue. Its KV may be the cause, so it is not kept."""

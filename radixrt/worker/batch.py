@@ -222,9 +222,17 @@ class PersistentBatch:
             jumps=jumps,
         )
 
-    def record(self, inputs: StepInputs, tokens: torch.Tensor) -> None:
-        """Keep the sampled tokens, [rows] on the device, as the next inputs."""
-        self.last_tokens[inputs.sampling_slots_on_device] = tokens
+    def record(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Keep the sampled ``tokens`` of ``slots``, both [rows] on the device, as the next inputs."""
+        self.last_tokens[slots] = tokens
+
+    def hold(self, slots: NDArray[np.int64]) -> None:
+        """Compute nothing of ``slots`` [n], whose tokens are not sampled yet."""
+        self.is_decoding[slots] = False
+
+    def resume(self, slots: NDArray[np.int64]) -> None:
+        """Go on with ``slots`` [n], whose tokens are sampled now."""
+        self.is_decoding[slots] = True
 
     def force(self, slot: int, token_ids: TokenIds) -> None:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""

@@ -68,7 +68,7 @@ def build_runner(
     loader = GrammarLoader(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
-    parts = RunnerParts(config, model, setup, backend, eos_token_ids, loader, taped)
+    parts = RunnerParts(config, model, setup, backend, eos_token_ids, loader, taped, tp)
     if is_gpu(device):
         try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest)

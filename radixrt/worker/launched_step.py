@@ -29,6 +29,7 @@ class LaunchedStep:
 
     step_id: int
     slots: NDArray[np.int64]  # [rows] that sample a token
+    held: NDArray[np.int64]  # slots whose masks are not ready
     jumps: Jumps
     sampled: SampledTokens | None
     """None: no row samples."""
@@ -43,6 +44,8 @@ class LaunchedStep:
     """``time.perf_counter`` in seconds when its plan was taken up."""
     forced: dict[int, list[int]] = field(default_factory=dict)
     """By slot: the sampled token and those that follow it, known before it was sampled. The matcher has taken them."""
+    failed: set[int] = field(default_factory=set)
+    """Slots whose masks allow no token."""
     released: set[int] = field(default_factory=set)
     """Slots whose sequences were released since the launch."""
 

@@ -119,7 +119,8 @@ def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> Tens
         rank=rank,
         world_size=size,
     )
-    return TensorParallel(rank, size)
+    on_host = dist.new_group(backend="gloo") if device.type == "cuda" else None
+    return TensorParallel(rank, size, host_group=on_host)
 
 
 def run_worker(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:

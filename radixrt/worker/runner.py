@@ -4,6 +4,9 @@ On a GPU, steps overlap. A step's forward pass is launched before the tokens of 
 inputs are on the device. While it is computed, those tokens arrive, the matchers take them and fill this step's mask;
 then its sampling is launched, and the next plan is taken up. The host is one step behind the device and never waits for
 kernels that it has just launched. On a CPU a step is over when it returns.
+
+A row whose mask is not ready in time is *held*: its logits are kept, the next steps compute nothing of its slot, and the
+first for which the mask is ready samples the token.
 """
 
 import time
@@ -21,6 +24,7 @@ from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs
 from radixrt.worker.runner_parts import RunnerParts
+from radixrt.worker.sampling.held_rows import HeldRows, SamplingRows
 from radixrt.worker.sampling.logprobs import raw_logprobs
 from radixrt.worker.sampling.matchers import SlotMatchers
 from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
@@ -33,6 +37,9 @@ PROMPT_LOGITS_ROWS = 256
 SHORTEST_JUMP = 4
 """Where steps overlap, fewer forced tokens than this are sampled one by one. A jump cannot use a captured graph, and saves
 one step less than it has tokens. Not measured on a GPU yet."""
+
+
+NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 class ModelRunner:
@@ -61,8 +68,13 @@ class ModelRunner:
         self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
         jumps = not config.debug_disable_jump_forward
         self.matchers = SlotMatchers(
-            parts.loader, vocab_size, eos_token_ids=ends, jump_forward=jumps
+            parts.loader,
+            vocab_size,
+            eos_token_ids=ends,
+            jump_forward=jumps,
+            decide=parts.tp.from_first,
         )
+        self._held = HeldRows(device)
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
         self._context = ForwardContext(parts.backend, pool.kv_caches)
@@ -87,12 +99,15 @@ class ModelRunner:
         begun = time.perf_counter()
         self._apply(plan)
         inputs = self._batch.next_step(plan)
+        if not self._device.overlaps:
+            self.matchers.begin_masks(inputs.sampling_slots)
         launched = self._device.mark()
         hidden, logits = self._forward(inputs)
         computed = self._device.mark()
         results = self.collect()  # while the device computes
         forced = self._force_next(inputs) if self._device.overlaps else {}
-        sampled = self._sample(inputs, logits)
+        rows, held = self._rows_to_sample(inputs, logits, alone=not plan.prefill)
+        sampled = self._sample(rows)
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         tensors = [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
@@ -100,7 +115,8 @@ class ModelRunner:
         sampled_all = self._device.mark()
         self._in_flight = LaunchedStep(
             step_id=plan.step_id,
-            slots=inputs.sampling_slots,
+            slots=rows.slots,
+            held=held,
             jumps=inputs.jumps,
             sampled=sampled,
             prompt_logprobs=prompt_logprobs,
@@ -111,6 +127,8 @@ class ModelRunner:
             waited_s=waited_s,
             begun=begun,
             forced=forced,
+            failed=self.matchers.failed(rows.slots),
+            released=self._release_retired(rows.slots),
         )
         return results if self._device.overlaps else self.collect()
 
@@ -133,6 +151,7 @@ class ModelRunner:
                 token_ids=pack_ids(token_ids),
                 jump_slots=pack_ids(step.jumps.slots),
                 jump_tokens=pack_ids(step.jumps.beyond),
+                held_slots=pack_ids(step.held),
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 forward_s=step.computed.seconds_since(step.launched),
@@ -146,8 +165,9 @@ class ModelRunner:
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.release:
             self._batch.release(slot)
-            self._sampling.release(slot)
-            self.matchers.release(slot)
+            if self._held.retire(slot):
+                continue  # the last token may be the one that it waits for
+            self._forget(slot)
             if self._in_flight is not None:
                 self._in_flight.released.add(slot)
         for admit in plan.admit:
@@ -157,7 +177,13 @@ class ModelRunner:
         if plan.extend_slots:
             self._batch.extend(unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages))
 
+    def _forget(self, slot: int) -> None:
+        self._sampling.release(slot)
+        self.matchers.release(slot)
+
     def _admit(self, admit: Admit) -> None:
+        if self._held.drop(admit.slot):  # its sequence was dropped
+            self._forget(admit.slot)
         token_ids = unpack_ids(admit.token_ids)
         self._batch.admit(admit)
         self._sampling.admit(admit.slot, admit.sampling, token_ids, admit.num_output)
@@ -170,6 +196,9 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [num_tokens, hidden_size], and logits [rows, vocab] of the rows that sample."""
+        if not len(inputs.token_ids):  # all slots are held
+            hidden = torch.empty(0, device=inputs.token_ids.device)
+            return hidden, hidden.new_empty(0, self._model.vocab_size)
         if self._graphs is not None and inputs.graph_rows is not None:
             hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
             return hidden, self._model.logits(hidden)
@@ -180,15 +209,43 @@ class ModelRunner:
             hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
         return hidden, self._model.logits(hidden[inputs.sampling_rows])
 
-    def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> SampledTokens | None:
-        """One token for each row of logits, which also becomes its slot's next input."""
+    def _rows_to_sample(
+        self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool
+    ) -> tuple[SamplingRows, NDArray[np.int64]]:
+        """The rows that are sampled in this step, and the slots of those that are held.
+
+        Args:
+            logits: of the step's rows.
+            alone: the step does nothing but sample.
+        """
         slots = inputs.sampling_slots
-        if not len(slots):
+        rows = self._held.join(
+            SamplingRows(slots, inputs.sampling_slots_on_device, inputs.sampling_positions, logits)
+        )
+        ready = self.matchers.rows_ready(rows.slots, alone=alone and all(inputs.jumps.complete))
+        was_held, held = rows.slots[len(slots) :], NO_SLOTS
+        if ready is not None:
+            was_held, held = was_held[ready[len(slots) :]], rows.slots[~ready]
+            self._batch.hold(held)
+        self._batch.resume(was_held)
+        return self._held.keep(rows, ready), held
+
+    def _sample(self, rows: SamplingRows) -> SampledTokens | None:
+        """One token for each row, which also becomes its slot's next input."""
+        if not len(rows.slots):
             return None
-        mask = self.matchers.mask(slots)
-        sampled = sample(self._sampling, logits, slots, inputs.sampling_positions, mask, self._draw)
-        self._batch.record(inputs, sampled.token_ids)
+        mask = self.matchers.mask(rows.slots)
+        sampled = sample(self._sampling, rows.logits, rows.slots, rows.positions, mask, self._draw)
+        self._batch.record(rows.slots_on_device, sampled.token_ids)
         return sampled
+
+    def _release_retired(self, slots: NDArray[np.int64]) -> set[int]:
+        """Release those of ``slots`` that have waited for their last tokens, which are sampled now."""
+        retired = self._held.take_retired(slots)
+        for slot in retired:
+            self._batch.release(slot)
+            self._forget(slot)
+        return set(retired)
 
     def _prompt_logprobs(self, spans: list[PromptSpan], hidden: torch.Tensor) -> list[SpanLogprobs]:
         parts: list[SpanLogprobs] = []
@@ -208,11 +265,12 @@ class ModelRunner:
     ) -> tuple[NDArray[np.int64], TokenIds]:
         """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their slots."""
         slots = step.slots
-        if not step.forced and not self.matchers.holds_any:
+        if not step.forced and not step.failed and not self.matchers.holds_any:
             return slots, token_ids
         to_take = ~np.isin(slots, [*step.forced, *step.released])
         failed = self.matchers.advance(slots[to_take], token_ids[to_take])
         token_ids[np.isin(slots, failed) & to_take] = GRAMMAR_FAILED
+        token_ids[np.isin(slots, list(step.failed))] = GRAMMAR_FAILED
         forced = {slot: tokens[1:] for slot, tokens in step.forced.items()}
         if not self._device.overlaps:
             forced = self._jump_at_once(slots, token_ids)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from radixrt.attention.backend import AttentionBackend, CapturableBackend
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.config import ServerConfig
+from radixrt.layers.parallel import TensorParallel
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.decode_graphs import DecodeGraphs, ladder
 from radixrt.worker.kv.pool import KVPool
@@ -28,6 +29,7 @@ class RunnerParts:
     loader: GrammarLoader
     taped: bool
     """All that computes can be repeated from a tape."""
+    tp: TensorParallel
 
     def decode_graphs(self, pool: KVPool) -> DecodeGraphs | None:
         """Capture decode steps on a KV pool; None where the settings, the device or the backend have none."""

@@ -19,7 +19,7 @@ from radixrt.constrained.backends import fsm_compiler, llguidance, xgrammar
 from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.loader import fill_masks, load_grammar
+from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import MAX_FORCED, Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from tests.constrained.vocabularies import KINDS, facts_of
@@ -238,27 +238,6 @@ def test_a_fork_goes_its_own_way(backend: str) -> None:
     assert fork.is_terminated()
 
 
-@each_backend
-def test_a_batch_of_rows_is_filled_like_each_row_alone(backend: str) -> None:
-    facts = facts_of("byte_level_json")
-    compile_ = REGEX_BACKENDS[backend]
-    patterns = ["Hello( world| to)", "[0-9]{2}", "(true|false|null)", '"[^"]{0,3}"']
-    matchers: list[Matcher | None] = [
-        load_grammar(compile_(pattern, facts), facts) for pattern in patterns
-    ]
-    assert matchers[1] is not None
-    matchers[1].advance([*facts.encode("12"), facts.eos_token_ids[1]])
-    matchers.insert(2, None)
-    bitmask = np.full((7, bitmask_words(facts.vocab_size)), 0x55, dtype=np.int32)
-    fill_masks(matchers, bitmask)
-    for row, matcher in zip(bitmask, matchers, strict=False):
-        expected = np.full_like(row, 0x55)
-        if matcher is not None:
-            matcher.fill_mask(expected)
-        assert (row == expected).all()
-    assert (bitmask[5:] == 0x55).all()
-
-
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -438,11 +417,7 @@ def test_a_dead_copy_does_not_take_the_others_with_it() -> None:
     assert allowed(matcher, facts) == before and matcher.forced_tokens() == forced
     assert allowed(fork, facts) == before
     matcher._native.consume_token(facts.vocab_size - 1)
-    bitmask = np.zeros((1, bitmask_words(facts.vocab_size)), dtype=np.int32)
-    fill_masks([matcher], bitmask)
-    expected = np.zeros_like(bitmask[0])
-    fork.fill_mask(expected)
-    assert (bitmask[0] == expected).all()
+    assert allowed(matcher, facts) == allowed(fork, facts)
     matcher._native.consume_token(facts.vocab_size - 1)
     matcher.rollback(1)
     fork.rollback(1)

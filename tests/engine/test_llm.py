@@ -171,6 +171,11 @@ def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) ->
         for params in (GREEDY, seeded):
             expected = [output.token_ids for output in llm.generate(prompts, params)]
             assert [output.token_ids for output in parallel.generate(prompts, params)] == expected
+        pattern = r"(\S+ ){3}\S+"
+        seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=16)
+        expected = [o.token_ids for o in llm.generate(prompts, seeded, regex=pattern)]
+        held = [o.token_ids for o in parallel.generate(prompts, seeded, regex=pattern)]
+        assert held == expected
 
 
 def test_numpy_token_ids_are_one_prompt(llm: LLM) -> None:

@@ -42,6 +42,11 @@ def num_forced(prefix_digest: int) -> int:
     return (prefix_digest // 5) % 13 if prefix_digest % 5 < 2 else 0
 
 
+def num_held(prefix_digest: int) -> int:
+    """Steps in which the mask of a constrained token is not ready: often none."""
+    return (prefix_digest // 7) % 4 if prefix_digest % 7 < 2 else 0
+
+
 @dataclass
 class _Slot:
     tokens: list[int]
@@ -50,6 +55,10 @@ class _Slot:
     pages: list[int]
     constrained: bool
     """Forces the tokens that the model would have chosen anyway, so the expected answer is the same."""
+    held: int = 0
+    """Steps until its mask is ready."""
+    released: bool = False
+    """Kept only for the token that it waits for."""
 
 
 class FakeWorker:
@@ -60,14 +69,26 @@ class FakeWorker:
         self.memory: dict[tuple[int, int], int] = {}
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
+        self.num_held = 0
 
     def step(self, plan: StepPlan) -> StepResult:
         for slot in plan.release:
-            del self.slots[slot]
-        decoding = [slot for slot, state in self.slots.items() if state.computed >= state.num_known]
+            assert not self.slots[slot].released, "released twice"
+            if self.slots[slot].held:
+                self.slots[slot].released = True
+            else:
+                del self.slots[slot]
+        waiting = [slot for slot, state in self.slots.items() if state.held]
+        decoding = [
+            slot
+            for slot, state in self.slots.items()
+            if state.computed >= state.num_known and not state.held
+        ]
         self.jumps: dict[int, int] = {}
         for admit in plan.admit:
-            assert admit.slot not in self.slots, "admitted into a slot that is taken"
+            if admit.slot in self.slots:
+                assert self.slots[admit.slot].released, "admitted into a slot that is taken"
+                waiting.remove(admit.slot)
             tokens = unpack_ids(admit.token_ids).tolist()
             pages = unpack_ids(admit.pages).tolist()
             self.slots[admit.slot] = _Slot(
@@ -86,8 +107,8 @@ class FakeWorker:
                 chunk.start >= state.computed and chunk.start + chunk.num_tokens <= state.num_known
             )
             rows.append((chunk.slot, chunk.start, chunk.num_tokens))
-        assert rows, "an empty step"
-        return self._compute(plan.step_id, rows)
+        assert rows or waiting, "an empty step"
+        return self._compute(plan.step_id, rows, waiting)
 
     def _advance(self, slot: int) -> int:
         """Tokens that a decode step computes: those forced go along, but for one position kept free."""
@@ -98,7 +119,9 @@ class FakeWorker:
             self.jumps[slot] = count - 1
         return count
 
-    def _compute(self, step_id: int, rows: list[tuple[int, int, int]]) -> StepResult:
+    def _compute(
+        self, step_id: int, rows: list[tuple[int, int, int]], waiting: list[int]
+    ) -> StepResult:
         for (
             slot,
             start,
@@ -109,7 +132,9 @@ class FakeWorker:
                 value = digest(value, token)
                 if position >= start:
                     self.memory[self._place(state, position)] = value
-        slots, tokens = [], []
+        slots: list[int] = []
+        tokens: list[int] = []
+        held: list[int] = []
         for slot, start, count in rows:
             state, value = self.slots[slot], 0
             state.computed = start + count
@@ -120,21 +145,43 @@ class FakeWorker:
                     f"wrong KV at position {position}"
                 )
             if state.computed == len(state.tokens):
-                new = [next_token(value)]
-                for _ in range(num_forced(value) if state.constrained else 0):
-                    value = digest(value, new[-1])
-                    new.append(next_token(value))
-                state.tokens += new
-                slots += [slot] * len(new)
-                tokens += new
+                state.held = num_held(value) if state.constrained else 0
+                if state.held:
+                    held.append(slot)
+                else:
+                    self._sample(slot, value, slots, tokens)
+        for slot in waiting:
+            state, value = self.slots[slot], 0
+            alone = not rows and slot == waiting[-1] and not slots
+            state.held = 0 if alone else state.held - 1
+            if state.held:
+                held.append(slot)
+                continue
+            for token in state.tokens:
+                value = digest(value, token)
+            self._sample(slot, value, slots, tokens)
+            if state.released:
+                del self.slots[slot]
+        self.num_held += len(held)
         return StepResult(
             step_id=step_id,
             slots=pack_ids(slots),
             token_ids=pack_ids(tokens),
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
+            held_slots=pack_ids(held),
             step_s=0.01,
         )
+
+    def _sample(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> None:
+        state = self.slots[slot]
+        new = [next_token(value)]
+        for _ in range(num_forced(value) if state.constrained else 0):
+            value = digest(value, new[-1])
+            new.append(next_token(value))
+        state.tokens += new
+        slots += [slot] * len(new)
+        tokens += new
 
     def _place(self, state: _Slot, position: int) -> tuple[int, int]:
         return state.pages[position // self.page_size], position % self.page_size

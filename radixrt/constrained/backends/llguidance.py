@@ -5,14 +5,12 @@ llguidance is the default for JSON schemas: on 9,795 real schemas it accepted no
 
 import functools
 import json
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from numpy.typing import NDArray
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends.lark_rules import check_lark
@@ -26,11 +24,6 @@ Answer = TypeVar("Answer")
 
 _WHITESPACE: dict[WhitespaceName, str] = {"flexible": r"( |\n( {0,32}|\t{0,8}))?", "compact": ""}
 """White space allowed at each gap of a JSON text. It is bounded: a model that may write endless white space does."""
-
-_ROWS_FOR_THREADS = 8
-_CORES_FOR_THREADS = 8
-_NUM_CORES = os.cpu_count() or 1
-"""Filling a row takes about 10 µs; waking a thread takes as long, and milliseconds where cores are busy."""
 
 _LIMITS = LLParserLimits(max_lexer_states=50_000, max_items_in_row=20_000, step_max_items=1_000_000)
 """A lexer state takes 1 to 2 kB, and the worker holds hundreds of grammars. At the library's own limits on items, objects of a
@@ -163,11 +156,6 @@ def _tokenizer(facts: TokenizerFacts) -> LLTokenizer:
     return LLTokenizer(wrapper, n_vocab=facts.vocab_size, eos_token=list(facts.eos_token_ids))
 
 
-@functools.lru_cache(maxsize=1)
-def _executor() -> LLExecutor:
-    return LLExecutor()
-
-
 def load(grammar: Grammar, facts: TokenizerFacts) -> "LlguidanceMatcher":
     """Raises:
     GrammarExhausted: the grammar was compiled for another tokenizer, or by another version.
@@ -250,22 +238,3 @@ class LlguidanceMatcher(Matcher):
                 f"The grammar became too complex in the middle of the answer; simplify it. "
                 f"({_sentence(self._native.get_error())})"
             )
-
-
-def fill_masks(rows: Sequence[tuple[LlguidanceMatcher, int]], bitmask: NDArray[np.int32]) -> None:
-    """Fill ``bitmask[index]`` for each (matcher, index): many rows in native threads, where there are cores for them.
-
-    Raises:
-        GrammarExhausted: as :meth:`LlguidanceMatcher.fill_mask`.
-    """
-    if len(rows) < _ROWS_FOR_THREADS or _NUM_CORES < _CORES_FOR_THREADS:
-        for matcher, index in rows:
-            matcher.fill_mask(bitmask[index])
-        return
-    native = [(matcher._alive(), index) for matcher, index in rows if not matcher._ended]
-    _executor().unsafe_compute_mask_ptr(
-        native, bitmask.ctypes.data, bitmask.strides[0], bitmask.shape[0]
-    )
-    for matcher, index in rows:
-        if matcher._ended or matcher._native.is_error():
-            matcher.fill_mask(bitmask[index])

@@ -1,30 +1,38 @@
 """Keeps the matcher of each constrained slot, and fills the bitmask of tokens that each may sample next.
 
 A grammar is loaded once (:mod:`radixrt.worker.sampling.grammar_loader`) and its matcher forked for every sequence
-that uses it. The bitmask is filled after the forward pass was launched, which a GPU computes meanwhile; the sampler
-applies it. Then the matchers take the sampled tokens. They can also list the tokens that must follow (jump-forward).
+that uses it. The bitmask is filled by threads beside the forward pass; the sampler applies it. A row whose mask is not
+ready in time is not sampled in this step. Then the matchers take the sampled tokens. They can also list the tokens that
+must follow (jump-forward).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.constrained.bitmask import bitmask_words
+from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 from radixrt.constrained.errors import GrammarExhausted
-from radixrt.constrained.loader import fill_masks
 from radixrt.constrained.matcher import Matcher
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow_only, forbid
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
+from radixrt.worker.sampling.mask_filling import SLOW_S, MaskFiller, MaskJob
 
 log = logging.getLogger(__name__)
 
 ALL_TOKENS = -1
 """A word of the bitmask with every bit set."""
+
+MASK_BUDGET_S = 0.002
+"""Time that a step's other rows wait for the masks of rows that are usually quick."""
+SLOW_MASK_BUDGET_S = 0.0002
+"""Time that they wait for the others."""
+_SLOW_MEMORY = 16
+"""Masks that are expected to be slow after one that was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,10 @@ class _SlotMatcher:
     next_token: int | None = None
     """The matcher has taken it already: it must be sampled next."""
     failed: bool = False
+    job: MaskJob | None = None
+    """Fills the mask of the next token; the matcher must not be used until it is done."""
+    expected_slow: int = 0
+    """The next masks, this many, are expected to be slow."""
 
 
 class SlotMatchers:
@@ -61,11 +73,22 @@ class SlotMatchers:
         *,
         eos_token_ids: Sequence[int],
         jump_forward: bool = True,
+        decide: Callable[[NDArray[np.bool_]], NDArray[np.bool_]] = lambda ready: ready,
     ) -> None:
+        """
+        Args:
+            loader: of the grammars.
+            vocab_size: of the model.
+            eos_token_ids: of the model.
+            jump_forward: forced tokens are not sampled.
+            decide: from the rows [n] whose masks are ready on this rank to those on which all ranks agree.
+        """
         self.loader = loader
         self._num_words = bitmask_words(vocab_size)
         self._eos_token_ids = list(eos_token_ids)
         self._jump_forward = jump_forward
+        self._decide = decide
+        self._filler = MaskFiller()
         self._by_slot: dict[int, _SlotMatcher] = {}
 
     def admit(self, slot: int, use: GrammarUse, output: TokenIds, *, may_jump: bool) -> None:
@@ -99,8 +122,44 @@ class SlotMatchers:
 
     # ------------------------------------------------------------ a step
 
+    def begin_masks(self, slots: NDArray[np.int64]) -> list[MaskJob | None]:
+        """Begin to fill the masks of ``slots`` [rows] in threads. Returns the job of each; None if it needs none."""
+        if not self._by_slot:
+            return []
+        entries = [self._by_slot.get(slot) for slot in slots.tolist()]
+        new = [entry for entry in entries if entry is not None and _lacks_job(entry)]
+        for entry in new:
+            row = np.empty(self._num_words, dtype=np.int32)
+            entry.job = MaskJob(entry.matcher, row, expected_slow=entry.expected_slow > 0)
+        if new:
+            self._filler.begin([entry.job for entry in new if entry.job is not None])
+        return [None if entry is None else entry.job for entry in entries]
+
+    def rows_ready(self, slots: NDArray[np.int64], *, alone: bool) -> NDArray[np.bool_] | None:
+        """Wait for the masks of ``slots`` [rows], as long as the budget allows.
+
+        Args:
+            slots: that are to be sampled.
+            alone: the step does nothing else, so it waits until some row is ready.
+
+        Returns:
+            [rows] whether a row can be sampled now; None if all can. The same on every rank.
+        """
+        each = self.begin_masks(slots)
+        jobs = [job for job in each if job is not None]
+        if not jobs:
+            return None
+        quick = [job for job in jobs if not job.expected_slow]
+        self._filler.wait(jobs, SLOW_MASK_BUDGET_S)
+        self._filler.wait(quick, MASK_BUDGET_S - SLOW_MASK_BUDGET_S)
+        if alone and len(jobs) == len(slots):
+            self._filler.wait(jobs, count=1)
+        ready = self._decide(np.array([job is None or job.is_done for job in each]))
+        self._filler.wait([job for job, now in zip(each, ready, strict=True) if now and job])
+        return None if ready.all() else ready
+
     def mask(self, slots: NDArray[np.int64]) -> TokenMask | None:
-        """The allowed tokens of the rows ``slots`` [rows]; None if no row is constrained."""
+        """The allowed tokens of the rows ``slots`` [rows], which are ready; None if no row is constrained."""
         if not self._by_slot:
             return None
         rows = [row for row, slot in enumerate(slots.tolist()) if slot in self._by_slot]
@@ -108,33 +167,23 @@ class SlotMatchers:
             return None
         entries = [self._by_slot[int(slots[row])] for row in rows]
         bits = np.full((len(rows), self._num_words), ALL_TOKENS, dtype=np.int32)
-        try:
-            fill_masks([one.matcher if _is_masked(one) else None for one in entries], bits)
-        except GrammarExhausted:
-            self._fill_one_by_one(entries, bits)
         for row, one in zip(bits, entries, strict=True):
-            if one.next_token is not None:
+            if one.job is not None:
+                _take_mask(one, one.job, row)
+            elif one.next_token is not None:
                 allow_only(row, one.next_token)
                 one.next_token = None
             elif one.begin_after:
                 forbid(row, self._eos_token_ids)
-            elif one.forbidden is not None:
-                one.forbidden.forbid(row)
             one.failed = one.failed or not row.any()
             if one.failed:
                 row.fill(ALL_TOKENS)  # the sampled token is not used
         return TokenMask(np.array(rows, dtype=np.int64), bits)
 
-    def _fill_one_by_one(self, entries: list[_SlotMatcher], bits: NDArray[np.int32]) -> None:
-        """Fill the masks one by one, and mark the matchers that fail."""
-        for row, one in zip(bits, entries, strict=True):
-            if not _is_masked(one):
-                continue
-            try:
-                one.matcher.fill_mask(row)
-            except GrammarExhausted as error:
-                log.warning("Matcher failed: %s", error)
-                one.failed = True
+    def failed(self, slots: NDArray[np.int64]) -> set[int]:
+        """Those of ``slots`` [rows] that can't go on."""
+        held = self._by_slot
+        return {slot for slot in slots.tolist() if slot in held and held[slot].failed}
 
     def advance(self, slots: NDArray[np.int64], token_ids: TokenIds) -> list[int]:
         """Take the sampled tokens [rows] of ``slots`` [rows]; returns the slots that can't go on."""
@@ -205,6 +254,23 @@ class SlotMatchers:
             entry.failed = True
 
 
-def _is_masked(entry: _SlotMatcher) -> bool:
-    """Whether its matcher fills the mask of the next token."""
-    return not entry.begin_after and not entry.failed and entry.next_token is None
+def _lacks_job(entry: _SlotMatcher) -> bool:
+    """Whether its matcher is to fill the mask of the next token, and was not told to."""
+    return (
+        entry.job is None
+        and not entry.begin_after
+        and not entry.failed
+        and entry.next_token is None
+    )
+
+
+def _take_mask(entry: _SlotMatcher, job: MaskJob, row: BitmaskRow) -> None:
+    """Write the mask that is ready over ``row``."""
+    entry.job = None
+    entry.expected_slow = _SLOW_MEMORY if job.cpu_s > SLOW_S else max(0, entry.expected_slow - 1)
+    entry.failed = job.failed
+    if job.failed:
+        return
+    row[:] = job.row
+    if entry.forbidden is not None:
+        entry.forbidden.forbid(row)

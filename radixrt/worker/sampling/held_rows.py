@@ -1,0 +1,91 @@
+"""Keeps the logits of rows whose masks are not ready, so that a later step samples their tokens without a forward pass."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixrt.device.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Rows that sample a token; tensors are on the device."""
+
+    slots: NDArray[np.int64]  # [rows]
+    slots_on_device: Tensor  # [rows] int64
+    positions: Tensor  # [rows] int64, of the sampled tokens in their sequences
+    logits: Tensor  # [rows, vocab] float32
+
+    def take(self, rows: NDArray[np.int64], device: Device) -> "SamplingRows":
+        """Copies of some rows."""
+        (index,) = device.upload(rows)
+        return SamplingRows(
+            self.slots[rows],
+            self.slots_on_device[index],
+            self.positions[index],
+            self.logits[index],
+        )
+
+
+class HeldRows:
+    """The rows that wait for their masks."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._rows: SamplingRows | None = None
+        self._retired: set[int] = set()
+
+    def __contains__(self, slot: int) -> bool:
+        return self._rows is not None and slot in self._rows.slots
+
+    def retire(self, slot: int) -> bool:
+        """The sequence of a slot needs no more than the token that it waits for; False if it waits for none."""
+        if slot not in self:
+            return False
+        self._retired.add(slot)
+        return True
+
+    def drop(self, slot: int) -> bool:
+        """Forget the row of a slot; False if it has none."""
+        if self._rows is None or slot not in self:
+            return False
+        self._hold(self._rows, np.flatnonzero(self._rows.slots != slot))
+        self._retired.discard(slot)
+        return True
+
+    def join(self, rows: SamplingRows) -> SamplingRows:
+        """The rows of a step, and after them those that wait."""
+        held = self._rows
+        if held is None:
+            return rows
+        return SamplingRows(
+            np.concatenate((rows.slots, held.slots)),
+            torch.cat((rows.slots_on_device, held.slots_on_device)),
+            torch.cat((rows.positions, held.positions)),
+            torch.cat((rows.logits, held.logits)),
+        )
+
+    def keep(self, rows: SamplingRows, ready: NDArray[np.bool_] | None) -> SamplingRows:
+        """Let the joined rows of a step that are not ready wait; returns those that are sampled now.
+
+        Args:
+            rows: as :meth:`join` returned them.
+            ready: [rows]; None: all are.
+        """
+        if ready is None:
+            self._rows = None
+            return rows
+        self._hold(rows, np.flatnonzero(~ready))
+        return rows.take(np.flatnonzero(ready), self._device)
+
+    def take_retired(self, slots: NDArray[np.int64]) -> list[int]:
+        """Those of ``slots``, which are sampled now, whose sequences need no more; they are forgotten."""
+        gone = self._retired.intersection(slots.tolist()) if self._retired else set()
+        self._retired -= gone
+        return list(gone)
+
+    def _hold(self, rows: SamplingRows, kept: NDArray[np.int64]) -> None:
+        self._rows = rows.take(kept, self._device) if len(kept) else None
