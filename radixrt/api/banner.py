@@ -14,7 +14,7 @@ _DEMO_QUESTION = (
 _QUESTION = "Why is the sky blue?"
 
 
-def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
+def banner(config: ServerConfig, info: EngineInfo, host: str, port: int, *, needs_key: bool) -> str:
     """The lines to print; ``host`` and ``port`` are those the socket is bound to."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
         host, f"[{host}]" if ":" in host else host
@@ -22,7 +22,7 @@ def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
     url = f"http://{reachable}:{port}"
     question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
     body = {"messages": [{"role": "user", "content": question}]}
-    key = "" if config.api_key is None else " -H 'Authorization: Bearer YOUR_API_KEY'"
+    key = "" if not needs_key else " -H 'Authorization: Bearer YOUR_API_KEY'"
     docs = Path(__file__).parents[2] / "docs"
     return f"""
 radixrt {__version__} serves {config.model_name} ({info.architecture}, {_short(info.num_parameters)} parameters, \

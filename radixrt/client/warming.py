@@ -70,5 +70,5 @@ async def pin(
     """
     check_pin_seconds(ttl_s)  # before anything is computed in vain
     warmed = await warm(run, request_id, prompt, options)
-    lease = await client.pin(prompt, options.cache_salt, ttl_s)
+    lease = await client.pin(prompt, options.cache_salt, ttl_s, options.tenant)
     return Pinned(**msgspec.structs.asdict(lease), **msgspec.structs.asdict(warmed))

@@ -2,10 +2,12 @@
 
 import dataclasses
 import errno
+import os
 import signal
 import socket
 import sys
 
+from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.models.checkpoint import (
@@ -66,16 +68,22 @@ def serve(config: ServerConfig) -> int:
     """Run a server until a signal ends it; returns the exit status.
 
     SIGTERM drains: open requests are answered within ``--shutdown-grace`` seconds, new ones refused. SIGINT, or a second
-    SIGTERM, ends at once.
+    SIGTERM, ends at once. SIGHUP reads the key file again, if there is one; otherwise it ends the server.
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt_once)
     try:
+        keys = KeySource.of(config, os.environ)
+        keys.load()  # here for its errors; the api process holds the keys
         config = prepare(config)
+        if keys.file is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also in the processes that start now
         with (
             bind(config.host, config.port) as listener,
             Supervisor(config, listener, MAX_DEATHS) as supervisor,
         ):
+            if keys.file is not None:
+                signal.signal(signal.SIGHUP, lambda signum, frame: supervisor.reload_keys())
             signal.signal(signal.SIGTERM, lambda signum, frame: _drain(supervisor))
             supervisor.wait()
     except KeyboardInterrupt:
