@@ -10,7 +10,8 @@ from radixrt.api.conversations.continuation import conversation_routes
 from radixrt.api.http.browsers import CheckBrowsers, accepted_names, cors
 from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
-from radixrt.api.http.middleware import LimitBody, RefuseWhileDraining, RequireApiKey, SetRequestId
+from radixrt.api.http.keys import Authenticate
+from radixrt.api.http.middleware import LimitBody, RefuseWhileDraining, SetRequestId
 from radixrt.api.native.cache import cache_routes
 from radixrt.api.native.generate import native_routes
 from radixrt.api.native.scoring import scoring_routes
@@ -35,8 +36,7 @@ def build_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app, [ANTHROPIC_ERRORS])
     app.add_middleware(LimitBody, max_bytes=MAX_BODY_BYTES)
-    if state.config.api_key is not None:
-        app.add_middleware(RequireApiKey, api_key=state.config.api_key)
+    app.add_middleware(Authenticate, keys=state.keys)
     app.add_middleware(RefuseWhileDraining, is_draining=lambda: state.is_draining)
     config = state.config
     origins = listed(config.cors_origins)

@@ -15,7 +15,9 @@ _DEMO_QUESTION = (
 _QUESTION = "Why is the sky blue?"
 
 
-def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
+def banner(
+    config: ServerConfig, info: EngineInfo, host: str, port: int, *, needs_key: bool = False
+) -> str:
     """The lines to print; ``host`` and ``port`` are those the socket is bound to."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
         host, f"[{host}]" if ":" in host else host
@@ -24,7 +26,7 @@ def banner(config: ServerConfig, info: EngineInfo, host: str, port: int) -> str:
     url = f"{scheme}://{reachable}:{port}"
     question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
     body = {"messages": [{"role": "user", "content": question}]}
-    key = "" if config.api_key is None else " -H 'Authorization: Bearer YOUR_API_KEY'"
+    key = "" if not needs_key else " -H 'Authorization: Bearer YOUR_API_KEY'"
     docs = Path(__file__).parents[2] / "docs"
     names = "" if is_loopback(host) else f"\n  names     {_names(config)}"
     return f"""

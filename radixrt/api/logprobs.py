@@ -47,18 +47,27 @@ async def chat_logprobs(tokens: TokenLogprobs | None) -> dict[str, Any] | None:
     """The ``logprobs`` object of a chat choice."""
     if tokens is None:
         return None
+    return {"content": await _each(tokens, _with_top), "refusal": None}
 
-    def entry(token: TokenLogprob) -> dict[str, Any]:
-        return {
-            "token": token.token,
-            "logprob": json_logprob(token.logprob),
-            "bytes": list(token.token_bytes),
-        }
 
-    def with_top(token: TokenLogprob) -> dict[str, Any]:
-        return {**entry(token), "top_logprobs": [entry(other) for other in token.top]}
+async def chat_entries(tokens: TokenLogprobs | None) -> list[orjson.Fragment]:
+    """The JSON of each element of its ``content``, for APIs that send them more than once."""
+    if tokens is None:
+        return []
+    slices = [[orjson.dumps(_with_top(row)) for row in rows] async for rows in in_slices(tokens)]
+    return [orjson.Fragment(entry) for entries in slices for entry in entries]
 
-    return {"content": await _each(tokens, with_top), "refusal": None}
+
+def _with_top(token: TokenLogprob) -> dict[str, Any]:
+    return {**_entry(token), "top_logprobs": [_entry(other) for other in token.top]}
+
+
+def _entry(token: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": token.token,
+        "logprob": json_logprob(token.logprob),
+        "bytes": list(token.token_bytes),
+    }
 
 
 class CompletionLogprobs:

@@ -18,6 +18,7 @@ class RequestGroup:
 
     Attributes:
         id: of all of them together.
+        tenant: whose requests they are.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class RequestGroup:
                 would stand in the queue before the requests of others.
         """
         self.id = requests[0].group_id or requests[0].request_id
+        self.tenant = requests[0].options.tenant
         self._client = client
         self._requests = requests
         self._free = asyncio.Semaphore(max(1, most_running // max(r.sampling.n for r in requests)))
@@ -68,7 +70,7 @@ class RequestGroup:
         """End all answers where they are, with finish reason "abort". If a prompt has not begun, :meth:`run` raises a RequestError."""
         self._aborted = True
         for request in self._requests:
-            self._client.abort(request.request_id)
+            self._client.abort(request.request_id, self.tenant)
 
     async def _run_one(
         self, index: int, arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import signal
 import socket
@@ -16,7 +17,9 @@ import uvloop
 from radixrt.api.app import build_app
 from radixrt.api.banner import banner
 from radixrt.api.http.connection import IDLE_TIMEOUT_S, Connection
+from radixrt.api.http.keys import Keys
 from radixrt.api.state import ServerState
+from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Channels
 from radixrt.base.tls import server_context
@@ -52,7 +55,8 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     client = EngineClient(channels, MOST_UNREAD_CHUNKS, config.random_seed)
     try:
-        state = ServerState(config, client, await client.ready())
+        keys = _keys(config)
+        state = ServerState(config, client, await client.ready(), keys)
         server = _Server(
             state,
             channels,
@@ -64,13 +68,15 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
                 log_config=None,
                 access_log=debugging,
                 server_header=False,
+                proxy_headers=False,  # they are the client's word
                 timeout_graceful_shutdown=FLUSH_S,
                 timeout_keep_alive=IDLE_TIMEOUT_S,
                 ssl_context_factory=_tls(config),
             ),
         )
         listen_socket.listen(LISTEN_BACKLOG)
-        print(banner(config, state.info, *listen_socket.getsockname()[:2]), flush=True)
+        address = listen_socket.getsockname()[:2]
+        print(banner(config, state.info, *address, needs_key=keys.are_declared), flush=True)
         await server.serve(sockets=[listen_socket])
     except asyncio.CancelledError:
         pass
@@ -83,6 +89,24 @@ def _tls(config: ServerConfig) -> Callable[..., ssl.SSLContext] | None:
         return None
     context = server_context(config.tls_cert, config.tls_key)
     return lambda uvicorn_config, default: context
+
+
+def _keys(config: ServerConfig) -> Keys:
+    """The keys of the settings and the environment, which SIGHUP reads again.
+
+    Raises:
+        ConfigError: they are not valid.
+    """
+    source = KeySource.of(config, os.environ)
+    keys = Keys(source)
+    if source.file is not None and threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keys.reload)
+    if config.api_key is not None:
+        log.warning(
+            "Other users of this machine can see the key of --api-key in the list of processes: declare keys in a file "
+            "(--api-keys), or set RADIXRT_API_KEY."
+        )
+    return keys
 
 
 class _Server(uvicorn.Server):

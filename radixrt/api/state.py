@@ -1,6 +1,7 @@
 """State that all endpoints share: the engine's client, the requests in flight, the metrics."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
@@ -8,6 +9,7 @@ from typing import Any
 
 from radixrt.api.conversations.store import ConversationStore
 from radixrt.api.http.json_bounds import JsonBounds
+from radixrt.api.http.keys import Caller, Keys
 from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.api.request_group import RequestGroup
 from radixrt.base.config import ServerConfig
@@ -15,7 +17,8 @@ from radixrt.base.errors import EngineDiedError, RequestError, shown
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.open_requests import id_in_use
 from radixrt.messages.answers import AnswerChunk, EngineInfo
-from radixrt.messages.requests import GenerateRequest
+from radixrt.messages.ids import num_ids
+from radixrt.messages.requests import GenerateRequest, Tenant
 
 KEPT_CONVERSATIONS_TTL_S = 3600.0
 
@@ -24,7 +27,14 @@ DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class ServerState:
-    def __init__(self, config: ServerConfig, client: EngineClient, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        client: EngineClient,
+        info: EngineInfo,
+        keys: Keys | None = None,
+    ) -> None:
+        self.keys = keys or Keys()
         self.config = config
         self.client = client
         self.info = info
@@ -32,8 +42,8 @@ class ServerState:
         self.conversations = ConversationStore(
             config.kept_conversations_mb << 20, KEPT_CONVERSATIONS_TTL_S
         )
-        self._groups: dict[str, RequestGroup] = {}
-        """Of the HTTP requests in flight, by their ids."""
+        self._groups: dict[tuple[str, str], RequestGroup] = {}
+        """Of the HTTP requests in flight, by the name of their key and their ids."""
         self.json_bounds = JsonBounds()
         self.started_at = int(time.time())
         self.is_draining = False
@@ -80,13 +90,23 @@ class ServerState:
             RequestError: the request's id is in use, or a prompt was refused or lost.
             EngineDiedError: the engine ended.
         """
-        group = RequestGroup(self.client, requests, self.config.max_running_requests)
+        tenant = requests[0].options.tenant
+        check_max_tokens(requests, tenant)
+        use = self.keys.use_of(tenant)
+        most_running = min(
+            self.config.max_running_requests, use.limits.max_parallel_requests or math.inf
+        )
+        group = RequestGroup(self.client, requests, int(most_running))
         timers = [AnswerTimer(self.metrics, request.stream) for request in requests]
+        begun: set[int] = set()
         try:
             with self._registered(group), constraint_errors_name(constraint_field):
                 async with aclosing(group.run()) as chunks:
                     async for index, chunk in chunks:
                         timers[index].observe(chunk)
+                        prompt_tokens = 0 if index in begun else chunk.report.prompt_tokens
+                        begun.add(index)
+                        use.count_tokens(prompt_tokens + num_ids(chunk.token_ids))
                         yield index, chunk
         except (RequestError, EngineDiedError):
             self.metrics.answers.labels("error").inc()
@@ -103,12 +123,12 @@ class ServerState:
                 found[index] = chunk
         return [found[index] for index in range(len(requests))]
 
-    def abort(self, name: str) -> None:
-        """Drop the HTTP request of this id, or one prompt of it. An unknown id is ignored."""
-        if group := self._groups.get(name):
+    def abort(self, name: str, caller: Caller) -> None:
+        """Drop the caller's HTTP request of this id, or one prompt of it. An unknown id is ignored."""
+        if group := self._groups.get((caller.tenant.name, name)):
             group.abort()
         else:
-            self.client.abort(name)
+            self.client.abort(name, caller.tenant)
 
     def abort_all(self) -> None:
         """Drop every request."""
@@ -118,13 +138,28 @@ class ServerState:
     @contextmanager
     def _registered(self, group: RequestGroup) -> Iterator[None]:
         """Let ``abort`` find a group while it runs."""
-        if group.id in self._groups:
+        key = group.tenant.name, group.id
+        if key in self._groups:
             raise id_in_use(group.id)
-        self._groups[group.id] = group
+        self._groups[key] = group
         try:
             yield
         finally:
-            del self._groups[group.id]
+            del self._groups[key]
+
+
+def check_max_tokens(requests: list[GenerateRequest], tenant: Tenant) -> None:
+    """Raises:
+    RequestError: a request asks for longer answers than its key may get. OpenAI's API refuses them too; an answer that is
+        cut off without notice would be worse.
+    """
+    most = tenant.max_tokens
+    asked = max(request.sampling.max_tokens or 0 for request in requests)
+    if most is not None and asked > most:
+        raise RequestError(
+            f"max_tokens is {asked}; this API key gets at most {most} tokens an answer.",
+            param="max_tokens",
+        )
 
 
 @contextmanager

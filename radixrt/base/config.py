@@ -139,8 +139,16 @@ class ServerConfig(SchedulerSettings):
     port: int = _http(
         30000, "TCP port to listen on; 0 picks a free one.", at_least=0, at_most=65535
     )
+    api_keys: str | None = _http(
+        None,
+        "JSON or TOML file that declares the API keys with their roles and limits (docs/security.md); SIGHUP reads it again. "
+        "Default: environment variable RADIXRT_API_KEYS.",
+        metavar="FILE",
+    )
     api_key: str | None = _http(
-        None, "Key that clients must send as a bearer token; /health, /ping and /metrics need none."
+        None,
+        "One API key, an admin's. Other users of the machine can see it in the list of processes; environment variable "
+        "RADIXRT_API_KEY hides it.",
     )
     allowed_hosts: str | None = _http(
         None,

@@ -57,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     top = commands.add_parser("top", help="watch a server's KV cache")
     _add_top_arguments(top)
     top.set_defaults(run=partial(_run, "radixrt.top.command", "server"))
+    key = commands.add_parser("key", help="make API keys")
+    new = key.add_subparsers(required=True, metavar="ACTION").add_parser(
+        "new", help="print a new key to stderr and its entry for the file of --api-keys to stdout"
+    )
+    new.add_argument("name", metavar="NAME", help="name of the key")
+    new.add_argument("--admin", action="store_true", help="give it the role of an admin")
+    new.set_defaults(run=_new_key)
     bench = commands.add_parser("bench", help="measure")
     benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for name, module, declare_flags, help in _BENCHMARKS:
@@ -70,6 +77,15 @@ def _serve(arguments: argparse.Namespace) -> int:
     from radixrt.supervisor.launch import serve
 
     return serve(config_from_arguments(arguments))
+
+
+def _new_key(arguments: argparse.Namespace) -> int:
+    from radixrt.base.api_keys import new_key
+
+    key, entry = new_key(arguments.name, "admin" if arguments.admin else "user")
+    print(f"The key, which is shown only now: {key}", file=sys.stderr)
+    print(f'[[keys]]\nname = "{entry.name}"\nhash = "{entry.hash}"\nrole = "{entry.role}"')
+    return 0
 
 
 def _run(module: str, extra: str, arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,7 +38,7 @@ from radixrt.messages.replies import (
     LeaseGranted,
     Tokenized,
 )
-from radixrt.messages.requests import AbortRequest, GenerateRequest, Prompt
+from radixrt.messages.requests import NO_TENANT, AbortRequest, GenerateRequest, Prompt, Tenant
 from radixrt.messages.stats import SchedulerStats
 
 log = logging.getLogger(__name__)
@@ -214,9 +215,9 @@ class EngineClient:
         """As :meth:`answers`, for requests of one answer each that do not stream: the one chunk of each."""
         return [chunk for (chunk,) in await self.answers(requests)]
 
-    def abort(self, request_id: str) -> None:
-        """Drop a request. Its reader gets the text so far, with finish reason "abort". An unknown id is ignored."""
-        if (opened := self._open.find(request_id)) is not None:
+    def abort(self, request_id: str, tenant: Tenant = NO_TENANT) -> None:
+        """Drop a tenant's request. Its reader gets the text so far, with finish reason "abort". An unknown id is ignored."""
+        if (opened := self._open.find(request_id, tenant)) is not None:
             self._abort(opened)
 
     def _abort(self, opened: OpenRequest) -> None:
@@ -227,17 +228,23 @@ class EngineClient:
                 RequestError("The request was aborted before it began.", code="request_aborted")
             )
 
-    async def tokenize(self, prompt: Prompt) -> Tokenized:
+    async def tokenize(self, prompt: Prompt, tenant: Tenant = NO_TENANT) -> Tokenized:
         """A prompt, also one some times longer than the context, as token ids and as text."""
-        return await self._call(TokenizeCall, Tokenized, prompt=prompt)
+        return await self._call(TokenizeCall, Tokenized, prompt=prompt, tenant=tenant)
 
-    async def detokenize(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+    async def detokenize(
+        self,
+        token_ids: list[int],
+        skip_special_tokens: bool = False,
+        tenant: Tenant = NO_TENANT,
+    ) -> str:
         """The text of tokens."""
         return await self._call(
             DetokenizeCall,
             str,
             token_ids=pack_ids(token_ids),
             skip_special_tokens=skip_special_tokens,
+            tenant=tenant,
         )
 
     async def compile(self, constraint: Constraint) -> CompileReport:
@@ -252,7 +259,9 @@ class EngineClient:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
         return await self._call(FlushCacheCall, int)
 
-    async def pin(self, prompt: Prompt, cache_salt: str, ttl_s: float) -> LeaseGranted:
+    async def pin(
+        self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant = NO_TENANT
+    ) -> LeaseGranted:
         """Keep the KV that the radix tree holds of a prompt from eviction, for ``ttl_s`` seconds.
 
         A caller that is cancelled meanwhile leaves no lease behind.
@@ -261,50 +270,89 @@ class EngineClient:
             RequestError: too much is pinned already, or ``ttl_s`` is too long.
         """
         pinning = asyncio.ensure_future(
-            self._call(PinCall, LeaseGranted, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s)
+            self._call(
+                PinCall,
+                LeaseGranted,
+                prompt=prompt,
+                cache_salt=cache_salt,
+                ttl_s=ttl_s,
+                tenant=tenant,
+            )
         )
         try:
             granted = await asyncio.shield(pinning)
-            self._leases.add(granted.lease, prompt, cache_salt, ttl_s)
+            self._leases.add(granted.lease, prompt, cache_salt, ttl_s, tenant)
             return granted
         except asyncio.CancelledError:
-            pinning.add_done_callback(self._give_back)
+            pinning.add_done_callback(partial(self._give_back, tenant))
             raise
 
-    async def _repin(self, prompt: Prompt, cache_salt: str, ttl_s: float, lease: str) -> None:
+    async def _repin(
+        self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant, lease: str
+    ) -> None:
         await self._call(
-            PinCall, LeaseGranted, prompt=prompt, cache_salt=cache_salt, ttl_s=ttl_s, lease=lease
+            PinCall,
+            LeaseGranted,
+            prompt=prompt,
+            cache_salt=cache_salt,
+            ttl_s=ttl_s,
+            tenant=tenant,
+            lease=lease,
         )
 
     async def release_cache(
-        self, *, lease: str = "", session: str = "", cache_salt: str = ""
+        self,
+        *,
+        lease: str = "",
+        session: str = "",
+        cache_salt: str = "",
+        tenant: Tenant = NO_TENANT,
     ) -> int:
         """End a lease, or a session, whose KV is then evicted first; returns the number of tokens of either.
 
         Raises:
-            RequestError: the lease is unknown, has ended, or was lost with an engine.
+            RequestError: the lease is unknown, has ended, is another tenant's, or was lost with an engine.
         """
         if lease:
-            await self._leases.before_release(lease)
+            await self._leases.before_release(lease, tenant)
         return await self._call(
-            ReleaseCacheCall, int, lease=lease, session=session, cache_salt=cache_salt
+            ReleaseCacheCall,
+            int,
+            lease=lease,
+            session=session,
+            cache_salt=cache_salt,
+            tenant=tenant,
         )
 
-    async def cache_tree(self, depth: int, children: int) -> dict[str, Any]:
+    async def cache_tree(
+        self,
+        depth: int,
+        children: int,
+        namespace: str | None = None,
+        with_texts: bool = True,
+    ) -> dict[str, Any]:
         """A view of the radix tree: a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, with texts of tokens.
 
         Args:
             depth: levels of nodes below each root.
             children: most of them shown of each node.
+            namespace: of the cache salts whose part is shown; None: the whole tree.
         """
-        return await self._call(CacheTreeCall, dict, depth=depth, children=children)
+        return await self._call(
+            CacheTreeCall,
+            dict,
+            depth=depth,
+            children=children,
+            namespace=namespace,
+            with_texts=with_texts,
+        )
 
-    def _give_back(self, pinning: asyncio.Future[LeaseGranted]) -> None:
+    def _give_back(self, tenant: Tenant, pinning: asyncio.Future[LeaseGranted]) -> None:
         """Release a lease whose caller was cancelled."""
         if not pinning.cancelled() and pinning.exception() is None and self._died is None:
             lease = pinning.result().lease
             call_id = next(self._new_number)  # nobody waits for the reply
-            self._outbox.send(ReleaseCacheCall(call_id=call_id, lease=lease))
+            self._outbox.send(ReleaseCacheCall(call_id=call_id, lease=lease, tenant=tenant))
 
     async def stats(self, check_invariants: bool = False) -> SchedulerStats:
         """Raises:

@@ -14,7 +14,7 @@ import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
-from radixrt.messages.requests import GenerateRequest, Prompt, RequestOptions
+from radixrt.messages.requests import NO_TENANT, GenerateRequest, Prompt, RequestOptions, Tenant
 
 MAX_PROMPT_BYTES = 64 << 20
 """Of all kept prompts. Leases beyond it are lost when the engine dies."""
@@ -25,8 +25,8 @@ MIN_PURGE = 1024
 LEAST_S = 1.0
 """A lease that expires sooner is not taken again."""
 
-Repin = Callable[[Prompt, str, float, str], Awaitable[object]]
-"""Pins a prompt that is in the tree: prompt, cache salt, seconds, id of the lease."""
+Repin = Callable[[Prompt, str, float, Tenant, str], Awaitable[object]]
+"""Pins a prompt that is in the tree: prompt, cache salt, seconds, tenant, id of the lease."""
 
 
 @dataclass(eq=False)
@@ -37,6 +37,7 @@ class _Held:
     """None: too large to be kept."""
     num_bytes: int
     cache_salt: str
+    tenant: Tenant
     expires: float
     """On the clock."""
     lost: str = ""
@@ -67,19 +68,21 @@ class HeldLeases:
         self._pending: dict[str, asyncio.Event] = {}
         """Leases that are not taken again yet."""
 
-    def add(self, lease: str, prompt: Prompt, cache_salt: str, ttl_s: float) -> None:
+    def add(
+        self, lease: str, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant = NO_TENANT
+    ) -> None:
         """A lease was granted."""
         num_bytes = len(msgspec.msgpack.encode(prompt))
         if len(self._held) >= self._purge_at or self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
             self._purge()
         if self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
-            held = _Held(None, 0, "", self._clock() + ttl_s)
+            held = _Held(None, 0, "", tenant, self._clock() + ttl_s)
         else:
-            held = _Held(prompt, num_bytes, cache_salt, self._clock() + ttl_s)
+            held = _Held(prompt, num_bytes, cache_salt, tenant, self._clock() + ttl_s)
         self._held[lease] = held
         self._num_bytes += held.num_bytes
 
-    async def before_release(self, lease: str) -> None:
+    async def before_release(self, lease: str, tenant: Tenant = NO_TENANT) -> None:
         """Forget a lease that is about to be released; one that is being taken again is waited for.
 
         Raises:
@@ -87,8 +90,11 @@ class HeldLeases:
         """
         if (pending := self._pending.get(lease)) is not None:
             await pending.wait()
-        held = self._forget(lease)
-        if held is not None and held.lost:
+        held = self._held.get(lease)
+        if held is None or held.tenant.name != tenant.name:
+            return
+        self._forget(lease)
+        if held.lost:
             raise RequestError(
                 f"The lease was lost when the engine was restarted: {held.lost}",
                 status=404,
@@ -125,13 +131,14 @@ class HeldLeases:
             return
         if held.prompt is None:
             raise RequestError("The prompt was too large to be kept.")
-        options = RequestOptions(sampling=PREFILL_ONLY, cache_salt=held.cache_salt)
+        options = RequestOptions(
+            sampling=PREFILL_ONLY, cache_salt=held.cache_salt, tenant=held.tenant
+        )
         await self._compute(
             GenerateRequest(request_id=f"lease-{lease}", prompt=held.prompt, options=options)
         )
-        await self._repin(
-            held.prompt, held.cache_salt, max(LEAST_S, held.expires - self._clock()), lease
-        )
+        left_s = max(LEAST_S, held.expires - self._clock())
+        await self._repin(held.prompt, held.cache_salt, left_s, held.tenant, lease)
 
     def _forget(self, lease: str) -> _Held | None:
         held = self._held.pop(lease, None)

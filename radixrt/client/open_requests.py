@@ -21,7 +21,7 @@ import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.messages.answers import AnswerChunk, AnswerReport
-from radixrt.messages.requests import GenerateRequest, PartialAnswer
+from radixrt.messages.requests import NO_TENANT, GenerateRequest, PartialAnswer, Tenant
 
 SUSPECT_AFTER = 2
 """Deaths without a chunk between them."""
@@ -69,6 +69,11 @@ class OpenRequest:
     deaths: int = 0
     """Engines that died while they had it, since its last chunk: a request that gets on does not kill."""
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name of the tenant, and id."""
+        return self.request.options.tenant.name, self.request.request_id
+
     def take(self, chunk: AnswerChunk) -> bool:
         """Note a chunk and hand it to the reader; False: the reader is too slow."""
         self.deaths = 0
@@ -114,7 +119,9 @@ class OpenRequest:
 
     def digest(self) -> bytes:
         """Equal for equal requests of all clients."""
-        options = msgspec.structs.replace(self.request.options, deadline=None)
+        options = msgspec.structs.replace(
+            self.request.options, deadline=None, tenant=NO_TENANT, cache_salt=""
+        )
         bare = msgspec.structs.replace(self.request, request_id="", group_id="", options=options)
         return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
 
@@ -134,7 +141,8 @@ class OpenRequests:
         """
         self._send = send
         self._engine_is_alive = engine_is_alive
-        self._by_id: dict[str, OpenRequest] = {}
+        self._by_id: dict[tuple[str, str], OpenRequest] = {}
+        """By name of the tenant and id: tenants may choose the same ids."""
         self._by_wire_id: dict[str, OpenRequest] = {}
         self._num_sent = 0
         self._held: deque[OpenRequest] = deque()
@@ -151,8 +159,8 @@ class OpenRequests:
     def __iter__(self) -> Iterator[OpenRequest]:
         return iter(list(self._by_id.values()))
 
-    def find(self, request_id: str) -> OpenRequest | None:
-        return self._by_id.get(request_id)
+    def find(self, request_id: str, tenant: Tenant = NO_TENANT) -> OpenRequest | None:
+        return self._by_id.get((tenant.name, request_id))
 
     def on_wire(self, wire_id: str) -> OpenRequest | None:
         """The request to which an answer of the engine belongs, if it is still open."""
@@ -164,20 +172,20 @@ class OpenRequests:
         Raises:
             RequestError: its id is in use, it can't be sent, or an equal one has killed an engine.
         """
-        request_id = open_request.request.request_id
-        if request_id in self._by_id:
-            raise id_in_use(request_id)
+        key = open_request.key
+        if key in self._by_id:
+            raise id_in_use(open_request.request.request_id)
         if self._killers and open_request.digest() in self._killers:
             raise _deadly()
         if self._engine_is_alive() and not (self._held or self._suspects or self._alone):
             self._dispatch(open_request)
         else:
             self._held.append(open_request)
-        self._by_id[request_id] = open_request
+        self._by_id[key] = open_request
 
     def remove(self, open_request: OpenRequest) -> None:
         """It has ended."""
-        del self._by_id[open_request.request.request_id]
+        del self._by_id[open_request.key]
         self._by_wire_id.pop(open_request.wire_id, None)
         if open_request is self._alone:
             self._alone = None

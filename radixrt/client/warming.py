@@ -73,7 +73,7 @@ async def pin(
         engine = client.engine
         warmed = await warm(run, request_id, prompt, options)
         try:
-            lease = await client.pin(prompt, options.cache_salt, ttl_s)
+            lease = await client.pin(prompt, options.cache_salt, ttl_s, options.tenant)
         except RequestError:
             if client.engine == engine:
                 raise

@@ -31,8 +31,10 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
 class CacheNamespace(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the tree that requests with one cache salt share."""
 
+    namespace: str = ""
+    """Of the API keys that share it: ``key:NAME`` or ``group:NAME``."""
     salted: bool
-    """Whether there is a salt. The salt itself is a secret and not shown."""
+    """Whether the requests brought a salt. The salt itself is a secret and not shown."""
     total_tokens: int
     total_nodes: int
     children: list[CacheTreeNode]

@@ -6,7 +6,7 @@ Each gets one :class:`radixrt.messages.replies.CallReply`, from the tokenizer pr
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.requests import Prompt
+from radixrt.messages.requests import NO_TENANT, Prompt, Tenant
 
 
 class TokenizeCall(Message, frozen=True):
@@ -14,6 +14,7 @@ class TokenizeCall(Message, frozen=True):
 
     call_id: int
     prompt: Prompt
+    tenant: Tenant = NO_TENANT
 
 
 class DetokenizeCall(Message, frozen=True):
@@ -22,6 +23,7 @@ class DetokenizeCall(Message, frozen=True):
     call_id: int
     token_ids: PackedIds
     skip_special_tokens: bool = False
+    tenant: Tenant = NO_TENANT
 
 
 class FlushCacheCall(Message, frozen=True):
@@ -45,16 +47,18 @@ class PinCall(Message, frozen=True, kw_only=True):
     ttl_s: float
     lease: str = ""
     """The id of the lease, which a dead engine had granted; empty: a new one."""
+    tenant: Tenant = NO_TENANT
 
 
 class ReleaseCacheCall(Message, frozen=True, kw_only=True):
     """End a lease, or a session, whose KV is then evicted first.
 
-    Answered by a CallReply whose value is the number of tokens of the lease or the session; the error of an unknown lease
-    has status 404.
+    Answered by a CallReply whose value is the number of tokens of the lease or the session; the error of an unknown lease,
+    or of another tenant's, has status 404.
     """
 
     call_id: int
+    tenant: Tenant = NO_TENANT
     lease: str = ""
     session: str = ""
     cache_salt: str = ""
@@ -69,6 +73,10 @@ class CacheTreeCall(Message, frozen=True, kw_only=True):
     """Levels of nodes shown below each root; deeper nodes are only counted."""
     children: int = 16
     """Most children shown of a node, those with the most pages below them; the others are only counted."""
+    namespace: str | None = None
+    """Of the cache salts whose part of the tree is shown; None: all."""
+    with_texts: bool = True
+    """Show the texts of prompts, unless the server hides them from everybody."""
 
 
 class CompileCall(Message, frozen=True, kw_only=True):
@@ -99,3 +107,4 @@ class PinTokensCall(Message, frozen=True, kw_only=True):
     cache_salt: str
     ttl_s: float
     lease: str = ""
+    tenant: Tenant = NO_TENANT

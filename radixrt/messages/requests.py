@@ -69,10 +69,50 @@ class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_HINTS = CacheHints()
 
 
+class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The holder of an API key, for whom a request or a call is made. The default stands for all clients of a server
+    without declared keys."""
+
+    name: str = ""
+    """Of the key."""
+    cache_namespace: str = ""
+    """Prefixes are shared only within it. It is the first part of each of the tenant's cache salts."""
+    weight: float = 1.0
+    """Share of the engine while others wait, relative to their weights."""
+    max_tokens: int | None = None
+    """Most tokens of one answer."""
+    max_pinned_fraction: float = 1.0
+    """Share of the KV pool that the namespace may pin at a time."""
+
+    def salt(self, own: str | None) -> str:
+        """The cache salt of a request that brings the salt ``own``. No two namespaces have one in common: the text before
+        the first NUL is the namespace.
+
+        >>> Tenant().salt("a"), Tenant(cache_namespace="key:bob").salt("a")
+        ('a', 'key:bob\\x00a')
+        >>> Tenant().salt("key:bob\\0a")
+        '\\x00key:bob\\x00a'
+        """
+        own = own or ""
+        if not self.cache_namespace and "\0" not in own:
+            return own
+        return f"{self.cache_namespace}\0{own}"
+
+
+def split_salt(salt: str) -> tuple[str, str]:
+    """The namespace and the own part of a salt that :meth:`Tenant.salt` has made."""
+    namespace, separator, own = salt.partition("\0")
+    return (namespace, own) if separator else ("", salt)
+
+
+NO_TENANT = Tenant()
+
+
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of a request that the scheduler reads. They travel whole from the client to the scheduler's sequence."""
 
     sampling: SamplingParams = SamplingParams()
+    tenant: Tenant = NO_TENANT
     cache_salt: str = ""
     """Prefixes are shared only among requests with the same salt."""
     cache_hints: CacheHints = NO_HINTS

@@ -57,7 +57,9 @@ class CacheCalls:
 
     def _pin(self, call: PinTokensCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.kv.leases.pin(tokens, call.cache_salt, call.ttl_s, call.lease)
+        lease = self._scheduler.kv.leases.pin(
+            tokens, call.cache_salt, call.ttl_s, call.lease, call.tenant
+        )
         return LeaseGranted(
             lease=lease.lease_id,
             pinned_tokens=lease.num_pages * self._scheduler.limits.page_size,
@@ -66,7 +68,7 @@ class CacheCalls:
 
     def _release(self, call: ReleaseCacheCall) -> int:
         if call.lease:
-            lease = self._scheduler.kv.leases.release(call.lease)
+            lease = self._scheduler.kv.leases.release(call.lease, call.tenant)
             tokens = lease.num_pages * self._scheduler.limits.page_size
         else:
             tokens = self._scheduler.release_session(call.session, call.cache_salt)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import errno
+import os
 import signal
 import socket
 import sys
 
+from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.tls import server_context
@@ -67,18 +69,24 @@ def serve(config: ServerConfig) -> int:
     """Run a server until a signal ends it; returns the exit status.
 
     SIGTERM drains: open requests are answered within ``--shutdown-grace`` seconds, new ones refused. SIGINT, or a second
-    SIGTERM, ends at once.
+    SIGTERM, ends at once. SIGHUP reads the key file again, if there is one; otherwise it ends the server.
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt_once)
     try:
+        keys = KeySource.of(config, os.environ)
+        keys.load()  # here for its errors; the api process holds the keys
         config = prepare(config)
         if config.tls_cert is not None:
             server_context(config.tls_cert, config.tls_key)  # before a model is loaded in vain
+        if keys.file is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also in the processes that start now
         with (
             bind(config.host, config.port) as listener,
             Supervisor(config, listener, MAX_DEATHS) as supervisor,
         ):
+            if keys.file is not None:
+                signal.signal(signal.SIGHUP, lambda signum, frame: supervisor.reload_keys())
             signal.signal(signal.SIGTERM, lambda signum, frame: _drain(supervisor))
             supervisor.wait()
     except KeyboardInterrupt:

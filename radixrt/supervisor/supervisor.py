@@ -165,6 +165,11 @@ class Supervisor:
         if self._api is not None:
             self._api.process.terminate()
 
+    def reload_keys(self) -> None:
+        """Ask the api process to read the key file again."""
+        if self._api is not None:
+            self._api.process.send_signal(signal.SIGHUP)
+
     def stop(self, reason: str = "The server was stopped.") -> None:
         """End all processes and remove the sockets. May be called twice.
 

@@ -27,7 +27,7 @@ from radixrt.messages.replies import (
     CompileReport,
     Tokenized,
 )
-from radixrt.messages.requests import Prompt
+from radixrt.messages.requests import NO_TENANT, Prompt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
@@ -50,7 +50,7 @@ _Tree = dict[str, Any]
 """A :class:`radixrt.messages.cache_tree.CacheTree` as builtins."""
 
 _CALLS = ""
-"""Key of all calls in the fair queue: together they count as one request."""
+"""Key of all calls of a tenant in the fair queue: together they count as one request."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,10 +74,10 @@ class Calls:
         match call:
             case TokenizeCall():
                 size = size_in_chars(call.prompt)
-                self._enqueue(call.call_id, size, lambda: self._tokenize(call.prompt, size))
+                self._enqueue(call, size, lambda: self._tokenize(call.prompt, size))
             case DetokenizeCall():
                 size = num_ids(call.token_ids)
-                self._enqueue(call.call_id, size, lambda: self._detokenize(call))
+                self._enqueue(call, size, lambda: self._detokenize(call))
             case CompileCall():
                 self._spawn(self._reply(call.call_id, self._compile_ahead(call)))
             case PinCall():
@@ -93,16 +93,23 @@ class Calls:
         call = self._passed_on.pop(reply.call_id, None)
         if reply.error is None and isinstance(call, CacheTreeCall):
             tree = reply.value
-            work = partial(_with_texts, tree, self.vocabulary, self.shows_cache_texts)
-            self._enqueue(reply.call_id, _num_shown_tokens(tree), work)
+            shows_texts = self.shows_cache_texts and call.with_texts
+            work = partial(_with_texts, tree, self.vocabulary, shows_texts)
+            self._enqueue(call, _num_shown_tokens(tree), work)
             return
         if reply.error is None and isinstance(call, StatsCall):
             reply.value["structured"] = msgspec.to_builtins(self.constraints.stats())
         self.to_api(reply)
 
-    def _enqueue(self, call_id: int, size: int, work: Callable[[], Any]) -> None:
+    def _enqueue(
+        self,
+        call: TokenizeCall | DetokenizeCall | CacheTreeCall,
+        size: int,
+        work: Callable[[], Any],
+    ) -> None:
         """Put the work of a call, of about ``size`` characters, into the fair queue."""
-        self._spawn(self._reply(call_id, self.queue.run(_CALLS, size, work)))
+        tenant = NO_TENANT if isinstance(call, CacheTreeCall) else call.tenant
+        self._spawn(self._reply(call.call_id, self.queue.run(tenant.name, _CALLS, size, work)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -147,6 +154,7 @@ class Calls:
     async def _pin(self, call: PinCall) -> None:
         """Send the scheduler the tokens of a prompt to pin."""
         _, token_ids = await self.queue.run(
+            call.tenant.name,
             _CALLS,
             size_in_chars(call.prompt),
             lambda: self.encoder.encode(call.prompt, self.limits, call.cache_salt),
@@ -158,6 +166,7 @@ class Calls:
                 cache_salt=call.cache_salt,
                 ttl_s=call.ttl_s,
                 lease=call.lease,
+                tenant=call.tenant,
             )
         )
 

@@ -1,4 +1,5 @@
-"""Fair queue of the work of encoding: round robin over requests, with a thread each for short and for long texts.
+"""Fair queue of the work of encoding: round robin over tenants and, of each, over requests, with a thread each for short
+and for long texts.
 
 The prompts of one HTTP request share a key, so a request that comes after a batch of a thousand prompts waits for
 one of them, not for all. Work runs in threads, so that the tokens of running answers never wait. It must release the GIL, as the batch
@@ -13,6 +14,9 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+_Job = tuple[asyncio.Future[Any], Callable[[], Any]]
+"""Takes the result of the work."""
+
 SHORT_CHARS = 20_000
 """Up to this length encoding takes some tens of milliseconds; longer texts have a thread of their own."""
 
@@ -24,10 +28,13 @@ class FairQueue:
         self._short = _Lane("encode-short")
         self._long = _Lane("encode-long")
 
-    async def run(self, key: str, num_chars: int, work: Callable[[], Result]) -> Result:
-        """Run the work when its key is next, and return its result. Cancelled before that, it never runs."""
+    async def run(
+        self, tenant: str, key: str, num_chars: int, work: Callable[[], Result]
+    ) -> Result:
+        """Run the work when it is the turn of its tenant and, of the tenant's, of its key; return its result. Cancelled before
+        that, it never runs."""
         lane = self._short if num_chars <= SHORT_CHARS else self._long
-        return await lane.run(key, work)
+        return await lane.run(tenant, key, work)
 
     async def serve(self) -> None:
         """Serve until cancelled."""
@@ -43,13 +50,13 @@ class _Lane:
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._waiting: dict[str, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
-        """Work by key, in order of arrival. The first key is next, and then goes to the end."""
+        self._waiting: dict[str, dict[str, deque[_Job]]] = {}
+        """Work by tenant and key, in order of arrival. The first tenant and its first key are next, and then go to the end."""
         self._arrived = asyncio.Event()
 
-    async def run(self, key: str, work: Callable[[], Result]) -> Result:
+    async def run(self, tenant: str, key: str, work: Callable[[], Result]) -> Result:
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append((done, work))
+        self._waiting.setdefault(tenant, {}).setdefault(key, deque()).append((done, work))
         self._arrived.set()
         return await done
 
@@ -71,13 +78,17 @@ class _Lane:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _next(self) -> tuple[asyncio.Future[Any], Callable[[], Any]]:
+    async def _next(self) -> _Job:
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
-        key = next(iter(self._waiting))
-        jobs = self._waiting.pop(key)
+        tenant = next(iter(self._waiting))
+        keys = self._waiting.pop(tenant)
+        key = next(iter(keys))
+        jobs = keys.pop(key)
         job = jobs.popleft()
         if jobs:
-            self._waiting[key] = jobs
+            keys[key] = jobs
+        if keys:
+            self._waiting[tenant] = keys
         return job

@@ -143,9 +143,9 @@ class TokenizerProcess:
 
     async def _generate(self, request: GenerateRequest) -> None:
         key = request.group_id or request.request_id
-        size = size_in_chars(request.prompt)
+        size, tenant = size_in_chars(request.prompt), request.options.tenant
         try:
-            encoding = self._queue.run(key, size, lambda: self._encode(request))
+            encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
             if request.constraint is None:
                 self._start(await encoding)
             else:
@@ -171,6 +171,8 @@ class TokenizerProcess:
         if retain:
             hints = replace(hints, retain=[*hints.retain, *retain])
         max_tokens = self._limits.max_tokens(len(token_ids), sampling.max_tokens)
+        if sampling.max_tokens is None and options.tenant.max_tokens is not None:
+            max_tokens = min(max_tokens, options.tenant.max_tokens)
         sampling = replace(sampling, max_tokens=max_tokens)
         options = replace(options, cache_hints=hints, sampling=sampling)
         return _Encoded(replace(request, options=options), text, token_ids)

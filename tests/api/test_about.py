@@ -105,12 +105,13 @@ def test_a_batch_with_a_bad_prompt_is_one_error(start_server: StartServer, bad: 
     assert outcomes["error"] == "1.0" and "client_left" not in outcomes
 
 
-def test_without_the_key_only_health_and_metrics_are_open(start_server: StartServer) -> None:
+def test_without_the_key_only_health_is_open(start_server: StartServer) -> None:
     server = start_server(api_key="secret")
     server.answer_with("Hello")
     with server.http as http:
-        for path in ("/health", "/ping", "/metrics"):
+        for path in ("/health", "/ping", "/ready"):
             assert http.get(path).status_code == 200
+        assert http.get("/metrics").status_code == 401
         for key in (None, "Bearer wrong", "secret", "Bearer secretly", "Bearer \xff"):
             headers = {} if key is None else {"Authorization": key.encode("latin-1")}
             response = http.get("/v1/models", headers=headers)

@@ -13,7 +13,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
-from radixrt.messages.requests import NO_HINTS, CacheHints, RequestOptions
+from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, RequestOptions, Tenant
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest, TokenBatch
 from radixrt.messages.steps import NO_TOKEN, StepPlan
 from radixrt.scheduler.invariants import check_invariants
@@ -88,6 +88,7 @@ class EngineModel:
         num_output: int = 0,
         priority: int = 0,
         cache_hints: CacheHints = NO_HINTS,
+        tenant: Tenant = NO_TENANT,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -103,7 +104,11 @@ class EngineModel:
             num_output=num_output,
             grammar=use,
             options=RequestOptions(
-                sampling=params, cache_salt=salt, priority=priority, cache_hints=cache_hints
+                sampling=params,
+                tenant=tenant,
+                cache_salt=tenant.salt(salt),
+                priority=priority,
+                cache_hints=cache_hints,
             ),
         )
         refused = self.scheduler.add(request)

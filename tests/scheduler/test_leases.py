@@ -6,9 +6,11 @@ import pytest
 from radixrt.base.errors import RequestError
 from radixrt.messages.calls import PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import Tenant
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
-from radixrt.scheduler.radix.leases import Lease
+from radixrt.scheduler.radix.leases import Lease, Leases
+from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
 DOCUMENT = list(range(20))
@@ -191,3 +193,37 @@ def test_a_lease_ends_in_time_while_no_further_step_may_be_planned() -> None:
     engine.clock.now += 6.0
     engine.scheduler.drop_expired(now=0.0)
     assert engine.leases.seconds_to_next_expiry() is None
+
+
+def test_a_lease_is_its_tenants_own_and_counts_for_its_share() -> None:
+    tree = RadixTree(page_size=1)
+    leases = Leases(tree, max_pages=8, clock=lambda: 0.0, pool_pages=10)
+    tenants = {
+        name: Tenant(name=name, cache_namespace=f"key:{name}", max_pinned_fraction=share)
+        for name, share in {"alice": 0.3, "bob": 1.0}.items()
+    }
+    for number, tenant in enumerate(tenants.values()):
+        root = tree.lock_root(tenant.salt(""))
+        tokens = np.arange(6, dtype=np.int32)
+        tree.insert(root, tokens, tokens + 6 * number)
+
+    def pin(name: str, length: int) -> str:
+        tenant = tenants[name]
+        tokens = np.arange(length, dtype=np.int32)
+        return leases.pin(tokens, tenant.salt(""), 10.0, tenant=tenant).lease_id
+
+    first = pin("alice", 2)
+    pin("alice", 3)  # of which two are pinned already
+    with pytest.raises(RequestError, match="key may pin") as refused:
+        pin("alice", 4)
+    assert refused.value.status == 429
+    pin("bob", 5)
+    with pytest.raises(RequestError) as refused:
+        pin("bob", 6)  # of the pool, eight may be pinned by all
+    assert refused.value.status == 429 and "3" not in refused.value.message
+    with pytest.raises(RequestError) as refused:
+        leases.release(first, tenants["bob"])
+    with pytest.raises(RequestError) as unknown:
+        leases.release("no lease", tenants["bob"])
+    assert refused.value.status == 404 and refused.value.message == unknown.value.message
+    leases.release(first, tenants["alice"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from radixrt.api.responses import chat_logprobs, structured_extras, times_extras
+from radixrt.api.responses import structured_extras, times_extras
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 
@@ -40,12 +40,17 @@ class MessageEvents:
         self._has_called = False
 
     def of(
-        self, chunk: AnswerChunk, calls: list[dict[str, Any]], extras: dict[str, Any]
+        self,
+        chunk: AnswerChunk,
+        calls: list[dict[str, Any]],
+        logprobs: list[orjson.Fragment],
+        extras: dict[str, Any],
     ) -> Iterator[Event]:
         """The events that a chunk adds.
 
         Args:
             calls: the chunk's calls of tools as a chat would stream them.
+            logprobs: JSON of each of its tokens, if the request asks for it.
             extras: fields beyond Anthropic's of the ``message_delta`` event.
 
         Raises:
@@ -57,8 +62,8 @@ class MessageEvents:
             yield self._message_start(report)
             yield {"type": "ping"}
         events = [*self._pieces(chunk, calls)]
-        if chunk.logprobs is not None and events:
-            events[-1]["logprobs"] = chat_logprobs(chunk.logprobs)
+        if logprobs and events:
+            events[-1]["logprobs"] = {"content": logprobs, "refusal": None}
         yield from events
         if report.finish_reason is None:
             return
@@ -160,7 +165,7 @@ def usage_json(report: AnswerReport) -> dict[str, Any]:
 def whole_message(events: Iterable[Event]) -> dict[str, Any]:
     """The message that a client makes of these events."""
     message: dict[str, Any] = {}
-    logprobs: list[Any] = []
+    logprobs: list[orjson.Fragment] = []
     arguments = ""
     for event in events:
         logprobs += (event.get("logprobs") or {}).get("content", ())

@@ -16,6 +16,7 @@ from radixrt.api.anthropic.translation import to_chat
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
 from radixrt.api.http.events import EventStream, event, json_response, while_connected
+from radixrt.api.logprobs import chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.tools import call_delta
@@ -88,7 +89,8 @@ async def _events(prepared: PreparedChat, state: ServerState) -> AsyncGenerator[
                 recorder.add(chunk.text, chunk.reasoning, calls)
                 if chunk.finish_reason is not None:
                     extras["kept"] = recorder.end(chunk.finish_reason)
-            for one in made.of(chunk, calls, extras):
+            logprobs = await chat_entries(chunk.logprobs)
+            for one in made.of(chunk, calls, logprobs, extras):
                 yield one
 
 

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.conversations.store import ConversationStore, Items, KeptConversation, Kind
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
+from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import new_id
 from radixrt.api.requests.protocol import GenerationFields, KeepRequest, PromptRequest
 from radixrt.api.requests.template_messages import to_template_messages
@@ -24,10 +25,11 @@ AnyContinuing = GenerationFields | KeepRequest | PromptRequest
 
 
 def access_key_of(request: Request, cache_salt: str | None) -> bytes:
-    """A digest of API key and cache salt. A request may go on from conversations with the same one."""
-    key = request.headers.get("authorization", "").encode()
+    """A digest of caller and cache salt. A request may go on from conversations with the same one."""
+    caller = caller_of(request)
+    client = caller.tenant.name.encode() or caller.access
     salt = (cache_salt or "").encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(salt, key=hashlib.blake2b(key, digest_size=32).digest()).digest()
+    return hashlib.blake2b(salt, key=hashlib.blake2b(client, digest_size=32).digest()).digest()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from radixrt.api.http.body import read_json, to_struct
+from radixrt.api.http.keys import caller_of
 from radixrt.api.requests.protocol import refuse_unsupported
 from radixrt.api.state import ServerState
 
@@ -43,6 +44,10 @@ class Endpoints(APIRouter):
                 body = await read_json(request, self._state.json_bounds)
                 refuse(body)
                 fields = to_struct(body, struct)
+                if hasattr(
+                    fields, "cache_salt"
+                ):  # no endpoint ever sees a salt outside of its caller's namespace
+                    fields.cache_salt = caller_of(request).tenant.salt(fields.cache_salt)
                 self._state.check_model(getattr(fields, "model", None))
                 return await answer(request, fields)
 

@@ -1,6 +1,5 @@
-"""Middleware of every HTTP request: API key, size limit, request id."""
+"""Middleware of every HTTP request: size limit, draining, request id."""
 
-import hmac
 import uuid
 from collections.abc import Callable
 
@@ -37,28 +36,6 @@ def request_id(prefix: str, *chosen: str | None) -> str:
 def new_id(prefix: str) -> str:
     """A random id, written as the API of its kind writes it."""
     return f"{prefix}{'_' if prefix in _UNDERSCORED else '-'}{uuid.uuid4().hex}"
-
-
-class RequireApiKey:
-    """Answers 401 to requests without ``Authorization: Bearer KEY``."""
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self.app = app
-        self._expected = api_key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            scheme, _, key = given.partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(key, self._expected):
-                error = RequestError(
-                    "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
-                    status=401,
-                    code="invalid_api_key",
-                )
-                await error_response(error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
 
 
 class RefuseWhileDraining:

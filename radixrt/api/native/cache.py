@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
+from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.requests.options import request_options
 from radixrt.api.requests.prompts import one_prompt, token_prompt
@@ -70,12 +71,16 @@ def cache_routes(state: ServerState) -> APIRouter:
     @router.takes("/v1/cache/release", ReleaseRequest)
     async def release(request: Request, fields: ReleaseRequest) -> Response:
         _check_release(fields)
+        caller = caller_of(request)
         if fields.lease is not None:
-            released = await state.client.release_cache(lease=fields.lease)
+            released = await state.client.release_cache(lease=fields.lease, tenant=caller.tenant)
         else:
             salt = fields.cache_salt or ""
             names = [fields.session] if fields.session is not None else fields.sessions or []
-            each = [state.client.release_cache(session=name, cache_salt=salt) for name in names]
+            each = [
+                state.client.release_cache(session=caller.session(name), cache_salt=salt)
+                for name in names
+            ]
             released = sum(await asyncio.gather(*each))
         return json_response({"released_tokens": released})
 
@@ -86,10 +91,14 @@ def cache_routes(state: ServerState) -> APIRouter:
 
     @router.get("/v1/cache/tree")
     async def tree(
+        request: Request,
         depth: int = Query(3, ge=1, le=MOST_TREE_LEVELS),
         children: int = Query(16, ge=1, le=MOST_TREE_CHILDREN),
     ) -> Response:
-        return json_response(await state.client.cache_tree(depth, children))
+        caller = caller_of(request)
+        namespace = None if caller.is_admin else caller.tenant.cache_namespace
+        tree = await state.client.cache_tree(depth, children, namespace, caller.is_admin)
+        return json_response(tree)
 
     return router
 
@@ -99,7 +108,8 @@ def _target(
 ) -> tuple[str, Prompt, RequestOptions]:
     """The id, the prompt and the options of a request to warm."""
     name = request.state.request_id = request_id("warm", fields.rid)
-    return name, _prompt(fields, state, request), request_options(fields, state.config)
+    options = request_options(fields, state.config, caller_of(request))
+    return name, _prompt(fields, state, request), options
 
 
 def _prompt(fields: WarmRequest, state: ServerState, request: Request) -> Prompt:

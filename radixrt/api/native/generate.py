@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.http.body import read_json
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import DONE, EventStream, event, json_response, while_connected
+from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import JsonList, in_slices, json_logprob
 from radixrt.api.native.generate_request import (
     NativeRequest,
@@ -32,7 +33,7 @@ def native_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/generate", NativeRequest, refuse)
     async def generate(request: Request, fields: NativeRequest) -> Response:
-        prepared = PreparedGenerate.of(fields, state)
+        prepared = PreparedGenerate.of(fields, state, caller_of(request))
         request.state.request_id = prepared.id
         results = _results(prepared, bool(fields.return_text_in_logprobs), state)
         if fields.stream:
@@ -42,13 +43,15 @@ def native_routes(state: ServerState) -> APIRouter:
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
         body = await read_json(request, state.json_bounds)
+        caller = caller_of(request)
         if body.get("abort_all") is True:
+            caller.check_admin("abort_all")
             state.abort_all()
             return json_response({"success": True})
         rid = body.get("rid")
         if not isinstance(rid, str):
             raise RequestError("rid must be the string that names a request.", param="rid")
-        state.abort(rid)
+        state.abort(rid, caller)
         return json_response({"success": True})
 
     return router

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from radixrt.api.http.body import to_struct
+from radixrt.api.http.keys import Caller
 from radixrt.api.http.middleware import new_id, request_id
 from radixrt.api.requests.constraint import asked_constraint
 from radixrt.api.requests.options import request_options, sampling_of
@@ -85,7 +86,7 @@ class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
     """The response is a list: for a batch, or for n > 1."""
 
     @staticmethod
-    def of(fields: NativeRequest, state: ServerState) -> "PreparedGenerate":
+    def of(fields: NativeRequest, state: ServerState, caller: Caller) -> "PreparedGenerate":
         """Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
@@ -107,7 +108,7 @@ class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
         ]
         structured = [_constraint(*both, state) for both in zip(given, sampling, strict=True)]
         state.check_answer_count(count, max(params.n for params in sampling))
-        options = request_options(fields, state.config)
+        options = request_options(fields, state.config, caller)
         requests = [
             GenerateRequest(
                 request_id=name,

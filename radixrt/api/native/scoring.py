@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
+from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import json_logprob
 from radixrt.api.requests.options import request_options
@@ -14,6 +15,7 @@ from radixrt.api.requests.protocol import PromptRequest
 from radixrt.api.responses import usage_json
 from radixrt.api.state import ServerState
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
+from radixrt.messages.requests import RequestOptions
 
 
 class ScoreRequest(PromptRequest, kw_only=True):
@@ -32,17 +34,17 @@ def scoring_routes(state: ServerState) -> APIRouter:
         question = ChoiceQuestion(prompt, fields.choices, bool(fields.unconditional))
         name = request_id("score", fields.rid)
         request.state.request_id = name
-        scores = await while_connected(request, _scores(name, question, fields, state))
+        options = request_options(fields, state.config, caller_of(request))
+        scores = await while_connected(request, _scores(name, question, options, state))
         return json_response(_as_json(name, scores))
 
     return router
 
 
 async def _scores(
-    name: str, question: ChoiceQuestion, fields: ScoreRequest, state: ServerState
+    name: str, question: ChoiceQuestion, options: RequestOptions, state: ServerState
 ) -> ChoiceScores:
-    state.check_answer_count(len(fields.choices) * (2 if question.unconditional else 1), 1)
-    options = request_options(fields, state.config)
+    state.check_answer_count(len(question.choices) * (2 if question.unconditional else 1), 1)
     return await score_choices(state.client, state.run, name, question, options)
 
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
+from radixrt.api.http.keys import caller_of
 from radixrt.api.requests.constraint import asked_constraint
 from radixrt.api.requests.prompts import one_prompt, token_prompt
 from radixrt.api.requests.protocol import ConstraintFields, PromptRequest
@@ -37,7 +38,9 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
     async def tokenize(request: Request, fields: TokenizeRequest) -> Response:
         if fields.prompt is None:
             fields.prompt = fields.text
-        tokenized = await state.client.tokenize(one_prompt(fields, state, request))
+        tokenized = await state.client.tokenize(
+            one_prompt(fields, state, request), caller_of(request).tenant
+        )
         return json_response(
             {
                 "tokens": tokenized.token_ids,
@@ -53,7 +56,9 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
         if fields.tokens:
             packed = token_prompt(fields.tokens, state.info.vocab_size, "tokens").token_ids
             ids = unpack_ids(packed).tolist()
-        text = await state.client.detokenize(ids, bool(fields.skip_special_tokens))
+        text = await state.client.detokenize(
+            ids, bool(fields.skip_special_tokens), caller_of(request).tenant
+        )
         return json_response({"prompt": text, "text": text})
 
     @router.takes("/v1/grammar/compile", CompileRequest)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import chat_logprobs
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
@@ -63,6 +64,7 @@ def prepare_chat(
     options = generation_options(
         fields,
         state,
+        caller_of(request),
         constraint.constraint,
         logprobs=_logprobs(fields),
         max_tokens=fields.max_tokens if max_tokens is None else max_tokens,

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import CompletionLogprobs
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
@@ -52,7 +53,9 @@ def _prepare(
     )
     constraint = asked_constraint(fields, state.config)
     overrides = _overrides(fields)
-    options = generation_options(fields, state, constraint.constraint, len(prompts), **overrides)
+    options = generation_options(
+        fields, state, caller_of(request), constraint.constraint, len(prompts), **overrides
+    )
     if fields.best_of not in (None, options.sampling.n):
         raise RequestError("best_of must equal n, or be left out.", param="best_of")
     if constraint.constraint is not None and fields.max_tokens == 0:

@@ -4,10 +4,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
+
 from radixrt.api.http.middleware import new_id
 from radixrt.api.openai_responses.protocol import ENCRYPTED_REASONING, ResponsesRequest
 from radixrt.api.openai_responses.translation import is_stored, sealed
-from radixrt.api.responses import chat_logprobs, structured_extras, times_extras
+from radixrt.api.responses import structured_extras, times_extras
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerChunk, AnswerReport
@@ -43,11 +45,14 @@ class ResponseEvents:
         self._space = ""
         """White space that is sent only if text follows it."""
 
-    def of(self, chunk: AnswerChunk, calls: list[dict[str, Any]]) -> Iterator[Event]:
+    def of(
+        self, chunk: AnswerChunk, calls: list[dict[str, Any]], logprobs: list[orjson.Fragment]
+    ) -> Iterator[Event]:
         """The events that a chunk adds.
 
         Args:
             calls: the chunk's calls of tools as a chat would stream them.
+            logprobs: JSON of each of its tokens, if the request asks for it.
         """
         if self._number == 0:
             yield self._event("response.created", response=self.response)
@@ -57,7 +62,7 @@ class ResponseEvents:
         text = self._space + chunk.text
         if text and not text.isspace():
             self._space = ""
-            yield from self._write(text, (chat_logprobs(chunk.logprobs) or {}).get("content", []))
+            yield from self._write(text, logprobs)
         else:
             self._space = text
         for call in calls:
@@ -99,7 +104,7 @@ class ResponseEvents:
         else:
             yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
 
-    def _write(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+    def _write(self, text: str, logprobs: list[orjson.Fragment]) -> Iterator[Event]:
         if self._item is None or self._item["type"] != "message":
             item: dict[str, Any] = {
                 "id": new_id("msg"),

@@ -12,6 +12,7 @@ from radixrt.api.conversations.store import CONVERSATION_GONE, conversation_gone
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import as_request_error
 from radixrt.api.http.events import EventStream, event, json_response, while_connected
+from radixrt.api.logprobs import chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.openai_responses.events import Event, ResponseEvents
 from radixrt.api.openai_responses.protocol import ResponsesRequest, refuse_unsupported_fields
@@ -82,7 +83,8 @@ async def _events(
     async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
         async for _, chunk in chunks:
             calls = [call_delta(call) for call in chunk.tool_calls]
-            for one in made.of(chunk, calls):
+            logprobs = await chat_entries(chunk.logprobs)
+            for one in made.of(chunk, calls, logprobs):
                 yield one
             if recorder is None:
                 continue

@@ -3,6 +3,9 @@
 import time
 from typing import Any
 
+import msgspec
+
+from radixrt.api.http.keys import Caller
 from radixrt.api.requests.protocol import GenerationFields, QueueFields
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
@@ -23,6 +26,7 @@ LONGEST_STOP_STRING = 1024
 def generation_options(
     fields: GenerationFields,
     state: ServerState,
+    caller: Caller,
     constraint: Constraint | None,
     num_prompts: int = 1,
     **overrides: Any,
@@ -39,7 +43,7 @@ def generation_options(
     sampling = sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
     state.check_answer_count(num_prompts, sampling.n)
     check_sampling(constraint, sampling)
-    return request_options(fields, state.config, sampling)
+    return request_options(fields, state.config, caller, sampling)
 
 
 def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
@@ -75,6 +79,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float] | None:
 def request_options(
     fields: QueueFields | GenerationFields,
     config: ServerConfig,
+    caller: Caller,
     sampling: SamplingParams | None = None,
 ) -> RequestOptions:
     """The options of a request.
@@ -85,10 +90,12 @@ def request_options(
     Raises:
         RequestError: a value is out of its range; names the field.
     """
+    hints = hints_of(fields.cache)
     return RequestOptions(
         sampling=sampling or SamplingParams(),
+        tenant=caller.tenant,
         cache_salt=fields.cache_salt or "",
-        cache_hints=hints_of(fields.cache),
+        cache_hints=msgspec.structs.replace(hints, session=caller.session(hints.session)),
         priority=_priority(fields.priority, config),
         deadline=_deadline(fields.timeout),
     )

@@ -36,7 +36,7 @@ class KVCache:
         """Hears of every page that is inserted into the tree."""
         self.sessions = Sessions(self.tree)
         max_pinned = int(limits.settings.max_pinned_fraction * num_pages)
-        self.leases = Leases(self.tree, max_pinned, clock)
+        self.leases = Leases(self.tree, max_pinned, clock, num_pages)
         self.evicted_pages = 0
         self._slots = slots
         self._share = not limits.settings.disable_radix_cache

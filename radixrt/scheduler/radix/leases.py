@@ -7,12 +7,14 @@ leases counts once). If the only running sequence lacks pages, the lease that ex
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from radixrt.base.errors import RequestError
 from radixrt.kv.cache_hint import check_pin_seconds
 from radixrt.messages.ids import TokenIds
+from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import Match, RadixTree
@@ -26,6 +28,10 @@ class Lease:
 
     lease_id: str
     """Random and secret: a client that knows it may end the lease."""
+    tenant: str
+    """Name of the only tenant that may do so."""
+    namespace: str
+    """Of its prefix."""
     node: Node
     """The node at whose end the prefix ends."""
     num_pages: int
@@ -38,15 +44,25 @@ class Leases:
 
     Args:
         max_pages: most pages under leases at a time.
+        pool_pages: all pages, of which tenants have shares.
         clock: seconds from any fixed moment.
     """
 
-    def __init__(self, tree: RadixTree, max_pages: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tree: RadixTree,
+        max_pages: int,
+        clock: Callable[[], float],
+        pool_pages: int | None = None,
+    ) -> None:
         self._tree = tree
         self._max_pages = max_pages
+        self._pool_pages = max_pages if pool_pages is None else pool_pages
         self._clock = clock
         self._leases: dict[str, Lease] = {}
         self._by_expiry: LazyHeap[str] = LazyHeap()
+        self._pages: Counter[str] = Counter()
+        """Pages under leases in each namespace; a page under several counts once."""
         self.broken = 0
         """Leases ended before their time."""
 
@@ -56,7 +72,14 @@ class Leases:
     def all(self) -> list[Lease]:
         return list(self._leases.values())
 
-    def pin(self, tokens: TokenIds, salt: str, ttl_s: float, lease_id: str = "") -> Lease:
+    def pin(
+        self,
+        tokens: TokenIds,
+        salt: str,
+        ttl_s: float,
+        lease_id: str = "",
+        tenant: Tenant = NO_TENANT,
+    ) -> Lease:
         """Lease the cached prefix of a prompt, in whole pages.
 
         Args:
@@ -73,42 +96,60 @@ class Leases:
                 f"than a page of {self._tree.page_size} tokens, and servers with --disable-radix-cache, keep nothing.",
                 status=409,
             )
-        self._check_bounds(match)
+        namespace, _ = split_salt(salt)
+        self._check_bounds(match, tenant)
+        self._check_share(match, namespace, tenant)
         node = self._tree.lock_match(match)
+        before = self._tree.num_pinned_pages
         self._tree.pin(node)
-        lease_id = lease_id or secrets.token_hex(12)
-        lease = Lease(lease_id, node, match.num_pages, self._clock() + ttl_s)
+        self._pages[namespace] += self._tree.num_pinned_pages - before
+        lease = Lease(
+            lease_id or secrets.token_hex(12),
+            tenant.name,
+            namespace,
+            node,
+            match.num_pages,
+            self._clock() + ttl_s,
+        )
         self._leases[lease.lease_id] = lease
         self._by_expiry.place(lease.lease_id, lease.expires)
         return lease
 
-    def release(self, lease_id: str) -> Lease:
+    def release(self, lease_id: str, tenant: Tenant = NO_TENANT) -> Lease:
         """End a lease. Its pages may be evicted again, in the order of their last use.
 
         Raises:
-            RequestError: there is no such lease (any more).
+            RequestError: the tenant has no such lease (any more).
         """
-        lease = self._leases.pop(lease_id, None)
-        if lease is None:
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.tenant != tenant.name:
             raise RequestError(
                 "There is no such lease: it has expired, was released, or was given up because a request needed "
                 "its memory.",
                 status=404,
             )
-        self._by_expiry.discard(lease_id)
-        self._tree.unpin(lease.node)
+        self._end(lease)
         return lease
+
+    def _end(self, lease: Lease) -> None:
+        del self._leases[lease.lease_id]
+        self._by_expiry.discard(lease.lease_id)
+        before = self._tree.num_pinned_pages
+        self._tree.unpin(lease.node)
+        self._pages[lease.namespace] -= before - self._tree.num_pinned_pages
+        if not self._pages[lease.namespace]:
+            del self._pages[lease.namespace]
 
     def expire(self) -> None:
         """End the leases that have expired."""
         while self.seconds_to_next_expiry() == 0.0:
-            self.release(self._by_expiry.first())
+            self._end(self._leases[self._by_expiry.first()])
 
     def break_first(self) -> bool:
         """End the lease that expires first; False if there is none."""
         if not self._leases:
             return False
-        self.release(self._by_expiry.first())
+        self._end(self._leases[self._by_expiry.first()])
         self.broken += 1
         return True
 
@@ -118,7 +159,20 @@ class Leases:
             return None
         return max(0.0, self._leases[self._by_expiry.first()].expires - self._clock())
 
-    def _check_bounds(self, match: Match) -> None:
+    def _check_share(self, match: Match, namespace: str, tenant: Tenant) -> None:
+        """Hold a tenant to its own share of the pool."""
+        most = int(tenant.max_pinned_fraction * self._pool_pages)
+        pinned, added = self._pages[namespace], self._tree.num_unpinned_pages(match)
+        if pinned + added > most:
+            size = self._tree.page_size
+            raise RequestError(
+                f"{pinned * size} tokens are pinned by this API key and this prompt adds {added * size}, more than the "
+                f"{most * size} that the key may pin (max_pinned_fraction). Release a lease, or pin a shorter prefix.",
+                status=429,
+                retry_after_s=max(1, math.ceil(self.seconds_to_next_expiry() or 0)),
+            )
+
+    def _check_bounds(self, match: Match, tenant: Tenant) -> None:
         tree, size = self._tree, self._tree.page_size
         if match.num_pages > self._max_pages:
             raise RequestError(
@@ -128,9 +182,12 @@ class Leases:
             )
         added = tree.num_unpinned_pages(match)
         if tree.num_pinned_pages + added > self._max_pages or len(self) >= MAX_LEASES:
+            # of the leases of other tenants no numbers are told
+            pinned = f"{tree.num_pinned_pages * size} tokens are pinned by {len(self)} leases"
+            if tenant.name:
+                pinned = "Other prompts are pinned"
             raise RequestError(
-                f"{tree.num_pinned_pages * size} tokens are pinned by {len(self)} leases and this prompt adds "
-                f"{added * size}, more than the {self._max_pages * size} that may be pinned at a time "
+                f"{pinned} and this prompt adds {added * size}, more than the {self._max_pages * size} that may be pinned at a time "
                 "(--max-pinned-fraction). Release a lease, pin a shorter prefix, or retry when one has expired.",
                 status=429,
                 retry_after_s=max(1, math.ceil(self.seconds_to_next_expiry() or 0)),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import RetentionLevel
+from radixrt.messages.requests import RetentionLevel, split_salt
 from radixrt.scheduler.radix.hint import LEVELS
 from radixrt.scheduler.radix.node import ID_BYTES, Node
 from radixrt.scheduler.radix.tree import RadixTree
@@ -58,6 +58,7 @@ class TreeView:
     ) -> None:
         self._tree = tree
         self._depth, self._children = call.depth, call.children
+        self._namespace = call.namespace
         self._least_pages = SMALLEST_SHARE * tree.num_pages
         self._clock = clock
         self._visited = 0
@@ -67,21 +68,27 @@ class TreeView:
     def slices(self) -> Slices:
         """Walk the tree; see :data:`Slices`."""
         largest: list[tuple[int, int, CacheNamespace]] = []
+        total = NOTHING
         self._begin_slice()
         for salt, root in list(self._tree.roots().items()):
+            name, own = split_salt(salt)
+            if self._namespace not in (None, name):
+                continue
             children, below = yield from self._below(root, self._depth)
+            total = _added(total, below)
             if below.nodes:
                 tokens = below.pages * self._tree.page_size
                 namespace = CacheNamespace(
-                    salted=bool(salt), total_tokens=tokens, total_nodes=below.nodes, children=children
+                    namespace=name, salted=bool(own), total_tokens=tokens, total_nodes=below.nodes, children=children
                 )  # fmt: skip
                 heapq.heappush(largest, (tokens, -next(self._tickets), namespace))
             if len(largest) > self._children:
                 heapq.heappop(largest)
+        is_whole = self._namespace is None
         return CacheTree(
             page_size=self._tree.page_size,
-            total_tokens=self._tree.num_pages * self._tree.page_size,
-            total_nodes=self._tree.num_nodes,
+            total_tokens=(self._tree.num_pages if is_whole else total.pages) * self._tree.page_size,
+            total_nodes=self._tree.num_nodes if is_whole else total.nodes,
             namespaces=[namespace for *_, namespace in sorted(largest, reverse=True)],
         )
 

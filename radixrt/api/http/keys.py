@@ -1,0 +1,219 @@
+"""The callers of the API: finds the key of a request, checks its role, and holds its limits.
+
+Without keys every client is a user; an admin is one on this machine, unless its request was forwarded.
+"""
+
+import hmac
+import ipaddress
+import logging
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from radixrt.api.http.errors import error_response
+from radixrt.api.http.key_use import KeyUse
+from radixrt.base.api_keys import ApiKey, KeyLimits, KeySource, digest_of
+from radixrt.base.errors import ConfigError, RequestError
+from radixrt.messages.requests import NO_TENANT, Tenant
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+"""Need no key."""
+
+ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info", "/server_info"})
+"""Read or change the state of all keys. docs/security.md lists the role of every path."""
+
+ADMIN_PATHS_OF_KEYS = frozenset({"/metrics"})
+"""The same where there are keys. Without them, Prometheus may ask from another machine."""
+
+FREE_PATHS = frozenset({"/abort_request", "/v1/cache/release"})
+"""Give resources back, so that no limit holds them up."""
+
+_FORWARDING = frozenset(
+    {b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"x-cluster-client-ip", b"true-client-ip",
+     b"cf-connecting-ip", b"fastly-client-ip"}
+)  # fmt: skip
+_FORWARDING_PREFIXES = (b"x-forwarded", b"x-original-", b"x-envoy-")
+
+
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The client that has sent a request."""
+
+    tenant: Tenant
+    is_admin: bool
+    limits: KeyLimits = NO_LIMITS
+    access: bytes = b""
+    """Distinguishes clients where the tenant does not: only the same client may continue a kept conversation."""
+
+    def session(self, name: str) -> str:
+        """The name of a cache session of this caller's, told apart from those of others; "": none."""
+        return f"{self.tenant.name}\0{name}" if name and self.tenant.name else name
+
+    def check_admin(self, deed: str) -> None:
+        """Raises:
+        RequestError: the caller is no admin.
+        """
+        if not self.is_admin:
+            raise RequestError(
+                f"{deed} needs the key of an admin. Without keys on the server, it works only from the server's own machine "
+                "and not through a proxy (docs/security.md).",
+                status=403,
+                code="admin_only",
+            )
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller, as :class:`Authenticate` has found it."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+class Keys:
+    """The keys in force, and the use that each has made of its limits.
+
+    Args:
+        source: where they are read from; by default there are none.
+    """
+
+    def __init__(self, source: KeySource | None = None) -> None:
+        self._source = source or KeySource()
+        self._callers: list[tuple[str, Caller]] = []
+        """By the digest of each key."""
+        self._use: dict[str, KeyUse] = {}
+        """By the name of each key."""
+        self._set(self._source.load())
+
+    @property
+    def are_declared(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self._callers)
+
+    def reload(self) -> None:
+        """Read the keys again; if they are not valid, the old ones stay. Requests in flight go on in any case."""
+        try:
+            keys = self._source.load()
+        except ConfigError as error:
+            log.error("The API keys stay as they are: %s", error)
+            return
+        self._set(keys)
+        log.info("Read %d API keys.", len(keys))
+
+    def find(self, given: bytes) -> Caller | None:
+        """The caller with this key. The time depends only on the number of keys."""
+        digest, found = digest_of(given), None
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+    def use_of(self, tenant: Tenant) -> KeyUse:
+        """The use that a key has made of its limits."""
+        return self._use.get(tenant.name) or KeyUse()
+
+    def _set(self, keys: list[ApiKey]) -> None:
+        admin = Caller(NO_TENANT, is_admin=True)
+        callers = [(digest_of(key), admin) for key in self._source.plain]
+        for key in keys:
+            caller = _caller(key)
+            callers += [(digest, caller) for digest in key.digests]
+        self._callers = callers
+        names = {caller.tenant.name for _, caller in callers}
+        self._use = {name: self._use.get(name, KeyUse()) for name in names}
+
+
+def _caller(key: ApiKey) -> Caller:
+    group, limits = key.cache_group, key.limits
+    pinned = limits.max_pinned_fraction
+    tenant = Tenant(
+        name=key.name,
+        cache_namespace=f"key:{key.name}" if group is None else f"group:{group}",
+        weight=key.weight,
+        max_tokens=limits.max_tokens,
+        max_pinned_fraction=1.0 if pinned is None else pinned,
+    )
+    return Caller(tenant, key.role == "admin", limits)
+
+
+class Authenticate:
+    """Answers 401 to requests without a key, and 403 to those of users on paths of admins; sets ``request.state.caller``."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self.app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            caller = scope["state"]["caller"] = self._caller(scope)
+            use = self._begin(scope, caller)
+        except RequestError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if use is not None:
+                use.end()
+
+    def _caller(self, scope: Scope) -> Caller:
+        path, headers = scope["path"], dict(scope["headers"])
+        needs_key = self._keys.are_declared
+        if path in OPEN_PATHS:
+            return Caller(NO_TENANT, is_admin=False)
+        if needs_key:
+            caller = self._keys.find(_key_in(headers))
+            if caller is None:
+                raise _no_key()
+        else:
+            authorization = headers.get(b"authorization", b"")
+            caller = Caller(NO_TENANT, is_admin=_is_local(scope), access=authorization)
+        if path in ADMIN_PATHS or (needs_key and path in ADMIN_PATHS_OF_KEYS):
+            caller.check_admin(path)
+        return caller
+
+    def _begin(self, scope: Scope, caller: Caller) -> KeyUse | None:
+        """Hold the caller to its limits while its request runs."""
+        if scope["method"] != "POST" or scope["path"] in FREE_PATHS:
+            return None
+        use = self._keys.use_of(caller.tenant)
+        use.begin(caller.limits)
+        return use
+
+
+def _no_key() -> RequestError:
+    return RequestError(
+        "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+        status=401,
+        code="invalid_api_key",
+    )
+
+
+def _key_in(headers: dict[bytes, bytes]) -> bytes:
+    """The bearer token or, without one, the ``x-api-key``."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return token
+    return headers.get(b"x-api-key", b"")
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether the request comes from this machine, or from this process, and no header says that it was forwarded."""
+    for name, _ in scope["headers"]:
+        if name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES):
+            return False
+    if scope["client"] is None:
+        return scope["server"] is None
+    try:
+        address = ipaddress.ip_address(scope["client"][0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
