@@ -16,6 +16,8 @@ from radixrt.api.native.cache import cache_routes
 from radixrt.api.native.generate import native_routes
 from radixrt.api.native.scoring import scoring_routes
 from radixrt.api.native.tokenize import tokenizer_routes
+from radixrt.api.ollama.routes import ERRORS as OLLAMA_ERRORS
+from radixrt.api.ollama.routes import ollama_routes
 from radixrt.api.openai.chat import chat_routes
 from radixrt.api.openai.completions import completion_routes
 from radixrt.api.openai_responses.responses import response_routes
@@ -23,7 +25,7 @@ from radixrt.api.state import ServerState
 from radixrt.base.config import listed
 
 _ROUTES = (
-    chat_routes, completion_routes, message_routes, response_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
+    chat_routes, completion_routes, message_routes, ollama_routes, response_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
     cache_routes, about_routes,
 )  # fmt: skip
 
@@ -34,7 +36,7 @@ MAX_BODY_BYTES = 32 << 20
 def build_app(state: ServerState) -> FastAPI:
     # The interactive pages load scripts from elsewhere, so only the description itself is served.
     app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
-    install_error_handlers(app, [ANTHROPIC_ERRORS])
+    install_error_handlers(app, [ANTHROPIC_ERRORS, OLLAMA_ERRORS])
     app.add_middleware(LimitBody, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(Authenticate, keys=state.keys)
     app.add_middleware(RefuseWhileDraining, is_draining=lambda: state.is_draining)

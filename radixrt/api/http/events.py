@@ -31,6 +31,11 @@ def event(value: Any, name: str = "") -> bytes:
     return head + b"data: " + orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
 
 
+def json_line(value: Any) -> bytes:
+    """One line of a stream of JSON objects."""
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+
+
 def json_response(value: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
@@ -70,9 +75,12 @@ class EventStream(Response):
     becomes an error event, and the stream ends.
     """
 
+    media_type = "text/event-stream"
+    _comment = COMMENT
+    """Sent in pauses; empty: nothing is."""
+
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(
-            media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
         del self.headers["content-length"]
@@ -102,18 +110,34 @@ class EventStream(Response):
                 await self._send_body(send, data)
         except Exception as error:
             shape = error_shape(scope)
-            await self._send_body(send, event(shape.body(as_request_error(error)), shape.event))
+            told = self._encoded(shape.body(as_request_error(error)), shape.event)
+            await self._send_body(send, told)
         finally:
             comments.cancel()
         await self._send_body(send, b"", more=False)
 
     async def _fill_pauses(self, send: Send) -> None:
         """Send comments while no event comes, so that no client or proxy takes the pause for the end."""
-        while True:
+        while self._comment:
             await asyncio.sleep(COMMENT_EVERY_S)
             if time.monotonic() - self._sent_at >= COMMENT_EVERY_S:
-                await self._send_body(send, COMMENT)
+                await self._send_body(send, self._comment)
+
+    @staticmethod
+    def _encoded(value: Any, name: str) -> bytes:
+        return event(value, name)
 
     @staticmethod
     async def _send_body(send: Send, data: bytes, more: bool = True) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+class LineStream(EventStream):
+    """A stream of JSON objects, one a line, which has no comments."""
+
+    media_type = "application/x-ndjson"
+    _comment = b""
+
+    @staticmethod
+    def _encoded(value: Any, name: str) -> bytes:
+        return json_line(value)

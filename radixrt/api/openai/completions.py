@@ -33,15 +33,19 @@ def completion_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/completions", CompletionRequest)
     async def completions(request: Request, fields: CompletionRequest) -> Response:
-        return await respond(_Completion(_prepare(fields, state, request)), request, state)
+        return await respond(
+            _Completion(prepare_completion(fields, state, request)), request, state
+        )
 
     return router
 
 
-def _prepare(
+def prepare_completion(
     fields: CompletionRequest, state: ServerState, request: Request
 ) -> PreparedRequest[CompletionRequest]:
-    """Raises:
+    """Read a request for completions, in OpenAI's form or translated from another API's.
+
+    Raises:
     RequestError: a field is out of its range, or does not fit the others; names it.
     """
     continuation = Continuation.of(fields, "text", state.conversations, request)

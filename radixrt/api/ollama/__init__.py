@@ -1,0 +1,1 @@
+"""Ollama's API, translated to and from the requests of :mod:`radixrt.api.openai`."""

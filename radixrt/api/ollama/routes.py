@@ -1,0 +1,154 @@
+"""``/api/chat``, ``/api/generate`` and what Ollama's clients ask about models."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from radixrt import __version__
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.errors import ErrorShape
+from radixrt.api.http.events import LineStream, json_line, json_response, while_connected
+from radixrt.api.logprobs import chat_entries
+from radixrt.api.ollama.answers import Answer
+from radixrt.api.ollama.protocol import (
+    ChatRequest,
+    GenerateRequest,
+    OllamaFields,
+    ShowRequest,
+    refuse_unsupported_fields,
+)
+from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of
+from radixrt.api.openai.answering import PreparedRequest
+from radixrt.api.openai.chat import prepare_chat
+from radixrt.api.openai.completions import prepare_completion
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError
+
+ERRORS = ErrorShape("/api/", lambda error: {"error": error.message}, "")
+
+
+def ollama_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/api/chat", ChatRequest, refuse_unsupported_fields)
+    async def chat(request: Request, fields: ChatRequest) -> Response:
+        answer = Answer(state.config.model_name, in_message=True)
+        if not fields.messages:
+            return json_response(answer.loaded())
+        return await _respond(
+            answer, fields, prepare_chat(chat_of(fields), state, request), request
+        )
+
+    @router.takes("/api/generate", GenerateRequest, refuse_unsupported_fields)
+    async def generate(request: Request, fields: GenerateRequest) -> Response:
+        answer = Answer(state.config.model_name, in_message=False)
+        if not fields.prompt:
+            return json_response(answer.loaded())
+        prepared: PreparedRequest[Any]
+        if fields.raw:
+            prepared = prepare_completion(completion_of(fields), state, request)
+        else:
+            prepared = prepare_chat(chat_of_prompt(fields), state, request)
+        return await _respond(answer, fields, prepared, request)
+
+    async def _respond(
+        answer: Answer, fields: OllamaFields, prepared: PreparedRequest[Any], request: Request
+    ) -> Response:
+        if prepared.requests[0].sampling.n > 1:
+            raise RequestError("There is one answer; leave n out.", param="n")
+        request.state.request_id = prepared.id
+        objects = _objects(answer, prepared, state)
+        if fields.stream is not False:
+            return LineStream(_lines(objects))
+        return json_response(await while_connected(request, _only(objects)))
+
+    @router.takes("/api/show", ShowRequest)
+    async def show(request: Request, fields: ShowRequest) -> Response:
+        family = state.info.architecture
+        capabilities = ["completion", "tools"]
+        if state.config.reasoning_parser != "none":
+            capabilities.append("thinking")
+        facts = {
+            "general.architecture": family,
+            "general.parameter_count": state.info.num_parameters,
+            f"{family}.context_length": state.info.context_length,
+        }
+        described = {
+            "details": _model(state)["details"],
+            "model_info": facts,
+            "capabilities": capabilities,
+            "modified_at": _time(state),
+        }
+        return json_response(described)
+
+    @router.get("/api/tags")
+    async def tags() -> Response:
+        return json_response({"models": [_model(state)]})
+
+    @router.get("/api/ps")
+    async def running() -> Response:
+        loaded = {
+            "expires_at": "9999-12-31T23:59:59Z",
+            "size_vram": state.info.weight_bytes if state.info.device != "cpu" else 0,
+            "context_length": state.info.context_length,
+        }
+        return json_response({"models": [_model(state) | loaded]})
+
+    @router.get("/api/version")
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+    @router.post("/api/embed")
+    @router.post("/api/embeddings")
+    async def embed() -> Response:
+        raise RequestError("This server has no embeddings.", status=501)
+
+    return router
+
+
+async def _objects(
+    answer: Answer, prepared: PreparedRequest[Any], state: ServerState
+) -> AsyncGenerator[dict[str, Any], None]:
+    async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
+        async for _, chunk in chunks:
+            for one in answer.of(chunk, await chat_entries(chunk.logprobs)):
+                yield one
+
+
+async def _lines(objects: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(objects):
+        async for one in objects:
+            yield json_line(one)
+
+
+async def _only(objects: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    """The object of an answer that is not streamed."""
+    async with aclosing(objects):
+        return await anext(objects)
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    info, name = state.info, state.config.model_name
+    details = {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": f"{info.num_parameters / 1e6:.1f}M",
+        "quantization_level": info.dtype,
+    }
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(state),
+        "size": info.weight_bytes,
+        "digest": "",
+        "details": details,
+    }
+
+
+def _time(state: ServerState) -> str:
+    return datetime.fromtimestamp(state.started_at, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,146 @@
+"""Translates Ollama's requests into those of chat and completions that have the same meaning."""
+
+import re
+from typing import Any
+
+import orjson
+
+from radixrt.api.ollama.protocol import ChatRequest, GenerateRequest, OllamaFields, OllamaMessage
+from radixrt.api.requests.protocol import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    GenerationFields,
+)
+from radixrt.base.errors import RequestError
+from radixrt.kv.cache_hint import CacheHint
+
+_OPTIONS = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+"""Our names of the options that are called otherwise."""
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
+    """Raises:
+    RequestError: a field is not supported or malformed; names it.
+    """
+    messages = [
+        _message(message, f"messages[{index}]")
+        for index, message in enumerate(fields.messages or ())
+    ]
+    return _chat(fields, messages, fields.tools)
+
+
+def chat_of_prompt(fields: GenerateRequest) -> ChatCompletionRequest:
+    """Raises:
+    RequestError: as in :func:`chat_of`.
+    """
+    messages = [ChatMessage(role="user", content=fields.prompt)]
+    if fields.system:
+        messages.insert(0, ChatMessage(role="system", content=fields.system))
+    return _chat(fields, messages, None)
+
+
+def completion_of(fields: GenerateRequest) -> CompletionRequest:
+    """The request of a raw prompt.
+
+    Raises:
+        RequestError: as in :func:`chat_of`.
+    """
+    top = fields.top_logprobs or 0
+    return CompletionRequest(
+        **_shared(fields), prompt=fields.prompt or "", logprobs=top if fields.logprobs else None
+    )
+
+
+def _chat(
+    fields: OllamaFields, messages: list[ChatMessage], tools: list[dict[str, Any]] | None
+) -> ChatCompletionRequest:
+    effort = fields.think if isinstance(fields.think, str) else None
+    kwargs = None if fields.think is None else {"enable_thinking": fields.think is not False}
+    return ChatCompletionRequest(
+        **_shared(fields),
+        messages=messages,
+        tools=tools or None,
+        continue_final_message=messages[-1].role == "assistant" or None,
+        reasoning_effort=effort,
+        chat_template_kwargs=kwargs,
+        logprobs=fields.logprobs,
+        top_logprobs=fields.top_logprobs,
+    )
+
+
+def _shared(fields: OllamaFields) -> dict[str, Any]:
+    """The fields that both have."""
+    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
+    shared["stream"] = fields.stream is not False
+    options = fields.options
+    for name in options.__struct_fields__ if options else ():
+        if (value := getattr(options, name)) is not None:
+            shared[_OPTIONS.get(name, name)] = value
+    if shared["max_tokens"] is not None and shared["max_tokens"] < 0:
+        shared["max_tokens"] = None
+    if fields.format:
+        shared["response_format"] = _response_format(fields.format)
+    if fields.keep_alive is not None and fields.cache is None:
+        shared["cache"] = _retention(_seconds(fields.keep_alive))
+    return shared
+
+
+def _response_format(given: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return {"type": "json_schema", "json_schema": {"schema": given}}
+    if given != "json":
+        raise RequestError('format must be "json" or a JSON schema.', param="format")
+    return {"type": "json_object"}
+
+
+def _retention(seconds: float) -> CacheHint:
+    if seconds == 0:
+        return CacheHint(retain="none")
+    return CacheHint(retain="high", ttl_s=seconds if seconds > 0 else None)
+
+
+def _seconds(keep_alive: float | str) -> float:
+    """Of a number, or of a duration as Go writes it ("1h30m").
+
+    Raises:
+        RequestError: it is neither.
+    """
+    if not isinstance(keep_alive, str):
+        return keep_alive
+    unit = "|".join(_UNITS_S)
+    if re.fullmatch(rf"-?(\d+(\.\d+)?({unit}))+", keep_alive):
+        parts = re.findall(rf"(\d+(?:\.\d+)?)({unit})", keep_alive)
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        return -seconds if keep_alive.startswith("-") else seconds
+    if re.fullmatch(r"-?\d{1,9}", keep_alive):
+        return float(keep_alive)
+    raise RequestError(
+        'keep_alive must be a number of seconds or a duration such as "5m".', param="keep_alive"
+    )
+
+
+def _message(message: OllamaMessage, where: str) -> ChatMessage:
+    if message.images:
+        raise RequestError(f"{where}.images: this server takes text only.", param=f"{where}.images")
+    calls = [
+        _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())
+    ]
+    return ChatMessage(
+        role=message.role,
+        content=message.content or "",
+        reasoning_content=message.thinking or None,
+        tool_calls=calls or None,
+        tool_call_id=message.tool_call_id,
+        name=message.tool_name if message.role == "tool" else None,
+    )
+
+
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where} needs a function with a name.", param=where)
+    arguments = orjson.dumps(function.get("arguments") or {}).decode()
+    translated = {"name": function["name"], "arguments": arguments}
+    return {"id": call.get("id") or f"call_{where}", "type": "function", "function": translated}

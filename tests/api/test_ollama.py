@@ -1,0 +1,148 @@
+"""Ollama's API through its own client."""
+
+from typing import Any
+
+import httpx
+import ollama
+import orjson
+import pytest
+
+from radixrt.api.http.body import to_struct
+from radixrt.api.ollama.protocol import ChatRequest
+from radixrt.api.ollama.translation import chat_of
+from radixrt.base.errors import RequestError
+from tests.api.conftest import RunningServer, StartServer
+from tests.api.test_chat import CALL, TOOLS
+
+HELLO = [{"role": "user", "content": "hi"}]
+MANY: Any = {"num_predict": 300}
+
+
+@pytest.fixture
+def client(server: RunningServer) -> ollama.Client:
+    return ollama.Client(server.url)
+
+
+def test_a_chat_answer_arrives_whole(client: ollama.Client) -> None:
+    answer = client.chat("tiny:latest", HELLO)
+    assert (answer.message.role, answer.message.content) == ("assistant", "Hello world")
+    assert (answer.done, answer.done_reason, answer.load_duration) == (True, "stop", 0)
+    assert answer.eval_count and answer.prompt_eval_count and answer.total_duration is not None
+
+
+@pytest.mark.parametrize("text", ["Hello world", f"Well.\n{CALL}\n{CALL}"])
+def test_a_stream_has_the_same_parts(
+    client: ollama.Client, server: RunningServer, text: str
+) -> None:
+    server.answer_with(text)
+    whole = client.chat("tiny", HELLO, tools=TOOLS, options=MANY)
+    parts = list(client.chat("tiny", HELLO, tools=TOOLS, stream=True, options=MANY))
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert "".join(part.message.content for part in parts) == whole.message.content
+    calls = [call for part in parts for call in part.message.tool_calls or ()]
+    assert calls == list(whole.message.tool_calls or ())
+    assert parts[-1].eval_count == whole.eval_count
+    if CALL in text:
+        assert [call.function.arguments for call in calls] == [{"city": "Paris"}] * 2
+
+
+def test_a_prompt_is_put_into_the_template_unless_it_is_raw(
+    client: ollama.Client, server: RunningServer
+) -> None:
+    answer = client.generate("tiny", "hi", system="Be short.")
+    assert answer.response == "Hello world"
+    chat = [{"role": "system", "content": "Be short."}, *HELLO]
+    assert answer.prompt_eval_count == client.chat("tiny", chat).prompt_eval_count
+    raw = client.generate("tiny", "hi", raw=True)
+    assert raw.response == "Hello world"
+    assert raw.prompt_eval_count == len(server.vocabulary.encode("hi", add_special_tokens=True))
+    streamed = list(client.generate("tiny", "hi", stream=True))
+    assert "".join(part.response for part in streamed) == "Hello world"
+
+
+def test_reasoning_is_apart(start_server: StartServer) -> None:
+    server = start_server(reasoning_parser="qwen3")
+    server.answer_with("<think>\nA greeting.\n</think>\n\nHello")
+    message = ollama.Client(server.url).chat("tiny", HELLO, think=True).message
+    assert (message.thinking.strip(), message.content) == ("A greeting.", "Hello")
+    capabilities = ollama.Client(server.url).show("tiny").capabilities
+    assert "thinking" in capabilities
+
+
+def test_a_format_is_a_constraint(client: ollama.Client, server: RunningServer) -> None:
+    server.answer_with('{"a": 1}')
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for wanted in ("json", schema):
+        answer = client.chat("tiny", HELLO, format=wanted, options=MANY)
+        assert orjson.loads(answer.message.content) == {"a": 1}
+        assert server.scheduler.requests[-1].grammar is not None
+
+
+def test_options_are_sampling_settings() -> None:
+    options = {"num_predict": -1, "repeat_penalty": 1.1, "temperature": 0.5, "num_ctx": 4096}
+    chat = translated(options=options, keep_alive="1h30m", think="low")
+    assert (chat.max_tokens, chat.repetition_penalty, chat.temperature) == (None, 1.1, 0.5)
+    assert (chat.cache.retain, chat.cache.ttl_s) == ("high", 5400.0)
+    assert (chat.reasoning_effort, chat.chat_template_kwargs) == ("low", {"enable_thinking": True})
+    assert translated(keep_alive=0).cache.retain == "none"
+    assert translated(keep_alive="-1").cache.ttl_s is None
+    assert translated(options={"num_predict": 7}).max_tokens == 7
+
+
+def test_results_of_tools_keep_their_names() -> None:
+    call = {"function": {"name": "weather", "arguments": {"city": "Paris"}}}
+    history = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_name": "weather", "content": "rain"}]  # fmt: skip
+    _, turn, result = translated(messages=history).messages
+    assert turn.tool_calls[0]["function"] == {"name": "weather", "arguments": '{"city":"Paris"}'}
+    assert (result.role, result.name, result.content) == ("tool", "weather", "rain")
+
+
+def translated(**fields: Any) -> Any:
+    return chat_of(to_struct({"messages": HELLO} | fields, ChatRequest))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"keep_alive": "soon"}, "keep_alive"),
+        ({"format": "xml"}, "format"),
+        ({"messages": [{"role": "user", "images": ["aGk="]}]}, "messages[0].images"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
+    ],
+)
+def test_errors_name_the_place(wrong: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as error:
+        translated(**wrong)
+    assert error.value.param == param
+
+
+def test_models_are_described(client: ollama.Client, server: RunningServer) -> None:
+    assert [model.model for model in client.list().models] == ["tiny"]
+    assert [model.model for model in client.ps().models] == ["tiny"]
+    shown = client.show("tiny:latest")
+    assert "tools" in shown.capabilities and "thinking" not in shown.capabilities
+    assert shown.modelinfo["FakeForCausalLM.context_length"] == 512
+    assert client.chat("tiny", []).done_reason == "load"
+    assert client.generate("tiny").done_reason == "load"
+    with server.http as http:
+        assert http.get("/api/version").json()["version"]
+
+
+def test_errors_have_ollamas_form(client: ollama.Client, server: RunningServer) -> None:
+    with pytest.raises(ollama.ResponseError, match="other") as unknown:
+        client.chat("other", HELLO)
+    assert unknown.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="suffix"):
+        client.generate("tiny", "hi", suffix="end")
+    with pytest.raises(ollama.ResponseError) as embedding:
+        client.embed("tiny", "hi")
+    assert embedding.value.status_code == 501
+
+
+def test_curl_needs_no_content_type(server: RunningServer) -> None:
+    body = orjson.dumps({"model": "tiny", "prompt": "hi"})
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    response = httpx.post(f"{server.url}/api/generate", content=body, headers=form)
+    assert response.headers["content-type"] == "application/x-ndjson"
+    lines = [orjson.loads(line) for line in response.text.splitlines()]
+    assert "".join(line["response"] for line in lines) == "Hello world" and lines[-1]["done"]
