@@ -3,11 +3,13 @@
 import asyncio
 import dataclasses
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import orjson
 from fastapi import APIRouter, Request, Response
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import choose_encoder
 
 from radixrt import __version__
 from radixrt.api.http.events import json_response, while_connected
@@ -35,19 +37,19 @@ def about_routes(state: ServerState) -> APIRouter:
             }
         )
 
-    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(state)]})
+        return json_response(
+            {"object": "list", "data": [_model(state, n) for n in state.config.model_names]}
+        )
 
     @router.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
         state.check_model(model)
-        return json_response(_model(state))
+        return json_response(_model(state, model))
 
     @router.post("/ping", include_in_schema=False)  # as SageMaker and its like call it
     @router.get("/ping")
-    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         return json_response({"status": "ok"})
@@ -100,8 +102,31 @@ def about_routes(state: ServerState) -> APIRouter:
         return json_response(info)
 
     @router.get("/metrics")
-    async def metrics() -> Response:
-        return Response(await state.metrics.scrape(state.client), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        await state.metrics.refresh(state.client)
+        return Response(encode(state.metrics.registry), media_type=media_type)
+
+    @router.get("/load")
+    async def load() -> Response:
+        return json_response({"server_load": state.num_open})
+
+    @router.get("/props")
+    async def props() -> Response:
+        return json_response(
+            {
+                "default_generation_settings": {"n_ctx": state.info.context_length},
+                "total_slots": state.config.max_running_requests,
+                "model_alias": state.config.model_name,
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"radixrt {__version__}",
+            }
+        )
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        folder = Path(state.config.tokenizer_path or state.config.model_path)
+        return json_response(await asyncio.to_thread(_tokenizer_config, folder))
 
     @router.post("/flush_cache")
     async def flush_cache() -> Response:
@@ -110,9 +135,18 @@ def about_routes(state: ServerState) -> APIRouter:
     return router
 
 
-def _model(state: ServerState) -> dict[str, Any]:
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    """``tokenizer_config.json`` with the chat template, wherever the checkpoint keeps it."""
+    file, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config: dict[str, Any] = orjson.loads(file.read_bytes()) if file.is_file() else {}
+    if template.is_file():
+        config["chat_template"] = template.read_text()
+    return config
+
+
+def _model(state: ServerState, name: str) -> dict[str, Any]:
     return {
-        "id": state.config.model_name,
+        "id": name,
         "object": "model",
         "created": state.started_at,
         "owned_by": "radixrt",

@@ -11,7 +11,7 @@ from radixrt.api.http.browsers import CheckBrowsers, accepted_names, cors
 from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
 from radixrt.api.http.keys import Authenticate
-from radixrt.api.http.middleware import LimitBody, RefuseWhileDraining, SetRequestId
+from radixrt.api.http.middleware import AnswerHead, LimitBody, RefuseWhileDraining, SetRequestId
 from radixrt.api.native.cache import cache_routes
 from radixrt.api.native.generate import native_routes
 from radixrt.api.native.scoring import scoring_routes
@@ -37,6 +37,7 @@ def build_app(state: ServerState) -> FastAPI:
     # The interactive pages load scripts from elsewhere, so only the description itself is served.
     app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app, [ANTHROPIC_ERRORS, OLLAMA_ERRORS])
+    app.add_middleware(AnswerHead)
     app.add_middleware(LimitBody, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(Authenticate, keys=state.keys)
     app.add_middleware(RefuseWhileDraining, is_draining=lambda: state.is_draining)

@@ -13,7 +13,6 @@ from prometheus_client import (
     Counter,
     Histogram,
     disable_created_metrics,
-    generate_latest,
 )
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -71,14 +70,13 @@ class Metrics:
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(f"radixrt_{name}_seconds", text, registry=self.registry, buckets=bounds)
 
-    async def scrape(self, client: EngineClient) -> bytes:
-        """All metrics as Prometheus reads them; those of the scheduler are left out if it does not reply in time."""
+    async def refresh(self, client: EngineClient) -> None:
+        """Ask for the counters of the scheduler; they are left out of the registry if it does not reply in time."""
         try:
             self.engine.stats = await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
         except TimeoutError:
             log.warning("The scheduler did not send its counters within %d s.", STATS_TIMEOUT_S)
             self.engine.stats = None
-        return generate_latest(self.registry)
 
 
 class AnswerTimer:

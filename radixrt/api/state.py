@@ -1,12 +1,14 @@
 """State that all endpoints share: the engine's client, the requests in flight, the metrics."""
 
 import asyncio
+import hashlib
 import math
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
 
+from radixrt import __version__
 from radixrt.api.conversations.store import ConversationStore
 from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.http.keys import Caller, Keys
@@ -48,6 +50,8 @@ class ServerState:
         self.started_at = int(time.time())
         self.is_draining = False
         """A signal to stop has come: open requests are answered, new ones refused."""
+        self.fingerprint = _fingerprint(config, info)
+        """Of what answers depend on beside the request, as ``system_fingerprint``."""
         self.default_sampling: dict[str, Any] = {
             name: value
             for name, value in info.default_sampling.items()
@@ -58,13 +62,18 @@ class ServerState:
         """Raises:
         RequestError: another model is asked for.
         """
-        if name is not None and name != self.config.model_name:
+        if name is not None and name not in self.config.model_names:
             raise RequestError(
                 f"The model {shown(name)} is not served here; this server has {self.config.model_name!r}.",
                 status=404,
                 param="model",
                 code="model_not_found",
             )
+
+    @property
+    def num_open(self) -> int:
+        """HTTP requests that compute an answer."""
+        return len(self._groups)
 
     def check_answer_count(self, num_prompts: int, n: int) -> None:
         """Raises:
@@ -160,6 +169,11 @@ def check_max_tokens(requests: list[GenerateRequest], tenant: Tenant) -> None:
             f"max_tokens is {asked}; this API key gets at most {most} tokens an answer.",
             param="max_tokens",
         )
+
+
+def _fingerprint(config: ServerConfig, info: EngineInfo) -> str:
+    parts = (__version__, config.model_path, config.quantization, info.dtype, info.device)
+    return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=5).hexdigest()}"
 
 
 @contextmanager

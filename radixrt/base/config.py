@@ -35,7 +35,7 @@ SECTIONS = (
 def _section(name: str) -> Callable[..., Any]:
     """Makes the dataclass fields of one section of the docs: a default, its help text, and perhaps its range
     (``at_least``, ``at_most``), the placeholder of its value in the help (``metavar``) and other names of its values
-    (``aliases``)."""
+    (``aliases``). ``several``: the flag takes several values, which the setting holds with spaces between them."""
     assert name in SECTIONS
 
     def setting(default: Any, help: str, **details: Any) -> Any:
@@ -104,7 +104,10 @@ class ServerConfig(SchedulerSettings):
         None, "Folder or hub id of the tokenizer, if it is not in the checkpoint's folder."
     )
     served_model_name: str | None = _model(
-        None, "Name of the model in the API; if not given, the last part of the model path."
+        None,
+        "Name of the model in the API, and further names that requests may use for it; if not given, the last part of the model path.",
+        metavar="NAME",
+        several=True,
     )
     load_format: Literal["auto", "safetensors", "dummy"] = _model(
         "auto",
@@ -367,7 +370,13 @@ class ServerConfig(SchedulerSettings):
     @property
     def model_name(self) -> str:
         """Name of the model in the API."""
-        return self.served_model_name or self.model_path.rstrip("/").split("/")[-1]
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> list[str]:
+        """That name, and the other names that requests may use."""
+        given = (self.served_model_name or "").replace(",", " ").split()
+        return given or [self.model_path.rstrip("/").split("/")[-1]]
 
 
 # ------------------------------------------------------------ settings of the last release

@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 renamed = RENAMED_VALUES.get(setting.name, ())
                 options["choices"] = [*kind.choices, *aliases, *renamed]
             options["metavar"] = setting.metadata.get("metavar", metavar)
+            if setting.metadata.get("several"):
+                options["nargs"] = "+"
             group.add_argument(flag_of(setting.name), type=kind.type, **options)
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for name in RENAMED:
@@ -56,7 +58,11 @@ def _options(setting: Field) -> dict[str, Any]:
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     """The validated config of a parsed command line."""
     names = {*(f.name for f in fields(ServerConfig)), *RENAMED, *REMOVED}
-    given = {name: value for name, value in vars(arguments).items() if name in names}
+    given = {
+        name: " ".join(value) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+        if name in names
+    }
     return ServerConfig(**upgraded(given)).validate()
 
 

@@ -59,8 +59,8 @@ class Limits:
         at_least = len(text) // longest_token
         if at_least > self.context_length:
             raise RequestError(
-                f"The prompt has {len(text)} characters, which are at least {at_least} tokens; the model's context is "
-                f"{self.context_length} tokens. Shorten the prompt.",
+                f"This model's maximum context length is {self.context_length} tokens. The prompt has {len(text)} characters, "
+                f"which are at least {at_least} tokens. Shorten it.",
                 param="prompt",
                 code=_TOO_LONG,
             )
@@ -90,16 +90,18 @@ class Limits:
         if left >= needed:
             return left if requested is None else requested
         if self.context_length - prompt_length < needed:
-            limit = f"the model's context length is {self.context_length} tokens"
+            limit = f"This model's maximum context length is {self.context_length} tokens."
         else:
-            limit = f"the server's KV cache holds {self.kv_pool_tokens} tokens (--max-total-tokens)"
+            limit = (
+                f"The server's KV cache holds {self.kv_pool_tokens} tokens (--max-total-tokens)."
+            )
         wanted = ""
         if requested is None:
             wanted = " and the answer needs at least 1"
         elif requested:
             wanted = f" and max_tokens asks for {requested}, {prompt_length + requested} together"
         raise RequestError(
-            f"The prompt has {prompt_length} tokens{wanted}, but {limit}. Shorten the prompt"
+            f"{limit} The prompt has {prompt_length} tokens{wanted}. Shorten the prompt"
             + (" or lower max_tokens." if requested else "."),
             param="max_tokens" if left >= 1 and needed else "prompt",
             code=_TOO_LONG,

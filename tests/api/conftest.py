@@ -90,7 +90,7 @@ def start_server(model_folder: Path) -> Iterator[StartServer]:
     def start(
         info: EngineInfo | None = None, model: Path = model_folder, **settings: object
     ) -> RunningServer:
-        config = ServerConfig(model_path=str(model), served_model_name="tiny", **settings)
+        config = ServerConfig(model_path=str(model), **{"served_model_name": "tiny", **settings})
         run_dir = Channels.make_run_dir()
         channels = Channels(run_dir)
         scheduler = FakeScheduler(channels, info or engine_info())

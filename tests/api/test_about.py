@@ -129,3 +129,51 @@ def test_the_api_process_starts_without_the_heavy_libraries(module: str) -> None
     code = f"import {module}, sys; print([m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_wrong_base_url_is_told(server: RunningServer) -> None:
+    with server.http as http:
+        for path, advice in (
+            ("/chat/completions", "add /v1"),
+            ("/messages", "add /v1"),
+            ("/v1/v1/messages", "leave it out"),
+            ("/v1/nothing", "lists the endpoints"),
+        ):
+            response = http.post(path, json={})
+            assert response.status_code == 404 and advice in response.text
+
+
+def test_head_is_where_get_is(server: RunningServer) -> None:
+    with server.http as http:
+        for path in ("/", "/v1/models", "/metrics", "/api/tags", "/health"):
+            response = http.head(path)
+            assert (response.status_code, response.content) == (200, b"")
+
+
+def test_metrics_come_in_the_format_that_is_asked_for(server: RunningServer) -> None:
+    with server.http as http:
+        plain = http.get("/metrics")
+        asked = http.get(
+            "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
+        )
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert asked.headers["content-type"].startswith("application/openmetrics-text")
+    assert asked.text.endswith("# EOF\n")
+
+
+def test_a_model_may_have_several_names(start_server: StartServer) -> None:
+    server = start_server(served_model_name="tiny other/name")
+    server.answer_with("Hello")
+    assert [model.id for model in server.openai.models.list()] == ["tiny", "other/name"]
+    for name in ("tiny", "other/name"):
+        answer = server.openai.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": "hi"}]
+        )
+        assert answer.model == "tiny" and answer.system_fingerprint.startswith("fp_")
+
+
+def test_what_clients_of_other_servers_ask(server: RunningServer) -> None:
+    with server.http as http:
+        assert http.get("/load").json() == {"server_load": 0}
+        assert http.get("/props").json()["default_generation_settings"]["n_ctx"] == 512
+        assert "chat_template" in http.get("/tokenizer_info").json()

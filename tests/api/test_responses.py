@@ -1,6 +1,7 @@
 """The Responses API through the openai client."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from radixrt.api.openai_responses.translation import sealed, to_chat
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_chat import CALL
+from tests.api.test_keys import key_file
 
 THOUGHT = "<think>\nA greeting.\n</think>\n\nHello"
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -167,6 +169,21 @@ def test_stored_responses_are_retrieved_and_deleted(
     kept = responses.create(model="tiny", input="hi")
     with pytest.raises(openai.NotFoundError):
         stranger.responses.retrieve(kept.id)
+
+
+def test_a_stored_response_is_its_keys_own(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(api_keys=str(key_file(tmp_path)))
+    server.answer_with("Hello")
+    alice, bob = (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key=f"{name}-key", max_retries=0).responses
+        for name in ("alice", "bob")
+    )
+    kept = alice.create(model="tiny", input="hi")
+    assert alice.retrieve(kept.id).output_text == "Hello"
+    with pytest.raises(openai.NotFoundError):
+        bob.retrieve(kept.id)
+    with pytest.raises(openai.BadRequestError):
+        bob.create(model="tiny", input="And?", previous_response_id=kept.id)
 
 
 def test_an_answer_is_parsed(responses: Responses, server: RunningServer) -> None:

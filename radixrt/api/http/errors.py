@@ -92,6 +92,16 @@ def error_shape(scope: Scope) -> ErrorShape:
     return next((s for s in shapes if scope["path"].startswith(s.path)), OPENAI_ERRORS)
 
 
+def _where_it_is(app: FastAPI, path: str) -> str:
+    """What to change where a client's base URL lacks ``/v1``, or doubles it."""
+    paths = app.openapi()["paths"]
+    if path.startswith("/v1/v1/") and path.removeprefix("/v1") in paths:
+        return "the client adds /v1 itself, so leave it out of the base URL."
+    if f"/v1{path}" in paths:
+        return "add /v1 to the base URL."
+    return "GET / lists the endpoints."
+
+
 def install_error_handlers(app: FastAPI, shapes: Sequence[ErrorShape]) -> None:
     """
     Args:
@@ -115,7 +125,7 @@ def install_error_handlers(app: FastAPI, shapes: Sequence[ErrorShape]) -> None:
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:
         method, path = request.method, request.url.path
         messages = {
-            404: f"There is no {path} here; GET / lists the endpoints.",
+            404: f"There is no {path} here; {_where_it_is(app, path)}",
             405: f"{path} does not take {method}.",
         }
         message = messages.get(error.status_code, str(error.detail))

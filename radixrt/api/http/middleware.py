@@ -53,6 +53,18 @@ class RefuseWhileDraining:
         await self.app(scope, receive, send)
 
 
+class AnswerHead:
+    """Lets HEAD be asked of everything that takes GET; uvicorn leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, send)
+
+
 class LimitBody:
     """Answers 413 to bodies above a size, whether they declare it or come in chunks."""
 

@@ -134,5 +134,6 @@ def _envelope(
         "object": kind,
         "created": int(time.time()),
         "model": state.config.model_name,
+        "system_fingerprint": state.fingerprint,
         "choices": choices,
     }

@@ -18,7 +18,8 @@ from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, tool_constraint
 from radixrt.api.responses import prompt_extras, structured_extras
 from radixrt.api.state import ServerState
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
+from radixrt.base.sampling_params import MAX_LOGPROBS
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk
@@ -139,7 +140,7 @@ class _Chat(Answering[ChatCompletionRequest]):
         """A whole answer."""
         message: dict[str, Any] = {"role": "assistant", "content": chunk.text, "refusal": None}
         if self._shows_reasoning:
-            message["reasoning_content"] = chunk.reasoning or None
+            message["reasoning"] = message["reasoning_content"] = chunk.reasoning or None
         if chunk.tool_calls:
             message["content"] = chunk.text.strip() or None
             message["tool_calls"] = [call_as_json(call) for call in chunk.tool_calls]
@@ -149,7 +150,7 @@ class _Chat(Answering[ChatCompletionRequest]):
         """A piece of an answer."""
         delta: dict[str, Any] = {"content": chunk.text}
         if self._shows_reasoning and chunk.reasoning:
-            delta["reasoning_content"] = chunk.reasoning
+            delta["reasoning"] = delta["reasoning_content"] = chunk.reasoning
         if chunk.tool_calls:
             delta["tool_calls"] = [call_delta(call) for call in chunk.tool_calls]
         return delta
@@ -157,7 +158,13 @@ class _Chat(Answering[ChatCompletionRequest]):
 
 def _logprobs(fields: ChatCompletionRequest) -> int | None:
     if fields.logprobs:
-        return fields.top_logprobs or 0
+        wanted = fields.top_logprobs or 0
+        if not 0 <= wanted <= MAX_LOGPROBS:
+            raise RequestError(
+                f"top_logprobs must be a number from 0 to {MAX_LOGPROBS}, not {shown(wanted)}.",
+                param="top_logprobs",
+            )
+        return wanted
     if fields.top_logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     return None

@@ -12,6 +12,7 @@ from radixrt.api.conversations.store import CONVERSATION_GONE, conversation_gone
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import as_request_error
 from radixrt.api.http.events import EventStream, event, json_response, while_connected
+from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.openai_responses.events import Event, ResponseEvents
@@ -44,7 +45,7 @@ def response_routes(state: ServerState) -> APIRouter:
         request: Request, response_id: str, cache_salt: str | None = None
     ) -> Response:
         with _unknown_response(404, "response_id"):
-            found = state.conversations.find(response_id, access_key_of(request, cache_salt))
+            found = state.conversations.find(response_id, _access_key(request, cache_salt))
             if not found.response:
                 raise conversation_gone()
         return Response(found.response, media_type="application/json")
@@ -54,10 +55,15 @@ def response_routes(state: ServerState) -> APIRouter:
         request: Request, response_id: str, cache_salt: str | None = None
     ) -> Response:
         with _unknown_response(404, "response_id"):
-            state.conversations.hide(response_id, access_key_of(request, cache_salt))
+            state.conversations.hide(response_id, _access_key(request, cache_salt))
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     return router
+
+
+def _access_key(request: Request, cache_salt: str | None) -> bytes:
+    """That of a request whose body has this salt."""
+    return access_key_of(request, caller_of(request).tenant.salt(cache_salt))
 
 
 @contextmanager
