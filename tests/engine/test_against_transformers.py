@@ -38,29 +38,28 @@ Oracle = Callable[[str, list[int]], list[int]]
 
 @pytest.fixture(scope="module")
 def transformers_greedy(checkpoint: Callable[[str], Path]) -> Oracle:
-    """64 greedy tokens of transformers' own generate, remembered."""
+    """The 64 tokens of which each is transformers' most likely one behind those before it, remembered.
+
+    An engine proposes them and one forward pass of transformers checks them all: its ``generate`` would take 64.
+    """
     from transformers import AutoModelForCausalLM
 
-    models: dict[str, torch.nn.Module] = {}
+    models: dict[str, tuple[InProcessEngine, torch.nn.Module]] = {}
     answers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
     def greedy(architecture: str, prompt: list[int]) -> list[int]:
         key = (architecture, tuple(prompt))
         if architecture not in models:
             folder = checkpoint(architecture)
-            models[architecture] = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32
-            ).eval()
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            models[architecture] = InProcessEngine(folder, disable_radix_cache=True), model
         if key not in answers:
-            torch.set_num_threads(1)
-            output = models[architecture].generate(  # type: ignore[operator]
-                torch.tensor([prompt]),
-                max_new_tokens=64,
-                min_new_tokens=64,
-                do_sample=False,
-                eos_token_id=None,
-            )
-            answers[key] = output[0, len(prompt) :].tolist()
+            engine, model = models[architecture]
+            (answer,) = engine.generate([prompt])
+            with torch.inference_mode():
+                logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+            assert logits.argmax(-1).tolist() == answer and len(answer) == 64
+            answers[key] = answer
         return answers[key]
 
     return greedy
