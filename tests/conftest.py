@@ -13,6 +13,7 @@ from radixrt import LLM
 from tests.checkpoints import make_checkpoint
 from tests.servers import Server, serving
 from tests.suite import (  # noqa: F401 (hooks)
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_runtest_setup,

@@ -1,5 +1,6 @@
 """Hooks for runs of many tests: distribution over processes, and a summary of skips and started processes."""
 
+import gc
 import os
 import random
 import sys
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.nodeid.partition("::")[0]])
 
 
+def pytest_collection_finish() -> None:
+    """What has been imported stays: the garbage collector need not look through it again (see tests/__init__.py)."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Seed every test by its name, before its fixtures, so that it draws the same numbers in each run."""
@@ -62,6 +69,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Send whole files to a process, and files that share a server to the same one."""
     from xdist.scheduler import LoadFileScheduling
+
+    gc.enable()  # this process collects no tests
 
     class BySharedServer(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
