@@ -27,6 +27,7 @@ SHARED = {
     "tests/server/test_structured.py": DEMO_SERVER,
     "tests/engine/test_llm.py": "LLM",
     "tests/engine/test_llm_cache.py": "LLM",
+    "tests/engine/test_reports.py": "LLM",
     "tests/engine/test_llm_structured.py": DEMO_SERVER,
     "tests/server/test_cache.py": "tiny server",
     "tests/server/test_examples.py": "tiny server",
@@ -35,7 +36,11 @@ SHARED = {
 }
 """Files of tests that use one server or engine: they run in the same process, one after the other."""
 
-FIRST = ("tests/constrained/test_capabilities.py", "tests/server/", "tests/docs/", "tests/lang/", "tests/engine/", "tests/triton/")  # fmt: skip
+FIRST = (
+    "tests/server/", "tests/docs/", "tests/lang/", "tests/engine/", "tests/constrained/test_pool.py",
+    "tests/constrained/test_capabilities.py", "tests/constrained/test_matchers.py", "tests/bench/", "tests/triton/",
+    "tests/test_demo_model.py", "tests/worker/test_sampler.py", "tests/api/",
+)  # fmt: skip
 """Slow files begin first, so that no process is left with one of them at the end."""
 
 

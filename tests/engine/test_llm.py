@@ -5,7 +5,7 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,18 @@ import torch
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError, EngineDiedError, RequestError
-from tests.checkpoints import make_checkpoint, make_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+def model_dir(tiny_llm: LLM) -> Path:
+    return Path(tiny_llm.config.model_path)
 
 
-@pytest.fixture(scope="module")
-def llm(model_dir: Path) -> Iterator[LLM]:
-    with LLM(str(model_dir), page_size=4, max_total_tokens=8192) as llm:
-        yield llm
+@pytest.fixture
+def llm(tiny_llm: LLM) -> LLM:
+    return tiny_llm
 
 
 @pytest.fixture(scope="module")
