@@ -23,6 +23,7 @@ PAGE_CHUNK_AND_BACKEND = [
     (16, 1, "auto"),
     (3, 512, "torch_reference"),
 ]
+"""An architecture gets the first two or the last two: of the windows, the mixtures and the scaled positions some get each."""
 
 
 def make_prompts(seed: int = 0) -> list[list[int]]:
@@ -71,7 +72,8 @@ def test_64_greedy_tokens_equal_transformers_with_cold_and_warm_cache(
 ) -> None:
     prompts = make_prompts()
     expected = [transformers_greedy(architecture, prompt) for prompt in prompts]
-    for page_size, chunk, backend in PAGE_CHUNK_AND_BACKEND:
+    first = 2 * (ARCHITECTURES.index(architecture) % 2)
+    for page_size, chunk, backend in PAGE_CHUNK_AND_BACKEND[first : first + 2]:
         engine = InProcessEngine(
             checkpoint(architecture),
             page_size=page_size,
