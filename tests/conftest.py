@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from radixrt import LLM
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.servers import Server, serving
 from tests.suite import (  # noqa: F401 (hooks)
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_runtest_setup,
@@ -70,4 +71,12 @@ def demo_server() -> Iterator[Server]:
 def demo_llm() -> Iterator[LLM]:
     """An engine with the built-in model."""
     with LLM(max_total_tokens=16384) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """An engine with a tiny Llama."""
+    model_dir = make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+    with LLM(str(model_dir), page_size=4, max_total_tokens=8192) as llm:
         yield llm

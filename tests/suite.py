@@ -1,5 +1,6 @@
 """Hooks for runs of many tests: distribution over processes, and a summary of skips and started processes."""
 
+import gc
 import os
 import random
 import sys
@@ -26,6 +27,7 @@ SHARED = {
     "tests/server/test_structured.py": DEMO_SERVER,
     "tests/engine/test_llm.py": "LLM",
     "tests/engine/test_llm_cache.py": "LLM",
+    "tests/engine/test_reports.py": "LLM",
     "tests/engine/test_llm_structured.py": DEMO_SERVER,
     "tests/server/test_cache.py": "tiny server",
     "tests/server/test_examples.py": "tiny server",
@@ -34,7 +36,11 @@ SHARED = {
 }
 """Files of tests that use one server or engine: they run in the same process, one after the other."""
 
-FIRST = ("tests/constrained/test_capabilities.py", "tests/server/", "tests/docs/", "tests/lang/", "tests/engine/", "tests/triton/")  # fmt: skip
+FIRST = (
+    "tests/server/", "tests/docs/", "tests/lang/", "tests/engine/", "tests/constrained/test_pool.py",
+    "tests/constrained/test_capabilities.py", "tests/constrained/test_matchers.py", "tests/bench/", "tests/triton/",
+    "tests/test_demo_model.py", "tests/worker/test_sampler.py", "tests/api/",
+)  # fmt: skip
 """Slow files begin first, so that no process is left with one of them at the end."""
 
 
@@ -47,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 places[file] = place
                 break
     items.sort(key=lambda item: places[item.nodeid.partition("::")[0]])
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: the garbage collector need not look through it again (see tests/__init__.py)."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,6 +74,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Send whole files to a process, and files that share a server to the same one."""
     from xdist.scheduler import LoadFileScheduling
+
+    gc.enable()  # this process collects no tests
 
     class BySharedServer(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:

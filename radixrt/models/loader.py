@@ -1,5 +1,6 @@
 """Loads the model of a checkpoint folder onto a device, without a second copy of the weights in memory."""
 
+import gc
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,8 @@ def _find_children_at_once(model: nn.Module) -> None:
 def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
+    collects = gc.isenabled()
+    gc.disable()  # it imports hundreds of modules, see radixrt/worker/__main__.py
     try:
         return AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
@@ -96,6 +99,9 @@ def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
     except Exception as error:  # transformers validates configs with many exception types
         reason = " ".join(str(error).split())
         raise ConfigError(f"{model_dir}/config.json is not a valid config: {reason}") from error
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

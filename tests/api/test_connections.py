@@ -59,8 +59,10 @@ def test_headers_above_the_limit_get_431(server: RunningServer) -> None:
 
 
 def test_many_small_headers_count_together(server: RunningServer) -> None:
-    headers = {f"X-{i}": "a" for i in range(12_000)}
-    assert server.http.get("/health", headers=headers).status_code == 431
+    headers = b"".join(b"X-%d: a\r\n" % i for i in range(12_000))
+    with connect(server) as client:
+        send_all(client, b"GET /health HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n")
+        assert b" 431 " in answer(client)
 
 
 def test_an_endless_header_ends_at_the_limit(server: RunningServer) -> None:
@@ -86,15 +88,16 @@ def test_headers_that_do_not_end_get_408(server: RunningServer) -> None:
 
 @pytest.mark.usefixtures("short_limits")
 def test_a_trickle_of_header_bytes_buys_no_time(server: RunningServer) -> None:
-    begin = time.monotonic()
+    sent = 0
     with connect(server) as client:
         for byte in b"GET /health HTTP/1.1\r\nX-Slow: " + b"a" * 100:
             try:
                 client.sendall(bytes([byte]))
             except ConnectionError:
                 break
+            sent += 1
             time.sleep(0.05)
-        assert time.monotonic() - begin < 4  # 100 bytes would take 6
+    assert sent < 80  # in 4 seconds at most; all would take 6
 
 
 @pytest.mark.usefixtures("short_limits")

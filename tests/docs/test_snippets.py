@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from radixrt import LLM
 from tests.docs.pages import ROOT, blocks
 from tests.servers import Server
 
@@ -46,12 +47,43 @@ def of_the_reader(url: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class SharedLLM:
+    """``LLM()`` of a page: an engine that is there already, with an empty cache. Closing it does nothing."""
+
+    engine: LLM
+
+    def __init__(self) -> None:
+        self.engine.flush_cache()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def __enter__(self) -> "SharedLLM":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_programs_run_and_print_what_the_page_says(
-    page: Path, url: str, of_the_reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    url: str,
+    demo_llm: LLM,
+    of_the_reader: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One after another. What a program prints stands behind its ``print``, or in the block below it."""
+    """One after another. What a program prints stands behind its ``print``, or in the block below it.
+
+    The README's program starts an engine of its own.
+    """
     monkeypatch.setenv("RADIXRT_URL", url)
+    if page.name != "README.md":
+        monkeypatch.setattr(SharedLLM, "engine", demo_llm, raising=False)
+        monkeypatch.setattr("radixrt.LLM", SharedLLM)
     programs = re.findall(
         r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text(), flags=re.DOTALL
     )

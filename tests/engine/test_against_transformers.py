@@ -23,6 +23,7 @@ PAGE_CHUNK_AND_BACKEND = [
     (16, 1, "auto"),
     (3, 512, "torch_reference"),
 ]
+"""An architecture gets the first two or the last two: of the windows, the mixtures and the scaled positions some get each."""
 
 
 def make_prompts(seed: int = 0) -> list[list[int]]:
@@ -38,29 +39,28 @@ Oracle = Callable[[str, list[int]], list[int]]
 
 @pytest.fixture(scope="module")
 def transformers_greedy(checkpoint: Callable[[str], Path]) -> Oracle:
-    """64 greedy tokens of transformers' own generate, remembered."""
+    """The 64 tokens of which each is transformers' most likely one behind those before it, remembered.
+
+    An engine proposes them and one forward pass of transformers checks them all: its ``generate`` would take 64.
+    """
     from transformers import AutoModelForCausalLM
 
-    models: dict[str, torch.nn.Module] = {}
+    models: dict[str, tuple[InProcessEngine, torch.nn.Module]] = {}
     answers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
     def greedy(architecture: str, prompt: list[int]) -> list[int]:
         key = (architecture, tuple(prompt))
         if architecture not in models:
             folder = checkpoint(architecture)
-            models[architecture] = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32
-            ).eval()
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            models[architecture] = InProcessEngine(folder, disable_radix_cache=True), model
         if key not in answers:
-            torch.set_num_threads(1)
-            output = models[architecture].generate(  # type: ignore[operator]
-                torch.tensor([prompt]),
-                max_new_tokens=64,
-                min_new_tokens=64,
-                do_sample=False,
-                eos_token_id=None,
-            )
-            answers[key] = output[0, len(prompt) :].tolist()
+            engine, model = models[architecture]
+            (answer,) = engine.generate([prompt])
+            with torch.inference_mode():
+                logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+            assert logits.argmax(-1).tolist() == answer and len(answer) == 64
+            answers[key] = answer
         return answers[key]
 
     return greedy
@@ -72,7 +72,8 @@ def test_64_greedy_tokens_equal_transformers_with_cold_and_warm_cache(
 ) -> None:
     prompts = make_prompts()
     expected = [transformers_greedy(architecture, prompt) for prompt in prompts]
-    for page_size, chunk, backend in PAGE_CHUNK_AND_BACKEND:
+    first = 2 * (ARCHITECTURES.index(architecture) % 2)
+    for page_size, chunk, backend in PAGE_CHUNK_AND_BACKEND[first : first + 2]:
         engine = InProcessEngine(
             checkpoint(architecture),
             page_size=page_size,

@@ -5,7 +5,7 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,18 @@ import torch
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError, EngineDiedError, RequestError
-from tests.checkpoints import make_checkpoint, make_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+def model_dir(tiny_llm: LLM) -> Path:
+    return Path(tiny_llm.config.model_path)
 
 
-@pytest.fixture(scope="module")
-def llm(model_dir: Path) -> Iterator[LLM]:
-    with LLM(str(model_dir), page_size=4, max_total_tokens=8192) as llm:
-        yield llm
+@pytest.fixture
+def llm(tiny_llm: LLM) -> LLM:
+    return tiny_llm
 
 
 @pytest.fixture(scope="module")
@@ -147,21 +145,36 @@ def test_an_invalid_prompt_names_its_fault_and_leaves_nothing_running(llm: LLM) 
     assert llm.stats(check_invariants=True).running == 0
 
 
-def test_answers_do_not_depend_on_overlap_cache_or_queue_order(llm: LLM, model_dir: Path) -> None:
+def test_answers_do_not_depend_on_overlap_cache_or_queue_order_and_close_leaves_no_process(
+    llm: LLM, model_dir: Path
+) -> None:
     prompts = [[5 + i % 3, 9, 100] * 5 + [i] for i in range(3, 12)]
     settings = {
         "debug_disable_overlap_schedule": True,
         "disable_radix_cache": True,
         "schedule_policy": "fcfs",
     }
-    with LLM(str(model_dir), **settings, max_running_requests=2) as plain:
-        outputs = plain.generate(prompts, GREEDY)
-        assert plain.stats().pages_cached == 0
+    plain = LLM(str(model_dir), **settings, max_running_requests=2)
+    outputs = plain.generate(prompts, GREEDY)
+    assert plain.stats().pages_cached == 0
+    close_leaves_no_process(plain)
     assert [o.token_ids for o in outputs] == [o.token_ids for o in llm.generate(prompts, GREEDY)]
     assert {o.cached_tokens for o in outputs} == {0}
 
 
-def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) -> None:
+def close_leaves_no_process(llm: LLM) -> None:
+    family = [psutil.Process(pid) for pid in llm._engine.pids.values()]
+    assert len(family) == 3
+    llm.close()
+    llm.close()
+    assert not any(process.is_running() for process in family)
+    with pytest.raises(EngineDiedError, match="closed"):
+        llm.generate("a")
+
+
+def test_two_tensor_parallel_ranks_answer_like_one_and_the_death_of_one_is_told(
+    llm: LLM, model_dir: Path
+) -> None:
     prompts = [[5 + i, 9, 100 + i] for i in range(6)]
     seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=16, ignore_eos=True)
     with LLM(str(model_dir), tp=2, max_total_tokens=4096) as parallel:
@@ -176,6 +189,9 @@ def test_two_tensor_parallel_ranks_answer_like_one(llm: LLM, model_dir: Path) ->
         expected = [o.token_ids for o in llm.generate(prompts, seeded, regex=pattern)]
         held = [o.token_ids for o in parallel.generate(prompts, seeded, regex=pattern)]
         assert held == expected
+        psutil.Process(parallel._engine.pids["worker"]).kill()
+        with pytest.raises(EngineDiedError, match="worker process was killed by SIGKILL"):
+            parallel.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
 
 
 def test_numpy_token_ids_are_one_prompt(llm: LLM) -> None:
@@ -262,24 +278,6 @@ def test_a_death_is_noticed_even_if_stderr_is_gone(
             psutil.Process(llm._engine.pids["scheduler"]).kill()
             with pytest.raises(EngineDiedError, match="scheduler process"):
                 llm.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
-
-
-def test_close_leaves_no_process(model_dir: Path) -> None:
-    llm = LLM(str(model_dir))
-    family = [psutil.Process(pid) for pid in llm._engine.pids.values()]
-    assert len(family) == 3
-    llm.close()
-    llm.close()
-    assert not any(process.is_running() for process in family)
-    with pytest.raises(EngineDiedError, match="closed"):
-        llm.generate("a")
-
-
-def test_death_of_the_worker_ends_waiting_calls_with_its_log(model_dir: Path) -> None:
-    with LLM(str(model_dir)) as llm:
-        psutil.Process(llm._engine.pids["worker"]).kill()
-        with pytest.raises(EngineDiedError, match="worker process was killed by SIGKILL"):
-            llm.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
 
 
 def test_wrong_settings_say_what_to_change(model_dir: Path) -> None:

@@ -1,7 +1,6 @@
 """The report of an answer is the same wherever it is read: ``LLM``, HTTP, the language."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,17 +10,16 @@ import radixrt.lang as rl
 from radixrt import LLM, Answer, SamplingParams
 from radixrt.lang.backends.engine import Engine, _InProcess
 from radixrt.messages.answers import AnswerReport
-from tests.checkpoints import make_checkpoint, make_tokenizer
 
 PROMPT = "The owner of Vidur is Noval. The owner of Bramol is Teska. The owner of Vidur is"
 SAMPLING = {"temperature": 0.0, "max_tokens": 7, "min_tokens": 7}
 
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    model_dir = make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
-    with LLM(str(model_dir), page_size=4, max_total_tokens=8192) as llm:
-        yield llm
+@pytest.fixture
+def llm(tiny_llm: LLM) -> LLM:
+    """With an empty cache."""
+    tiny_llm.flush_cache()
+    return tiny_llm
 
 
 def post(llm: LLM, path: str, **body: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -208,23 +209,21 @@ def test_what_runs_share_takes_room_once() -> None:
 
 
 def test_a_run_in_a_tool_makes_way_for_another() -> None:
-    """Six runs that rest for 0.2 s each, of which the cache holds one: one after another would take 1.2 s."""
-    started: list[float] = []
+    """Six runs that rest until all do, of which the cache holds one."""
+    all_rest = threading.Barrier(6)
 
     @rl.function
     def program(s: rl.State, word: str) -> None:
         s += word + rl.gen("x")
         assert s["x"]
-        started.append(time.monotonic())
-        time.sleep(0.2)
+        all_rest.wait(timeout=20)
         s += rl.gen("y")
 
     backend = ScriptedBackend(lambda prompt: "x")
     backend.capacity = 300
     inputs = [{"word": word} for word in LONG_WORDS[:6]]
-    program.run_batch(inputs, backend=backend, progress=False)
-    pauses = [later - earlier for earlier, later in itertools.pairwise(started)]
-    assert sum(pause < 0.15 for pause in pauses) >= 4
+    states = program.run_batch(inputs, backend=backend, progress=False)
+    assert len(states) == 6 and all(state["y"] for state in states)
 
 
 def test_each_program_of_a_batch_runs_once() -> None:
