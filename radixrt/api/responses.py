@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import orjson
 
-from radixrt.messages.answers import AnswerChunk, AnswerReport, TokenLogprob
+from radixrt.messages.answers import AnswerChunk, AnswerReport, TokenLogprob, ValueEvent
 from radixrt.messages.ids import unpack_ids
 
 _LOWEST_LOGPROB = -9999.0
@@ -60,6 +61,25 @@ def structured_extras(report: AnswerReport) -> dict[str, Any]:
         return {}
     unenforced = [msgspec.to_builtins(one) for one in report.unenforced]
     return {"structured_output": {"unenforced": unenforced, "violation": report.violation}}
+
+
+def value_events(chunk: AnswerChunk) -> dict[str, Any]:
+    """The ``values`` of a streamed choice; nothing if no value begins or ends in the chunk."""
+    return {"values": [_value_event(event) for event in chunk.values]} if chunk.values else {}
+
+
+def _value_event(event: ValueEvent) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "event": f"value.{event.event}",
+        "pointer": event.pointer,
+        "type": event.type,
+    }
+    if event.tool_call is not None:
+        told["tool_call"] = event.tool_call
+    if event.text is not None:
+        line = event.text.replace("\n", " ").replace("\r", " ")  # an event's data is one line
+        told |= {"value": orjson.Fragment(line), "validated": event.validated}
+    return told
 
 
 def json_logprob(logprob: float | None) -> float | None:

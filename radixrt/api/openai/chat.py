@@ -9,12 +9,12 @@ from radixrt.api.conversations.continuation import Continuation, ConversationRec
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.middleware import request_id
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
-from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, tool_constraint
-from radixrt.api.responses import chat_logprobs, prompt_extras, structured_extras
+from radixrt.api.responses import chat_logprobs, prompt_extras, structured_extras, value_events
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.constrained.constraint import Constraint
@@ -72,6 +72,7 @@ def _prepare(
         parse_tool_calls=format_name if calls_tools(fields) else "",
         constraint=constraint.constraint,
         parse_reasoning=_reasoning_parser(fields, state, constraint.constraint),
+        stream_values=streams_values(fields, constraint.constraint),
     )
     return PreparedRequest(fields, response_id, [generate], constraint.field, recorder)
 
@@ -113,7 +114,7 @@ class _Chat(Answering[ChatCompletionRequest]):
         }
         if self.fields.return_token_ids:
             choice["token_ids"] = unpack_ids(chunk.token_ids).tolist()
-        yield choice | structured_extras(chunk.report), extras
+        yield choice | value_events(chunk) | structured_extras(chunk.report), extras
 
     def _finish_reason(self, chunk: AnswerChunk) -> str | None:
         if chunk.finish_reason == "stop" and chunk.index in self._called:

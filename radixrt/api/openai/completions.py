@@ -10,11 +10,16 @@ from radixrt.api.conversations.continuation import Continuation, ConversationRec
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.middleware import request_id
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
-from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest
-from radixrt.api.responses import completion_logprobs, prompt_extras, structured_extras
+from radixrt.api.responses import (
+    completion_logprobs,
+    prompt_extras,
+    structured_extras,
+    value_events,
+)
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
@@ -70,6 +75,7 @@ def _prepare(
             stream=bool(fields.stream),
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
             constraint=constraint.constraint,
+            stream_values=streams_values(fields, constraint.constraint),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -142,7 +148,8 @@ class _Completion(Answering[CompletionRequest]):
         self._offsets[index] += sum(len(token.token) for token in tokens or ())
         if self.fields.return_token_ids:
             choice["token_ids"] = [] if hidden else unpack_ids(chunk.token_ids).tolist()
-        yield choice | self._prompt_extras(chunk) | structured_extras(chunk.report), beside
+        choice |= value_events(chunk) | self._prompt_extras(chunk)
+        yield choice | structured_extras(chunk.report), beside
 
     def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
         extras = prompt_extras(chunk, bool(self.fields.return_token_ids))
