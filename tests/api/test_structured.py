@@ -271,6 +271,11 @@ TIME = {"type": "function", "function": {"name": "time", "strict": True}}
 NAMED = {"type": "function", "function": {"name": "time"}}
 
 
+def allowed_tools(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def held_by_tools(other: Constraint | None = None, form: str = "hermes", **fields: Any) -> Any:
     body = {"messages": HELLO, "tools": [WEATHER, TIME], **fields}
     wanted = msgspec.convert(body, ChatCompletionRequest)
@@ -291,6 +296,10 @@ def held_by_tools(other: Constraint | None = None, form: str = "hermes", **field
         ),
         ({"tool_choice": NAMED}, ["time"], False, 1, 1),
         ({"tool_choice": NAMED, "parallel_tool_calls": True}, ["time"], False, 1, None),
+        ({"tool_choice": allowed_tools("auto", "time")}, ["time"], True, 0, None),
+        ({"tool_choice": allowed_tools("required", "time")}, ["time"], False, 1, None),
+        ({"tool_choice": allowed_tools("required", "time", "weather"), "parallel_tool_calls": False},
+            ["time", "weather"], False, 1, 1),
     ],
 )  # fmt: skip
 def test_tool_choice(
@@ -360,6 +369,9 @@ def test_either_a_call_or_json() -> None:
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": allowed_tools("auto")}, "tool_choice"),
+        ({"tool_choice": allowed_tools("none", "time")}, "tool_choice"),
+        ({"tool_choice": allowed_tools("auto", "time", "f")}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
     ],
 )
