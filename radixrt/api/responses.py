@@ -3,9 +3,10 @@
 from typing import Any
 
 import msgspec
+import orjson
 
 from radixrt.api.logprobs import prompt_logprobs
-from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.messages.answers import AnswerChunk, AnswerReport, ValueEvent
 from radixrt.messages.ids import unpack_ids
 
 
@@ -59,6 +60,25 @@ def structured_extras(report: AnswerReport) -> dict[str, Any]:
         return {}
     unenforced = [msgspec.to_builtins(one) for one in report.unenforced]
     return {"structured_output": {"unenforced": unenforced, "violation": report.violation}}
+
+
+def value_events(chunk: AnswerChunk) -> dict[str, Any]:
+    """The ``values`` of a streamed choice; nothing if no value begins or ends in the chunk."""
+    return {"values": [_value_event(event) for event in chunk.values]} if chunk.values else {}
+
+
+def _value_event(event: ValueEvent) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "event": f"value.{event.event}",
+        "pointer": event.pointer,
+        "type": event.type,
+    }
+    if event.tool_call is not None:
+        told["tool_call"] = event.tool_call
+    if event.text is not None:
+        line = event.text.replace("\n", " ").replace("\r", " ")  # an event's data is one line
+        told |= {"value": orjson.Fragment(line), "validated": event.validated}
+    return told
 
 
 def times_extras(report: AnswerReport) -> dict[str, Any]:

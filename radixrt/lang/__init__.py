@@ -6,6 +6,7 @@ It needs neither torch nor a model in this process.
 from typing import TYPE_CHECKING, Any
 
 from radixrt.lang.backends.openai import OpenAI
+from radixrt.lang.backends.protocol import PartialValue
 from radixrt.lang.backends.server import Server, set_default_backend
 from radixrt.lang.batch import FailedRun
 from radixrt.lang.errors import (
@@ -44,6 +45,7 @@ __all__ = [
     "Function",
     "LangError",
     "OpenAI",
+    "PartialValue",
     "ProgramError",
     "Sampling",
     "Server",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from radixrt.lang.backends.protocol import JsonSchema
 from radixrt.lang.errors import ProgramError, SourceLine, caller
 from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.typed import AnswerType, answer_type
@@ -56,6 +57,7 @@ class Gen(Expression):
     tools: tuple[Callable[..., Any], ...] = ()
     tool_choice: str | None = None
     stream: bool = False
+    stream_values: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +93,7 @@ def gen(
     tools: Sequence[Callable[..., Any]] = (),
     tool_choice: str | None = None,
     stream: bool = False,
+    stream_values: bool = False,
     **unknown: NoReturn,
 ) -> Gen:
     """A call of the model. It starts at once in the background; ``s[name]`` waits for its value.
@@ -112,6 +115,8 @@ def gen(
             of the type that was asked for.
         tool_choice: "auto" (default), "required", "none", or the name of the one function to call.
         stream: generate the text in pieces for ``s.text_iter(name)``, also in a program that is not streamed.
+        stream_values: the values inside the JSON answer can be read by ``s.values_iter(name)`` as they are complete. Needs a
+            schema or a type whose JSON is an object or array.
         unknown: not supported; their error lists the known settings.
 
     Raises:
@@ -126,6 +131,11 @@ def gen(
         raise ProgramError(f"gen's n must be at least 1, not {n}.")
     if tool_choice is not None and not tools:
         raise ProgramError("gen's tool_choice needs tools; give them, or leave it out.")
+    kind = answer_type(regex=regex, schema=schema, choices=choices, grammar=grammar, type=type)
+    if stream_values and (tools or not isinstance(kind.constraint, JsonSchema)):
+        raise ProgramError(
+            "gen's stream_values needs schema= or a type that is JSON, and no tools: leave it out."
+        )
     _check_tool_choice(tool_choice, [getattr(function, "__name__", "") for function in tools])
     sampling = {
         "max_tokens": max_tokens, "temperature": temperature, "stop": stop, "top_p": top_p, "top_k": top_k,
@@ -136,11 +146,12 @@ def gen(
         name=name,
         sampling=sampling_of("gen", sampling | unknown),
         source=caller(),
-        kind=answer_type(regex=regex, schema=schema, choices=choices, grammar=grammar, type=type),
+        kind=kind,
         n=n,
         tools=tuple(tools),
         tool_choice=tool_choice,
-        stream=stream,
+        stream=stream or stream_values,
+        stream_values=stream_values,
     )
 
 

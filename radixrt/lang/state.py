@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from radixrt.lang.backends.protocol import CacheHints
+from radixrt.lang.backends.protocol import CacheHints, PartialValue
 from radixrt.lang.errors import ProgramError, UnknownVariable
 from radixrt.lang.expressions import Expression, Gen, Message, Role, Select, Text, parts_of
 from radixrt.lang.runtime.calls import CallSite, choose, generate
 from radixrt.lang.runtime.placeholder import Completion, Placeholder
-from radixrt.lang.runtime.reading import Pieces, TextSoFar, text_of_call
+from radixrt.lang.runtime.reading import Pieces, TextSoFar, text_of_call, values_of_call
 from radixrt.lang.runtime.run import Run
 from radixrt.lang.runtime.transcript import Transcript, Turn, text_of
 from radixrt.lang.tools import as_tools
@@ -116,6 +116,8 @@ class State:
         )
         transcript = self._transcript.with_part(placeholder)
         if isinstance(expression, Gen):
+            placeholder.tells_values = expression.stream_values
+            placeholder.python_type = expression.kind.python_type
             work = generate(site, expression, as_tools(expression.tools))
         else:
             work = choose(site, expression)
@@ -192,6 +194,15 @@ class State:
         """:meth:`text_iter` for ``async for``."""
         return aiter(Pieces(self._text_of(name), self._run.changes))
 
+    def values_iter(self, name: str) -> Iterator[PartialValue]:
+        """The values inside the answer of a ``gen`` with ``stream_values=True``, each as soon as it is complete: those of
+        objects and arrays after their parts, the whole last."""
+        return iter(Pieces(self._values_of(name), self._run.changes))
+
+    def values_aiter(self, name: str) -> AsyncIterator[PartialValue]:
+        """:meth:`values_iter` for ``async for``."""
+        return aiter(Pieces(self._values_of(name), self._run.changes))
+
     def calls(self) -> list[CallRecord]:
         """Records of the calls of the whole run so far, in program order."""
         return list(self._run.record.calls)
@@ -205,6 +216,12 @@ class State:
         if isinstance(variable, Completion):
             raise ProgramError(f"{name!r} was set by the program, so it has no text that streams.")
         return text_of_call(variable)
+
+    def _values_of(self, name: str) -> Iterator[PartialValue | None]:
+        variable = self._variable(name)
+        if isinstance(variable, Completion) or not variable.tells_values:
+            raise ProgramError(f"values_iter({name!r}) needs a gen with stream_values=True.")
+        return values_of_call(variable)
 
     def _completion(self, name: str) -> Completion:
         variable = self._variable(name)

@@ -5,8 +5,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from radixrt.lang.backends.protocol import PartialValue
 from radixrt.lang.errors import UnknownVariable
-from radixrt.lang.runtime.reading import Pieces, TextSoFar, text_of_state
+from radixrt.lang.runtime.reading import Item, Pieces, TextSoFar, text_of_state
 from radixrt.lang.state import State
 
 
@@ -55,6 +56,14 @@ class Stream:
         """:meth:`text_iter` for ``async for``."""
         return aiter(Pieces(self._text_of(name), self._changes))
 
+    def values_iter(self, name: str) -> Iterator[PartialValue]:
+        """:meth:`State.values_iter` of a variable; waits until the program creates the variable.
+
+        Raises:
+            UnknownVariable: the program ended without the variable.
+        """
+        return iter(Pieces(self._when_there(name, self.state._values_of), self._changes))
+
     def close(self) -> None:
         """Cancel the program's calls. A second call does nothing."""
         if not self._ended.is_set():
@@ -71,10 +80,16 @@ class Stream:
         self._raise_error()
 
     def _text_of(self, name: str) -> TextSoFar:
+        return self._when_there(name, self.state._text_of)
+
+    def _when_there(
+        self, name: str, read: Callable[[str], Iterator[Item | None]]
+    ) -> Iterator[Item | None]:
+        """Read a variable once the program has created it."""
         while True:
             has_ended = self._ended.is_set()
             if name in self.state:
-                yield from self.state._text_of(name)
+                yield from read(name)
                 return
             if has_ended:
                 self._raise_error()

@@ -25,6 +25,8 @@ class AnswerType:
     description: str = "text"
     is_whole: Callable[[str], bool] = lambda _: True
     """Whether an answer that max_tokens cut off is complete all the same."""
+    python_type: Any = Any
+    """Of the value, if it is read from JSON."""
 
 
 def answer_type(**given: Any) -> AnswerType:
@@ -78,6 +80,7 @@ def of_python_type(wanted: Any) -> AnswerType:
         lambda text: read_as(wanted, text),
         _name_of(wanted),
         _is_whole_json,
+        wanted,
     )
 
 
@@ -147,6 +150,35 @@ def convert(wanted: Any, value: Any) -> Any:
     if is_pydantic(wanted):
         return _adapter(wanted).validate_python(value)
     return msgspec.convert(value, wanted)
+
+
+def type_at(wanted: Any, pointer: str) -> Any:
+    """The type of a part of a value; Any where the types do not name one.
+
+    >>> type_at(dict[str, list[int]], "/a/0")
+    <class 'int'>
+
+    Args:
+        wanted: the type of the whole value.
+        pointer: JSON pointer of the part.
+    """
+    for step in pointer.split("/")[1:]:
+        wanted = _inner_type(wanted, step.replace("~1", "/").replace("~0", "~"))
+    return wanted
+
+
+def _inner_type(wanted: Any, step: str) -> Any:
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin is typing.Annotated:
+        return _inner_type(inner[0], step)
+    if origin in (typing.Union, types.UnionType):
+        found = [_inner_type(one, step) for one in inner if one is not type(None)]
+        return found[0] if len(found) == 1 else Any
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return inner[int(step)] if int(step) < len(inner) else Any
+    if origin is not None:
+        return (inner[-1] if origin is dict else inner[0]) if inner else Any
+    return parameter_types(wanted).get(step, Any) if isinstance(wanted, type) else Any
 
 
 def is_pydantic(wanted: Any) -> bool:

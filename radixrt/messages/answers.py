@@ -83,6 +83,24 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
     """JSON, or the next piece of it."""
 
 
+JsonType = Literal["object", "array", "string", "number", "boolean", "null"]
+
+
+class ValueEvent(msgspec.Struct, frozen=True, array_like=True):
+    """A value of a JSON answer begins, or is complete."""
+
+    event: Literal["started", "completed"]
+    pointer: str
+    """JSON pointer of the value in the answer (RFC 6901)."""
+    type: JsonType
+    text: str | None = None
+    """Its JSON, if it is complete."""
+    validated: bool = True
+    """It satisfies its schema: no keyword of the constraint is unenforced."""
+    tool_call: int | None = None
+    """Index of the tool call whose arguments it is in; None: it is in the content."""
+
+
 class AnswerChunk(Message, frozen=True, kw_only=True):
     """A piece of one answer; the whole answer if the request does not stream."""
 
@@ -95,6 +113,8 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     """New tokens. Their text may come in a later chunk."""
     tool_calls: list[ToolCall] = []
     """New calls, or pieces of them; their text is not in ``text``."""
+    values: list[ValueEvent] = []
+    """Values that begin or are complete in the new text, if the request asked for them."""
     reasoning: str = ""
     """New text of the reasoning before the answer; it is not in ``text``."""
     logprobs: TokenLogprobs | None = None

@@ -155,6 +155,9 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """Take the reasoning out of the answers' text: the name of how the model marks it, a key of
     :data:`radixrt.tokenizer.answer.reasoning.FORMATS`. The constraint begins after it. Empty: it stays."""
 
+    stream_values: bool = False
+    """The chunks say which values of the JSON begin and are complete."""
+
     resumed: list[PartialAnswer] = []
     """The ``n`` answers so far, which a new engine continues; empty: none has begun."""
 

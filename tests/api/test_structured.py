@@ -271,6 +271,11 @@ TIME = {"type": "function", "function": {"name": "time", "strict": True}}
 NAMED = {"type": "function", "function": {"name": "time"}}
 
 
+def allowed_tools(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def held_by_tools(other: Constraint | None = None, form: str = "hermes", **fields: Any) -> Any:
     body = {"messages": HELLO, "tools": [WEATHER, TIME], **fields}
     wanted = msgspec.convert(body, ChatCompletionRequest)
@@ -291,6 +296,10 @@ def held_by_tools(other: Constraint | None = None, form: str = "hermes", **field
         ),
         ({"tool_choice": NAMED}, ["time"], False, 1, 1),
         ({"tool_choice": NAMED, "parallel_tool_calls": True}, ["time"], False, 1, None),
+        ({"tool_choice": allowed_tools("auto", "time")}, ["time"], True, 0, None),
+        ({"tool_choice": allowed_tools("required", "time")}, ["time"], False, 1, None),
+        ({"tool_choice": allowed_tools("required", "time", "weather"), "parallel_tool_calls": False},
+            ["time", "weather"], False, 1, 1),
     ],
 )  # fmt: skip
 def test_tool_choice(
@@ -360,6 +369,9 @@ def test_either_a_call_or_json() -> None:
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": allowed_tools("auto")}, "tool_choice"),
+        ({"tool_choice": allowed_tools("none", "time")}, "tool_choice"),
+        ({"tool_choice": allowed_tools("auto", "time", "f")}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
     ],
 )
@@ -389,6 +401,70 @@ def test_streamed_calls_come_in_pieces(server: RunningServer) -> None:
     assert len(deltas) > 3
     assert not "".join(choice.delta.content for choice in choices)
     assert choices[-1].finish_reason == "tool_calls"
+
+
+# ---------------------------------------------------------------- values as they are complete
+
+
+def test_the_openai_client_reads_a_stream_with_values(server: RunningServer) -> None:
+    """They are a further field of a choice; the client parses what it knows as always."""
+    text = '{\n"b": 12,\n"a": null}'
+    server.answer_with(text)
+    stream = server.openai.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        stream=True,
+        max_tokens=100,
+        extra_body={"stream_values": True, **openai_form()},
+    )
+    choices = [chunk.choices[0] for chunk in stream]
+    assert "".join(choice.delta.content or "" for choice in choices) == text
+    assert choices[-1].finish_reason == "stop"
+    told = [event for choice in choices for event in (choice.model_extra or {}).get("values", [])]
+    whole = {"b": 12, "a": None}
+    assert told == [
+        {"event": "value.started", "pointer": "", "type": "object"},
+        {"event": "value.completed", "pointer": "/b", "type": "number", "value": 12, "validated": True},
+        {"event": "value.completed", "pointer": "/a", "type": "null", "value": None, "validated": True},
+        {"event": "value.completed", "pointer": "", "type": "object", "value": whole, "validated": True},
+    ]  # fmt: skip
+
+
+def test_the_openai_client_s_stream_helper_ignores_values(server: RunningServer) -> None:
+    server.answer_with('{"b": 12, "a": null}')
+    with server.openai.chat.completions.stream(
+        model="tiny",
+        messages=HELLO,
+        max_tokens=100,
+        extra_body={"stream_values": True, **openai_form()},
+    ) as stream:
+        kinds = {event.type for event in stream}
+        message = stream.get_final_completion().choices[0].message
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert message.content == '{"b": 12, "a": null}'
+
+
+def test_arguments_of_tool_calls_are_told_too(server: RunningServer) -> None:
+    server.answer_with(
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    )
+    body = {**CHAT, "tools": [WEATHER], "tool_choice": "required", "stream": True, "stream_values": True, "max_tokens": 300}  # fmt: skip
+    with server.http as http:
+        lines = http.post("/v1/chat/completions", json=body).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    told = [event for chunk in chunks for event in chunk["choices"][0].get("values", [])]
+    completed = {e["pointer"]: e["value"] for e in told if e["event"] == "value.completed"}
+    assert completed == {"/city": "Paris", "": {"city": "Paris"}}
+    assert {event["tool_call"] for event in told} == {0}
+
+
+@pytest.mark.parametrize(
+    "fields", [{**openai_form()}, {"stream": True}, {"stream": True, "guided_regex": "a"}]
+)
+def test_values_need_a_stream_of_json(server: RunningServer, fields: dict[str, Any]) -> None:
+    body = {**CHAT, **fields, "stream_values": True}
+    status, error = post(server, "/v1/chat/completions", body)
+    assert (status, error["param"]) == (400, "stream_values")
 
 
 # ---------------------------------------------------------------- the thought

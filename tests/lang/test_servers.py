@@ -234,6 +234,58 @@ def test_text_streams_as_it_comes(full: Any) -> None:
     assert len(pieces) > 3 and "".join(pieces) == "The owner of Vidur is Noval."
 
 
+@dataclasses.dataclass
+class Town:
+    name: Literal["Vidur", "Zekoru"]
+    kind: Kind | None
+
+
+@dataclasses.dataclass
+class Journey:
+    towns: tuple[Town, Town]
+    ended: bool
+
+
+def test_values_of_an_answer_have_the_types_of_its_parts(full: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user(f"{FACTS} Write it as JSON.")
+        s += rl.assistant(rl.gen("found", type=Journey, stream_values=True, max_tokens=400))
+        s["told"] = []
+        for part in s.values_iter("found"):
+            s["told"].append(part)
+
+    state = body_of(program, full)
+    told, found = state["told"], state["found"]
+    assert isinstance(found, Journey) and told[-1] == rl.PartialValue("", found)
+    values = {part.pointer: part.value for part in told}
+    for number, town in enumerate(found.towns):
+        assert values[f"/towns/{number}"] == town and isinstance(town, Town)
+        assert values[f"/towns/{number}/kind"] is town.kind
+    assert values["/ended"] is found.ended and len(values) == len(told) == 9
+
+
+def test_values_are_read_along(full: Any) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user(f"{FACTS} Write it as JSON.")
+        s += rl.assistant(rl.gen("found", type=Town, stream_values=True, max_tokens=100))
+
+    stream = rl.function(temperature=0)(program).stream(backend=full)
+    pointers = [part.pointer for part in stream.values_iter("found")]
+    assert pointers == ["/name", "/kind", ""]
+
+
+def test_values_have_to_be_asked_for(backend: rl.Server) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user(f"{FACTS} Write it as JSON.")
+        s += rl.assistant(rl.gen("found", type=Town, stream=True, max_tokens=100))
+        next(s.values_iter("found"))
+
+    with pytest.raises(rl.ProgramError, match="stream_values"):
+        body_of(program, backend)
+    with pytest.raises(rl.ProgramError, match="stream_values"):
+        rl.gen("x", regex="a", stream_values=True)
+
+
 # ---------------------------------------------------------------- what a backend lacks
 
 
@@ -243,6 +295,7 @@ def test_text_streams_as_it_comes(full: Any) -> None:
         (lambda s: rl.assistant(rl.gen(regex="a")), "regular expressions"),
         (lambda s: rl.assistant(rl.gen(grammar="a")), "grammars"),
         (lambda s: rl.assistant(rl.gen(top_k=1)), "top_k"),
+        (lambda s: rl.assistant(rl.gen(type=Place, stream_values=True)), "stream_values"),
         (lambda s: rl.assistant("a" + rl.gen()), "continues"),
         (lambda s: rl.assistant(rl.select("x", ["a"])), "log-probabilities"),
     ],

@@ -5,6 +5,7 @@ An untrained model is the hardest client: it prefers nothing, so it finds every 
 
 import asyncio
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -220,3 +221,128 @@ def test_streams_never_take_back_what_they_told(
     for text in texts:
         jsonschema.validate(json.loads(text), schema)
     assert len(texts) >= 16 and sum(retries for _, retries in results) > 0
+
+
+# ---------------------------------------------------------------- values as they are complete
+
+NUM_TOLD = 500 if "RADIXRT_TORTURE" in os.environ else 30
+
+
+def ends_of(text: str) -> dict[str, int]:
+    """Where each value of a JSON text ends, by its pointer; white space is skipped, names are decoded by ``json``."""
+    ends: dict[str, int] = {}
+    decoder = json.JSONDecoder()
+
+    def skip(at: int) -> int:
+        while text[at] in " \n\t\r,:":
+            at += 1
+        return at
+
+    def walk(at: int, pointer: str) -> int:
+        at = skip(at)
+        if text[at] not in "{[":
+            ends[pointer] = decoder.raw_decode(text, at)[1]
+            return ends[pointer]
+        is_object, count, at = text[at] == "{", 0, skip(at + 1)
+        while text[at] not in "]}":
+            step: Any = count
+            if is_object:
+                step, at = decoder.raw_decode(text, at)
+            step = str(step).replace("~", "~0").replace("/", "~1")
+            at, count = skip(walk(at, f"{pointer}/{step}")), count + 1
+        ends[pointer] = at + 1
+        return at + 1
+
+    walk(0, "")
+    return ends
+
+
+def subschemas(schema: Any, path: list[str]) -> list[Any]:
+    """The subschemas that may apply at a path; those of different branches stand side by side.
+
+    None applies inside a value of an enum.
+    """
+    if not isinstance(schema, dict):
+        return [schema]
+    branches = [branch for key in ("anyOf", "oneOf") for branch in schema.get(key, ())]
+    if not path:
+        return [schema]
+    found = [one for branch in branches for one in subschemas(branch, path)]
+    step, rest = path[0], path[1:]
+    if step in schema.get("properties", {}):
+        found += subschemas(schema["properties"][step], rest)
+    elif step.isdigit() and int(step) < len(schema.get("prefixItems", ())):
+        found += subschemas(schema["prefixItems"][int(step)], rest)
+    elif step.isdigit() and "items" in schema:
+        found += subschemas(schema["items"], rest)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_told_values_hold_their_schemas_and_are_those_of_the_whole(
+    engine: BackgroundEngine,
+) -> None:
+    """Each comes in the chunk that brings its last character; a number in the next one, or with the end."""
+    limit = asyncio.Semaphore(AT_A_TIME)
+    counted: Counter[str] = Counter()
+
+    async def one(number: int) -> None:
+        schema = SchemaMaker(number).make()
+        request = GenerateRequest(
+            request_id=f"told-{number}",
+            prompt=TokenPrompt(pack_ids([5 + number % 300, 7, number % 11 + 3])),
+            constraint=JsonSchema(schema=json.dumps(schema)),
+            stream=True,
+            stream_values=True,
+            options=RequestOptions(
+                sampling=SamplingParams(temperature=1.5, seed=number, max_tokens=200)
+            ),
+        )
+        text, lengths, told, finish = "", [], [], None
+        async with limit:
+            try:
+                async for chunk in engine.client.generate(request):
+                    text += chunk.text
+                    lengths.append(len(text))
+                    told += [(len(lengths) - 1, event) for event in chunk.values]
+                    finish = chunk.finish_reason
+            except RequestError:
+                finish = None
+        for _, event in told:  # also those of an answer that failed later
+            if event.text is None:
+                continue
+            value, path = json.loads(event.text), pointer_path(event.pointer)
+            assert any(
+                jsonschema.Draft202012Validator(each).is_valid(value)
+                for each in subschemas(schema, path) or [True]
+            ), (event, schema)
+            assert event.validated
+            counted["values"] += 1
+            counted["with a subschema"] += bool(path and subschemas(schema, path))
+        if finish != "stop":
+            return
+        counted["answers"] += 1
+        ends, whole = ends_of(text), json.loads(text)
+        completed = [(when, event) for when, event in told if event.event == "completed"]
+        assert sorted(ends) == sorted(event.pointer for _, event in completed)
+        for when, event in completed:
+            assert event.text is not None
+            part = whole
+            for step in pointer_path(event.pointer):
+                part = part[int(step)] if isinstance(part, list) else part[step]
+            assert json.loads(event.text) == part
+            due = next(i for i, length in enumerate(lengths) if length >= ends[event.pointer])
+            scalar = event.type in ("number", "boolean", "null")
+            last = due + 1 if event.pointer else len(lengths) - 1
+            assert when == due or (scalar and due < when <= last), (event, text)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(number) for number in range(NUM_TOLD)))
+
+    engine.run(all_of_them())
+    assert counted["answers"] > NUM_TOLD / 2 and counted["values"] > 1.5 * NUM_TOLD
+    assert counted["with a subschema"] > NUM_TOLD / 3, counted
+
+
+def pointer_path(pointer: str) -> list[str]:
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]

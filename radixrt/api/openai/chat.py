@@ -11,12 +11,12 @@ from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import chat_logprobs
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
-from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, tool_constraint
-from radixrt.api.responses import prompt_extras, structured_extras
+from radixrt.api.responses import prompt_extras, structured_extras, value_events
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.sampling_params import MAX_LOGPROBS
@@ -88,6 +88,7 @@ def prepare_chat(
         parse_tool_calls=format_name if calls_tools(fields) else "",
         constraint=constraint.constraint,
         parse_reasoning=_reasoning_parser(fields, state, constraint.constraint),
+        stream_values=streams_values(fields, constraint.constraint),
     )
     return PreparedRequest(fields, response_id, [generate], constraint.field, recorder)
 
@@ -129,7 +130,7 @@ class _Chat(Answering[ChatCompletionRequest]):
         }
         if self.fields.return_token_ids:
             choice["token_ids"] = unpack_ids(chunk.token_ids).tolist()
-        yield choice | structured_extras(chunk.report), extras
+        yield choice | value_events(chunk) | structured_extras(chunk.report), extras
 
     def _finish_reason(self, chunk: AnswerChunk) -> str | None:
         if chunk.finish_reason == "stop" and chunk.index in self._called:

@@ -13,11 +13,11 @@ from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import CompletionLogprobs
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
-from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest
-from radixrt.api.responses import prompt_extras, structured_extras
+from radixrt.api.responses import prompt_extras, structured_extras, value_events
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
@@ -84,6 +84,7 @@ def prepare_completion(
             stream=bool(fields.stream),
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
             constraint=constraint.constraint,
+            stream_values=streams_values(fields, constraint.constraint),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -158,7 +159,8 @@ class _Completion(Answering[CompletionRequest]):
         }
         if self.fields.return_token_ids:
             choice["token_ids"] = [] if hidden else unpack_ids(chunk.token_ids).tolist()
-        yield choice | await self._prompt_extras(chunk) | structured_extras(chunk.report), beside
+        choice |= value_events(chunk) | await self._prompt_extras(chunk)
+        yield choice | structured_extras(chunk.report), beside
 
     async def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
         if self.fields.prompt_logprobs is None and chunk.prompt is not None:

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from radixrt.api.requests.protocol import StructuredOutputs
+from radixrt.api.requests.protocol import GenerationFields, StructuredOutputs
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError, shown
 from radixrt.constrained import requests
-from radixrt.constrained.constraint import Constraint, JsonSchema
+from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema, StructuralTag
 from radixrt.constrained.structural_tags import structural_tag
 
 
@@ -43,6 +43,24 @@ def asked_constraint(
     )
     constraint = requests.only_one(asked)
     return AskedConstraint(constraint, asked[0][0].partition(".")[0] if asked else "")
+
+
+def streams_values(fields: GenerationFields, constraint: Constraint | None) -> bool:
+    """Whether the stream tells of each value of its JSON.
+
+    Raises:
+        RequestError: the response is no stream, or its answer need not be JSON.
+    """
+    if not fields.stream_values:
+        return False
+    if not fields.stream:
+        raise RequestError("stream_values needs stream to be true.", param="stream_values")
+    if not isinstance(constraint, JsonSchema | AnyJson | StructuralTag):
+        raise RequestError(
+            "stream_values needs an answer that is JSON: ask for a JSON schema or json_object, or give tools.",
+            param="stream_values",
+        )
+    return True
 
 
 def _read(

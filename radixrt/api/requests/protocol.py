@@ -110,6 +110,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     """The id of a kept conversation; the request has only the messages or the text after it."""
     continue_after: int | None = None
     """Number of its messages (of a text: characters) to continue from; None: all."""
+    stream_values: bool | None = None
+    """Of a stream: tell of each value of the JSON when it begins and when it is complete."""
     return_times: bool | None = None
     """Return the times of the first answer, in seconds: queued, prefill, total."""
 

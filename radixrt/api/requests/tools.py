@@ -41,7 +41,7 @@ def tool_constraint(
         RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be distinguished
             from constrained content.
     """
-    name, must_call = _choice(fields)
+    names, must_call = _choice(fields)
     if not calls_tools(fields):
         if must_call:
             raise RequestError(
@@ -50,22 +50,25 @@ def tool_constraint(
         return asked
     other = asked.constraint
     tools = _tools(fields.tools or [])
-    if name is not None and name not in tools:
-        raise RequestError(
-            f"tool_choice names {shown(name)}, which is not among the tools.", param="tool_choice"
-        )
+    for name in names or ():
+        if name not in tools:
+            raise RequestError(
+                f"tool_choice names {shown(name)}, which is not among the tools.",
+                param="tool_choice",
+            )
+    allowed = tools.values() if names is None else [tools[name] for name in dict.fromkeys(names)]
     if other is not None and must_call and asked.field != "response_format":
         raise RequestError(
             "tool_choice asks for a call, so the answer can't satisfy another constraint as well; leave one of them out.",
             param="tool_choice",
         )
     if other is not None and not must_call:
-        constraint = _call_or(tools.values(), written, other, fields.parallel_tool_calls)
+        constraint = _call_or(allowed, written, other, fields.parallel_tool_calls)
         return AskedConstraint(constraint, asked.field)
-    chosen = tools.values() if name is None else [tools[name]]
     parallel = fields.parallel_tool_calls
-    several = parallel is True if name is not None else parallel is not False
-    constraint = calls(chosen, written, required=must_call, most=None if several else 1)
+    is_one = isinstance(fields.tool_choice, dict) and fields.tool_choice["type"] == "function"
+    several = parallel is True if is_one else parallel is not False
+    constraint = calls(allowed, written, required=must_call, most=None if several else 1)
     return AskedConstraint(constraint, asked.field or "tools")
 
 
@@ -139,18 +142,44 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
     return tools
 
 
-def _choice(fields: ChatCompletionRequest) -> tuple[str | None, bool]:
-    """The name of the tool that must be called, if any; and whether a call is required."""
+def _choice(fields: ChatCompletionRequest) -> tuple[list[str] | None, bool]:
+    """The names of the tools that may be called, None: all; and whether a call is required."""
     choice = fields.tool_choice
     if choice in (None, "auto", "none"):
         return None, False
     if choice == "required":
         return None, True
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function")
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            return function["name"], True
+    if isinstance(choice, dict):
+        if (name := _function_name(choice)) is not None:
+            return [name], True
+        if choice.get("type") == "allowed_tools":
+            return _allowed_tools(choice.get("allowed_tools"))
     raise RequestError(
-        'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}.',
+        'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}.',
         param="tool_choice",
     )
+
+
+def _function_name(choice: Any) -> str | None:
+    """The name in ``{"type": "function", "function": {"name": ...}}``; None: it has another form."""
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _allowed_tools(allowed: Any) -> tuple[list[str], bool]:
+    """OpenAI's ``{"mode": "auto" or "required", "tools": [...]}``."""
+    mode = allowed.get("mode") if isinstance(allowed, dict) else None
+    tools = allowed.get("tools") if isinstance(allowed, dict) else None
+    names = [_function_name(tool) for tool in tools] if isinstance(tools, list) else []
+    given = [name for name in names if name is not None]
+    if mode not in ("auto", "required") or not given or len(given) < len(names):
+        raise RequestError(
+            'tool_choice.allowed_tools must have a mode, "auto" or "required", and tools, a list of '
+            '{"type": "function", "function": {"name": ...}}.',
+            param="tool_choice",
+        )
+    return given, mode == "required"

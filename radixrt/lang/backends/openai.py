@@ -120,6 +120,10 @@ class OpenAI(Backend):
                 f"{FEATURE_NAMES[type(call.constraint)]} in plain text",
                 "Write the program with roles, or use a radixrt server.",
             )
+        if call.stream_values:
+            raise self._unsupported(
+                "values of an answer that is not complete (gen's stream_values=)", "Leave it out."
+            )
         if call.continues:
             raise self._unsupported(
                 "a gen that continues a message of the assistant",

@@ -6,6 +6,7 @@ from radixrt.lang.backends.protocol import (
     DEFAULT_MAX_TOKENS,
     Call,
     JsonSchema,
+    PartialValue,
     Piece,
     ServerTimes,
     ToolCallPiece,
@@ -85,6 +86,11 @@ def _piece(choice: dict[str, Any]) -> Piece:
         text=text or "",
         reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
         tool_calls=tuple(_tool_call(call, place) for place, call in enumerate(calls)),
+        values=tuple(
+            PartialValue(event["pointer"], event["value"])
+            for event in choice.get("values") or ()
+            if event["event"] == "value.completed" and "tool_call" not in event
+        ),
         finish_reason=choice.get("finish_reason"),
     )
 

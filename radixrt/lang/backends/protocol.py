@@ -69,6 +69,8 @@ class Call:
     tool_choice: str | None = None
     stream: bool = False
     """Send the answer in pieces. A whole answer costs less."""
+    stream_values: bool = False
+    """Tell of the values of the JSON answer as they are complete; the call streams."""
     hints: CacheHints = field(default_factory=CacheHints)
 
 
@@ -104,6 +106,16 @@ class ToolCallPiece:
     arguments: str = ""
 
 
+@dataclass(frozen=True)
+class PartialValue:
+    """A value inside an answer that is still being generated. It is complete, and satisfies its schema."""
+
+    pointer: str
+    """JSON pointer of the value in the answer; "" for the whole."""
+    value: Any
+    """Of the type that the gen's type has there; plain JSON where it names none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """A piece of a call's answers."""
@@ -114,6 +126,8 @@ class Piece:
     reasoning: str = ""
     """The model's reasoning before the answer, where the backend separates it."""
     tool_calls: tuple[ToolCallPiece, ...] = ()
+    values: tuple[PartialValue, ...] = ()
+    """Values of the text that are complete now, as plain JSON."""
     finish_reason: str | None = None
     usage: Usage | None = None
     """In the last piece of a call, if the backend reports it."""

@@ -38,6 +38,8 @@ class RadixrtBackend:
         body = standard_body(call, None)
         body |= call.sampling.given() | _constraint_fields(call.constraint)
         body |= _cache_field(call.hints) | {"return_times": True}
+        if call.stream_values:
+            body["stream_values"] = True
         if call.continues:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         async with aclosing(self._http.answer(path_of(call), body)) as events:

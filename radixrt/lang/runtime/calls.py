@@ -12,6 +12,7 @@ from radixrt.lang.backends.protocol import (
     CacheHints,
     Call,
     ChoiceCall,
+    PartialValue,
     Piece,
     Prompt,
     Score,
@@ -75,12 +76,14 @@ class CallSite:
             self.record.sent_at = time.monotonic()
             yield prompt, continues
 
-    def add_text(self, text: str) -> None:
-        """Append to the text of the answer, and wake its readers."""
+    def add_text(self, text: str, values: Sequence[PartialValue] = ()) -> None:
+        """Append to the text of the answer and its complete values, and wake their readers."""
         if self.record.first_piece_at is None:
             self.record.first_piece_at = time.monotonic()
         if text:
             self.placeholder.pieces.append(text)
+        self.placeholder.values += values
+        if text or values:
             self.run.changes.increment()
 
 
@@ -129,6 +132,7 @@ async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) 
                 tools=tools,
                 tool_choice=gen.tool_choice,
                 stream=site.record.streamed,
+                stream_values=gen.stream_values,
                 hints=site.hints,
             )
             answers = await _collect(site, call)
@@ -189,7 +193,7 @@ async def _collect(site: CallSite, call: Call) -> list[CollectedAnswer]:
             site.record.usage = piece.usage or site.record.usage
             site.record.times = piece.times or site.record.times
             if piece.index == 0:
-                site.add_text(piece.text)
+                site.add_text(piece.text, piece.values)
     return answers
 
 

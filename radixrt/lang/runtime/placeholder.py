@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from radixrt.lang.backends.protocol import PartialValue
 from radixrt.lang.errors import Cancelled, LangError
 from radixrt.lang.tracing.records import CallRecord
 
@@ -67,6 +68,11 @@ class Placeholder:
         self.record = record
         self.pieces: list[str] = []
         """Its text so far."""
+        self.values: list[PartialValue] = []
+        """Complete values inside the answer so far, if the gen has asked for them."""
+        self.tells_values = False
+        self.python_type: Any = Any
+        """Of the whole value."""
         self.error_was_seen = False
         """The program has met the error of this call."""
         self.future: concurrent.futures.Future[Completion] = concurrent.futures.Future()

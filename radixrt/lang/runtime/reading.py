@@ -3,10 +3,15 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
+from radixrt.lang.backends.protocol import PartialValue
+from radixrt.lang.errors import unreadable
 from radixrt.lang.runtime.placeholder import Placeholder
 from radixrt.lang.runtime.transcript import Part
+from radixrt.lang.typed import convert, type_at
 
+Item = TypeVar("Item")
 TextSoFar = Iterator[str | None]
 """Pieces of text; None: no more for now."""
 
@@ -44,14 +49,14 @@ class ChangeCounter:
         await event.wait()
 
 
-class Pieces:
-    """The pieces of a text, for ``for`` and ``async for``; waits where there is no more text yet."""
+class Pieces(Generic[Item]):
+    """The pieces of an answer, for ``for`` and ``async for``; waits where there are no more yet."""
 
-    def __init__(self, text: TextSoFar, changes: ChangeCounter) -> None:
+    def __init__(self, text: Iterator[Item | None], changes: ChangeCounter) -> None:
         self._text = text
         self._changes = changes
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Item]:
         seen = self._changes.count
         for piece in self._text:
             if piece is not None:
@@ -60,7 +65,7 @@ class Pieces:
             self._changes.wait(seen)
             seen = self._changes.count
 
-    async def __aiter__(self) -> AsyncIterator[str]:
+    async def __aiter__(self) -> AsyncIterator[Item]:
         seen = self._changes.count
         for piece in self._text:
             if piece is not None:
@@ -87,6 +92,35 @@ def text_of_call(placeholder: Placeholder) -> TextSoFar:
             return
         if not pieces:
             yield None
+
+
+def values_of_call(placeholder: Placeholder) -> Iterator[PartialValue | None]:
+    """The values inside the answer of one call, in the order in which they are complete; None: no more for now.
+
+    Raises:
+        LangError: the call failed, or a value is not of its type.
+    """
+    num_read = 0
+    while True:
+        is_all = placeholder.future.done()
+        new = placeholder.values[num_read:]
+        num_read += len(new)
+        for part in new:
+            yield _typed(part, type_at(placeholder.python_type, part.pointer))
+        if is_all:
+            placeholder.wait()
+            return
+        if not new:
+            yield None
+
+
+def _typed(part: PartialValue, wanted: Any) -> PartialValue:
+    if wanted is Any:
+        return part
+    try:
+        return PartialValue(part.pointer, convert(wanted, part.value))
+    except ValueError as error:
+        raise unreadable(str(part.value), wanted, error, cut_off=False) from error
 
 
 def text_of_state(parts: Callable[[], Sequence[Part]], has_ended: Callable[[], bool]) -> TextSoFar:

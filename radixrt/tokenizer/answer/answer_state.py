@@ -20,6 +20,7 @@ from radixrt.messages.sequences import SequenceLogprobs, TokenBatch
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer.stop_strings import StopStringFinder
+from radixrt.tokenizer.answer.value_events import AnswerValues
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 PROGRESS_TOKENS = 64
@@ -95,6 +96,7 @@ class AnswerState:
         )
         self._stops = StopStringFinder(sampling.stop, sampling.include_stop_str_in_output)
         self._parser = OutputParser.of(request, vocabulary, prompt_ids)
+        self._values = AnswerValues(request, validated=not unenforced)
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs = LogprobColumns()
@@ -178,6 +180,7 @@ class AnswerState:
             text=text,
             token_ids=pack_ids(self._token_ids),
             tool_calls=tool_calls,
+            values=self._values.push(text, tool_calls, is_last=self.finished),
             reasoning=reasoning,
             logprobs=(
                 None
