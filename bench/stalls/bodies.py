@@ -110,13 +110,13 @@ ATTACKS: dict[str, Attack] = {
     "prompt_logprobs 20, long prompt": Attack(
         _COMPLETIONS,
         lambda: _json(
-            prompt=[index % 400 + 20 for index in range(7900)], prompt_logprobs=20, max_tokens=1
+            prompt=[index % 397 + 20 for index in range(7900)], prompt_logprobs=20, max_tokens=1
         ),
     ),
     "echo with logprobs 20, streamed": Attack(
         _COMPLETIONS,
         lambda: _json(
-            prompt=[index % 401 + 20 for index in range(7900)],
+            prompt=[index % 398 + 20 for index in range(7900)],
             logprobs=20,
             echo=True,
             max_tokens=1,
@@ -133,7 +133,7 @@ ATTACKS: dict[str, Attack] = {
     "/generate, input logprobs": Attack(
         "/generate",
         lambda: _json(
-            input_ids=[index % 402 + 20 for index in range(7900)],
+            input_ids=[index % 399 + 20 for index in range(7900)],
             return_logprob=True,
             logprob_start_len=0,
             top_logprobs_num=20,

@@ -29,11 +29,13 @@ class RequestGroup:
             most_running: most answers that the engine computes at once. No more are submitted: the rest
                 would stand in the queue before the requests of others.
         """
+        most_answers = max(request.sampling.n for request in requests)
         self.id = requests[0].group_id or requests[0].request_id
         self.tenant = requests[0].options.tenant
         self._client = client
         self._requests = requests
-        self._free = asyncio.Semaphore(max(1, most_running // max(r.sampling.n for r in requests)))
+        self._at_once = min(max(1, most_running // most_answers), len(requests))
+        self._waiting = iter(enumerate(requests))
         self._aborted = False
 
     async def run(self) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
@@ -47,12 +49,9 @@ class RequestGroup:
         arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]] = asyncio.Queue(
             _MOST_UNREAD
         )
-        tasks = [
-            asyncio.create_task(self._run_one(index, arrivals))
-            for index in range(len(self._requests))
-        ]
+        tasks = [asyncio.create_task(self._run_waiting(arrivals)) for _ in range(self._at_once)]
         try:
-            unfinished = len(tasks)
+            unfinished = len(self._requests)
             while unfinished:
                 index, arrival = await arrivals.get()
                 if isinstance(arrival, Exception):
@@ -72,19 +71,21 @@ class RequestGroup:
         for request in self._requests:
             self._client.abort(request.request_id, self.tenant)
 
-    async def _run_one(
-        self, index: int, arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]]
+    async def _run_waiting(
+        self, arrivals: asyncio.Queue[tuple[int, AnswerChunk | Exception | None]]
     ) -> None:
-        try:
-            async with self._free:
+        """Run one prompt after the other, as long as some wait."""
+        for index, request in self._waiting:
+            try:
                 if self._aborted:
                     raise RequestError(
                         "The request was aborted before all of it had begun.",
                         code="request_aborted",
                     )
-                async with aclosing(self._client.generate(self._requests[index])) as chunks:
+                async with aclosing(self._client.generate(request)) as chunks:
                     async for chunk in chunks:
                         await arrivals.put((index, chunk))
-            await arrivals.put((index, None))
-        except Exception as error:
-            await arrivals.put((index, error))
+                await arrivals.put((index, None))
+            except Exception as error:
+                await arrivals.put((index, error))
+                return

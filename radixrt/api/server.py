@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -45,6 +46,7 @@ def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> 
         listen_socket_fd: a bound TCP socket. It begins to listen when the engine is ready.
     """
     _allow_many_connections()
+    gc.freeze()  # the collector need not visit the libraries' objects: that takes some tenths of a second
     uvloop.run(serve(config, channels, socket.socket(fileno=listen_socket_fd)))
 
 

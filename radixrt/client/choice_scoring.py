@@ -4,16 +4,19 @@
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
 
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient, RunRequests
 from radixrt.messages.answers import AnswerChunk
-from radixrt.messages.ids import pack_ids
+from radixrt.messages.ids import TokenIds, pack_ids
 from radixrt.messages.requests import (
     ChatPrompt,
     GenerateRequest,
@@ -25,6 +28,14 @@ from radixrt.messages.requests import (
 
 TAIL_CHARS = 1024
 """Length of the end of a text that is encoded anew with each choice behind it."""
+
+AT_ONCE = 64
+"""Choices encoded at a time."""
+
+MAX_SCORED_TOKENS = 1 << 24
+"""Of all choices, each with the prompt before it."""
+
+Item = TypeVar("Item")
 
 
 class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,24 +105,38 @@ async def score_choices(
     """
     question.check()
     alone, whole = await _encoded(client, question)
-    start = min(shared_tokens(alone, ids) for ids in whole)
+    if (num_tokens := sum(map(len, whole))) > MAX_SCORED_TOKENS:
+        raise RequestError(
+            f"The choices, each behind the prompt, have {num_tokens} tokens; at most {MAX_SCORED_TOKENS} are scored in one "
+            "request. Split it.",
+            param="choices",
+        )
+    start = len(alone)
+    async for some in _in_slices(whole, AT_ONCE):
+        start = min(start, *(shared_tokens(alone, ids) for ids in some))
     start = max(start, 1)  # nothing comes before the first token that could make it likely
-    sequences, starts = list(whole), [start] * len(whole)
-    if question.unconditional:  # behind the text's first token alone: something has to stand there
-        sequences += [ids[:1] + ids[start:] for ids in whole]
-        starts += [1] * len(whole)
-    parts = zip(sequences, starts, strict=True)
-    chunks = await run(
-        [
+    settings = msgspec.structs.replace(options, sampling=_logprobs_from(start))
+    bare_settings = msgspec.structs.replace(options, sampling=_logprobs_from(1))
+    requests: list[GenerateRequest] = []
+
+    def add(ids: TokenIds, settings: RequestOptions) -> None:
+        requests.append(
             GenerateRequest(
-                request_id=f"{request_id}-{number}",
+                request_id=f"{request_id}-{len(requests)}",
                 group_id=request_id,
                 prompt=TokenPrompt(pack_ids(ids)),
-                options=msgspec.structs.replace(options, sampling=_logprobs_from(start)),
+                options=settings,
             )
-            for number, (ids, start) in enumerate(parts)
-        ]
-    )
+        )
+
+    async for some in _in_slices(whole, AT_ONCE):
+        for ids in some:
+            add(ids, settings)
+    if question.unconditional:  # behind the text's first token alone: something has to stand there
+        async for some in _in_slices(whole, AT_ONCE):
+            for ids in some:
+                add(np.concatenate([ids[:1], ids[start:]]), bare_settings)
+    chunks = await run(requests)
     if any(chunk.finish_reason == "abort" for chunk in chunks):
         raise RequestError("The request was dropped before all was scored.", status=408)
     found = [_logprobs(chunk) for chunk in chunks]
@@ -140,33 +165,45 @@ def _logprobs_from(start: int) -> SamplingParams:
 
 async def _encoded(
     client: EngineClient, question: ChoiceQuestion
-) -> tuple[list[int], list[list[int]]]:
+) -> tuple[TokenIds, list[TokenIds]]:
     """The prompt alone, and with each choice behind it."""
 
-    async def encode(prompt: Prompt) -> list[int]:
-        return (await client.tokenize(prompt)).token_ids
+    async def encode(prompt: Prompt) -> TokenIds:
+        return np.array((await client.tokenize(prompt)).token_ids, dtype=np.int32)
+
+    async def encode_behind(beginning: TextPrompt | ChatPrompt) -> list[TokenIds]:
+        size = 1 if isinstance(beginning, TextPrompt) else len(beginning.messages)
+        encoded: list[TokenIds] = []
+        async for some in _in_slices(question.choices, max(1, AT_ONCE // size)):
+            encoded += await asyncio.gather(*(encode(followed_by(beginning, c)) for c in some))
+        return encoded
 
     prompt = question.prompt
+    alone = await encode(prompt)
     if isinstance(prompt, TextPrompt) and len(prompt.text) > 2 * TAIL_CHARS:
         tail = TextPrompt(prompt.text[-TAIL_CHARS:], add_special_tokens=False)
-        alone, ends, *tails = await asyncio.gather(
-            encode(prompt), encode(tail), *(encode(followed_by(tail, c)) for c in question.choices)
-        )
+        ends = await encode(tail)
+        tails = await encode_behind(tail)
         skipped = _joint(alone, ends)
-        if skipped is not None and all(ids[: skipped + 1] == ends[: skipped + 1] for ids in tails):
+        if skipped is not None and all(shared_tokens(ids, ends) > skipped for ids in tails):
             head = alone[: len(alone) - (len(ends) - skipped)]
-            return alone, [head + ids[skipped:] for ids in tails]
-    alone, *whole = await asyncio.gather(
-        encode(prompt), *(encode(followed_by(prompt, c)) for c in question.choices)
-    )
-    return alone, whole
+            whole: list[TokenIds] = []
+            async for some in _in_slices(tails, AT_ONCE):
+                whole += [np.concatenate([head, ids[skipped:]]) for ids in some]
+            return alone, whole
+    return alone, await encode_behind(prompt)
 
 
-def _joint(whole: list[int], tail: list[int]) -> int | None:
+async def _in_slices(items: Sequence[Item], size: int) -> AsyncIterator[Sequence[Item]]:
+    """At most ``size`` items at a time; other requests go on in between."""
+    for begin in range(0, len(items), size):
+        await asyncio.sleep(0)
+        yield items[begin : begin + size]
+
+
+def _joint(whole: TokenIds, tail: TokenIds) -> int | None:
     """Index of the first token of ``tail`` from which it equals the end of ``whole``. None: not even the last quarter is equal."""
-    num_same = 0
-    while num_same < min(len(whole), len(tail)) and whole[-1 - num_same] == tail[-1 - num_same]:
-        num_same += 1
+    num_same = shared_tokens(whole[::-1], tail[::-1])
     return len(tail) - num_same if num_same > len(tail) // 4 else None
 
 
@@ -189,13 +226,13 @@ def followed_by(prompt: TextPrompt | ChatPrompt, text: str) -> TextPrompt | Chat
     )
 
 
-def shared_tokens(one: list[int], other: list[int]) -> int:
+def shared_tokens(one: ArrayLike, other: ArrayLike) -> int:
     """Length of the common prefix of two sequences.
 
     >>> shared_tokens([1, 2, 3], [1, 2, 4, 5])
     2
     """
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
+    first, second = np.asarray(one), np.asarray(other)
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length

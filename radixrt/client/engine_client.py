@@ -442,6 +442,9 @@ class EngineClient:
     async def _receive(self) -> None:
         while True:
             self._dispatch(await self._inbox.receive())
+            await asyncio.sleep(
+                0
+            )  # a message that has arrived is received without a pause for others
 
     def _dispatch(self, message: ToApi) -> None:
         """Hand a message to the request or call that waits for it; a message for none is dropped."""

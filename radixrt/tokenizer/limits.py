@@ -65,6 +65,15 @@ class Limits:
                 code=_TOO_LONG,
             )
 
+    def check_num_tokens(self, num_tokens: int) -> None:
+        """Refuse a text that turns out far too long when it is tokenized.
+
+        Raises:
+            RequestError: it has several times as many tokens as the context.
+        """
+        if num_tokens > self.call_tokens:
+            self.max_tokens(num_tokens, None)
+
     def check_token_ids(self, ids: NDArray[np.integer]) -> None:
         """Raises:
         RequestError: an id is not in the vocabulary.

@@ -6,6 +6,7 @@ api ◀──chunks── detokenize ◀──tokens── scheduler
 
 import asyncio
 import dataclasses
+import gc
 import logging
 import math
 import random
@@ -287,4 +288,5 @@ def run_tokenizer(config: ServerConfig, channels: Channels) -> None:
         finally:
             process.close()
 
+    gc.freeze()  # the collector need not visit the libraries' objects: that takes some tenths of a second
     asyncio.run(serve())

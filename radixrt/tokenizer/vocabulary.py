@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.token_bytes import TokenBytes
-from radixrt.tokenizer.prompt.segments import SegmentEncoder
+from radixrt.tokenizer.prompt.segments import CheckLength, SegmentEncoder, any_length
 
 
 class Vocabulary:
@@ -68,10 +68,16 @@ class Vocabulary:
             _check_syntax(hf, config.chat_template)
         return Vocabulary(hf)
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool, check_length: CheckLength = any_length
+    ) -> list[int]:
         """Token ids of a text in which special tokens count as such. A text that already begins with the
-        beginning-of-sequence token does not get a second one."""
-        ids = encode_aside(self.backend, text, add_special_tokens)
+        beginning-of-sequence token does not get a second one.
+
+        Args:
+            check_length: gets the number of tokens before they are copied.
+        """
+        ids = encode_aside(self.backend, text, add_special_tokens, check_length)
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
             return ids[1:]
         return ids
@@ -97,10 +103,16 @@ class Vocabulary:
         self._known_bytes = {token_id: self._token_bytes.of(token_id) for token_id in ids}
 
 
-def encode_aside(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+def encode_aside(
+    tokenizer: Tokenizer,
+    text: str,
+    add_special_tokens: bool,
+    check_length: CheckLength = any_length,
+) -> list[int]:
     """Token ids of a text. Other threads run meanwhile: ``Tokenizer.encode`` would hold the GIL (0.7 s
     for a megabyte), the batch methods release it. Offsets are not used and not computed."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    check_length(len(encoding))
     ids: list[int] = encoding.ids
     return ids
 

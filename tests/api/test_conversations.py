@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
-from radixrt.api.conversations.store import OVERHEAD_BYTES, ConversationStore
+from radixrt.api.conversations.store import MAX_MARKS, OVERHEAD_BYTES, ConversationStore
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.tiny_tokenizers import save_byte_level
@@ -351,3 +351,13 @@ def test_a_server_without_room_keeps_nothing(start_server: StartServer, model_fo
     server.answer_with("Hello world")
     answer = post(server, CHAT, {"messages": [user("one")], "keep": True}).json()
     assert answer["kept"] is False
+
+
+def test_a_conversation_that_would_take_long_to_read_is_not_kept() -> None:
+    """Its parts are counted with those of its parents."""
+    store = ConversationStore(1 << 30, ttl_s=10)
+    half = [{"role": "user", "content": "[" * (MAX_MARKS // 2)}]
+    assert store.keep("a", b"", half)
+    assert store.keep("b", b"", [{"role": "user", "content": ""}], store.find("a", b""), 1)
+    assert not store.keep("c", b"", half, store.find("b", b""), 2)
+    assert not store.keep("d", b"", [{"role": "user", "content": ""}] * 10_001)

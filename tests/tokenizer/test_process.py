@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -172,11 +173,11 @@ def test_a_long_prompt_is_encoded_while_streams_go_on(
     held = threading.Event()
     encode = vocabulary.encode
 
-    def slow_encode(text: str, add_special_tokens: bool) -> list[int]:
+    def slow_encode(text: str, *options: Any) -> list[int]:
         if len(text) > 20_000:
             assert held.wait(10)
-            return encode(text[:100], add_special_tokens)
-        return encode(text, add_special_tokens)
+            return encode(text[:100], *options)
+        return encode(text, *options)
 
     async def scene(stage: Stage) -> None:
         monkeypatch.setattr(vocabulary, "encode", slow_encode)
@@ -214,10 +215,10 @@ class HeldEncoder:
         self._encode = vocabulary.encode
         monkeypatch.setattr(vocabulary, "encode", self)
 
-    def __call__(self, text: str, add_special_tokens: bool) -> list[int]:
+    def __call__(self, text: str, *options: Any) -> list[int]:
         self.texts.append(text)
         assert self.open.wait(10)
-        return self._encode(text, add_special_tokens)
+        return self._encode(text, *options)
 
 
 def numbered(group: str, number: int, text: str) -> GenerateRequest:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixrt.api.http.json_size import upper_bound
+from radixrt.api.requests.limits import MOST_ENTRIES
 from radixrt.base.errors import RequestError
 
 Kind = Literal["messages", "text"]
@@ -22,6 +24,10 @@ Items = list[dict[str, Any]] | str
 
 CONVERSATION_GONE = "conversation_gone"
 """The code of errors about an unknown conversation."""
+MAX_LENGTH = {"messages": MOST_ENTRIES["messages"], "text": 32 << 20}
+"""Messages or characters of a conversation with all of its parents."""
+MAX_MARKS = 200_000
+"""Brackets and commas of its messages with all of its parents, those in texts too: they are parsed at each continuation."""
 
 OVERHEAD_BYTES = 512
 """Estimated memory of one conversation beside its text."""
@@ -45,6 +51,8 @@ class KeptConversation:
     used_at: float
     response: bytes = b""
     """JSON of the response that ended it, if it can be retrieved."""
+    marks: int = 0
+    """Brackets and commas in all."""
 
     @property
     def num_bytes(self) -> int:
@@ -121,7 +129,7 @@ class ConversationStore:
             response: JSON of the response that ends it, to be retrieved.
 
         Returns:
-            False if it is larger than the whole store, and therefore not kept.
+            False if it is larger than a conversation may be, or than the whole store, and therefore not kept.
         """
         if parent is not None and self._kept.get(parent.id) is not parent:
             items, parent, taken = (
@@ -131,18 +139,22 @@ class ConversationStore:
             )  # it was forgotten meanwhile
         while parent is not None and taken <= parent.taken:
             parent = parent.parent
+        own = _encoded(items)
+        marks = 0 if isinstance(items, str) else upper_bound(own).values
         conversation = KeptConversation(
             id=conversation_id,
             access_key=access_key,
             kind="text" if isinstance(items, str) else "messages",
             parent=parent,
             taken=taken,
-            own=_encoded(items),
+            own=own,
             length=taken + len(items),
             used_at=self._clock(),
             response=response,
+            marks=marks + (0 if parent is None else parent.marks),
         )
-        if conversation.num_bytes > self._max_bytes:
+        is_long = conversation.length > MAX_LENGTH[conversation.kind]
+        if is_long or conversation.marks > MAX_MARKS or conversation.num_bytes > self._max_bytes:
             return False
         self._kept[conversation_id] = conversation
         self.num_bytes += conversation.num_bytes

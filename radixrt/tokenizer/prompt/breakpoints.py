@@ -13,6 +13,7 @@ from typing import Any
 
 from radixrt.base.common_prefix import common_prefix_length
 from radixrt.base.errors import RequestError
+from radixrt.tokenizer.prompt.literals import Literals
 
 Messages = list[dict[str, Any]]
 
@@ -46,12 +47,12 @@ def agreed_length(
 
 
 def substitute(
-    pattern: re.Pattern[str],
+    pattern: re.Pattern[str] | Literals,
     replacement: Callable[[re.Match[str]], str],
     text: str,
     lengths: Sequence[int],
 ) -> tuple[str, list[int]]:
-    """``pattern.sub(replacement, text)``, and the lengths of some prefixes of the text after it. A prefix that ends
+    """The text with the replacements of all matches, and the lengths of some prefixes of the text after it. A prefix that ends
     inside a match ends before it."""
     pieces: list[str] = []
     new_lengths = list(lengths)
@@ -65,7 +66,7 @@ def substitute(
                 new_lengths[number] = new_length + length - match.end()
             elif length > match.start():
                 new_lengths[number] = start
-    return "".join(pieces) + text[copied:], new_lengths
+    return "".join([*pieces, text[copied:]]) if pieces else text, new_lengths
 
 
 def num_tokens_within(ends: Sequence[int], length: int) -> int:

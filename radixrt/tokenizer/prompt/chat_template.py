@@ -24,7 +24,8 @@ from radixrt.tokenizer.prompt.breakpoints import (
     num_tokens_within,
     substitute,
 )
-from radixrt.tokenizer.prompt.segments import Segment, joined
+from radixrt.tokenizer.prompt.literals import Literals
+from radixrt.tokenizer.prompt.segments import CheckLength, Segment, any_length, joined
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
 
 
@@ -46,10 +47,8 @@ class ChatTemplate:
         self._reserved_names = frozenset(
             inspect.signature(vocabulary.hf.apply_chat_template).parameters
         ) - {"kwargs"}
-        strings = sorted(
-            (token.content for token in vocabulary.special_tokens.values()), key=len, reverse=True
-        )
-        self._special = re.compile("|".join(map(re.escape, strings))) if strings else None
+        strings = [token.content for token in vocabulary.special_tokens.values()]
+        self._special = Literals(strings) if strings else None
         self._nonce = secrets.token_hex(8)
 
     def render(self, prompt: ChatPrompt) -> RenderedChat:
@@ -76,16 +75,19 @@ class ChatTemplate:
         ]
         return RenderedChat(text, literals, agreed, _answer_ends(text, messages))
 
-    def encode(self, chat: RenderedChat, salt: str) -> tuple[str, list[int], list[int]]:
+    def encode(
+        self, chat: RenderedChat, salt: str, check_length: CheckLength = any_length
+    ) -> tuple[str, list[int], list[int]]:
         """The prompt as text and as token ids, and for each cache breakpoint the number of leading tokens that it
         covers. Only the template adds special tokens.
 
         Args:
             salt: messages that were encoded before with the same salt are not encoded again.
+            check_length: gets the number of tokens before they are copied.
         """
         if chat.literals:
-            return self._encode_with_literals(chat)
-        segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends)
+            return self._encode_with_literals(chat, check_length)
+        segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends, check_length)
         counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
         return chat.text, joined(segments), counts
 
@@ -131,14 +133,14 @@ class ChatTemplate:
         """A copy of a JSON value in which placeholders stand for special-token strings; these are
         appended to ``literals``."""
         if isinstance(value, str):
-            if self._special is None or not self._special.search(value):
+            if self._special is None:
                 return value
 
             def hide(match: re.Match[str]) -> str:
                 literals.append(match.group())
                 return self._placeholder("text", len(literals) - 1)
 
-            return self._special.sub(hide, value)
+            return substitute(self._special, hide, value, ())[0]
         if isinstance(value, list):
             return [self._hide_special_tokens(item, literals) for item in value]
         if isinstance(value, dict):
@@ -148,7 +150,9 @@ class ChatTemplate:
             }
         return value
 
-    def _encode_with_literals(self, chat: RenderedChat) -> tuple[str, list[int], list[int]]:
+    def _encode_with_literals(
+        self, chat: RenderedChat, check_length: CheckLength
+    ) -> tuple[str, list[int], list[int]]:
         """Tokenize a rendered text in which the strings of ``literals`` are plain text.
 
         The tokenizer used reads no special token in text; it knows the template's own by other names.
@@ -166,7 +170,7 @@ class ChatTemplate:
             ids, ends = encode_aside_with_ends(plain_tokenizer, text)
             counts = [num_tokens_within(ends, length) for length in agreed]
         else:
-            ids = encode_aside(plain_tokenizer, text, add_special_tokens=False)
+            ids = encode_aside(plain_tokenizer, text, False, check_length)
         for special, name in names.items():
             text = text.replace(name, special)
         return text, [ids_of_names.get(i, i) for i in ids], counts

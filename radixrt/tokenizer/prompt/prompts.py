@@ -43,12 +43,14 @@ class PromptEncoder:
                 limits.check_text(prompt.text, self._vocabulary.longest_token)
                 text, ids = (
                     prompt.text,
-                    self._vocabulary.encode(prompt.text, prompt.add_special_tokens),
+                    self._vocabulary.encode(
+                        prompt.text, prompt.add_special_tokens, limits.check_num_tokens
+                    ),
                 )
             case ChatPrompt():
                 chat = self._template.render(prompt)
                 limits.check_text(chat.text, self._vocabulary.longest_token)
-                text, ids, lengths = self._template.encode(chat, salt)
+                text, ids, lengths = self._template.encode(chat, salt, limits.check_num_tokens)
                 for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
                     if length:
                         retain.append(Retention("high", length, breakpoint.ttl_s))

@@ -5,9 +5,8 @@ a segment (usually a message) are kept, and the next request of a chat encodes o
 Earlier answers of the model keep the tokens that it generated.
 """
 
-import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, compress, pairwise, product
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from radixrt.messages.ids import TokenIds
 from radixrt.tokenizer.prompt.kept_answers import KeptAnswer, KeptAnswers, text_digest
+from radixrt.tokenizer.prompt.literals import Literals
 from radixrt.tokenizer.prompt.token_memory import TokenMemory
 
 SHORTEST_KEPT = 256
@@ -25,6 +25,15 @@ CAPACITY = 1 << 24
 """Token ids kept, of four bytes each."""
 
 _PROBES = ("Hello world", " two  spaces ", "\n\nline\n", "ä€😀", "1234 {}", "▁x", "")
+
+
+CheckLength = Callable[[int], None]
+"""Raises a RequestError if a prompt of this number of tokens is too long. Copying the tokens of a text that no context could
+hold would take tenths of a second, in which nothing else runs."""
+
+
+def any_length(num_tokens: int) -> None:
+    """No length is too long."""
 
 
 class Segment(NamedTuple):
@@ -52,13 +61,20 @@ class SegmentEncoder:
         self._begin = _beginnings(tokenizer, special_tokens)
         self._joins_anywhere = _joins_anywhere(tokenizer)
 
-    def encode(self, text: str, salt: str = "", answer_ends: Sequence[int] = ()) -> list[Segment]:
+    def encode(
+        self,
+        text: str,
+        salt: str = "",
+        answer_ends: Sequence[int] = (),
+        check_length: CheckLength = any_length,
+    ) -> list[Segment]:
         """The segments of a text, in order; the first one, and one after an answer, may begin without a special token.
 
         Args:
             salt: segments are shared only among texts with the same salt, so that the time this takes
                 reveals nothing about other clients' texts.
             answer_ends: where in the text, beside special tokens, an earlier answer may end.
+            check_length: gets the number of tokens that are encoded anew before they are copied.
         """
         found = () if self._begin is None else self._begin.finditer(text)
         starts = {match.start() for match in found}
@@ -79,7 +95,7 @@ class SegmentEncoder:
             for start, key in zip(bounds, keys, strict=False)
         ]
         unknown = [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
-        new = iter(self._encode_each(unknown))
+        new = iter(self._encode_each(unknown, check_length))
         segments = []
         for start, piece, key, ids_known in zip(bounds, pieces, keys, known, strict=False):
             ids = next(new) if ids_known is None else ids_known
@@ -88,8 +104,9 @@ class SegmentEncoder:
             segments.append(Segment(start, piece, ids, start in kept))
         return segments
 
-    def _encode_each(self, pieces: list[str]) -> list[TokenIds]:
+    def _encode_each(self, pieces: list[str], check_length: CheckLength) -> list[TokenIds]:
         encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        check_length(sum(map(len, encodings)))
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
 
@@ -110,9 +127,7 @@ def _without_inner(bounds: list[int], answers: Sequence[KeptAnswer]) -> list[int
     return sorted(set(kept))
 
 
-def _beginnings(
-    tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]
-) -> re.Pattern[str] | None:
+def _beginnings(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> Literals | None:
     """Where segments begin: at special tokens that split a text cleanly; None if there are none.
 
     One that swallows the spaces beside it, or is looked for in the normalized text, does not. Nor is any trusted
@@ -128,7 +143,7 @@ def _beginnings(
     kept = list(compress(clean, _each_splits(tokenizer, clean)))
     if not kept:
         return None
-    return re.compile("|".join(map(re.escape, sorted(kept, key=len, reverse=True))))
+    return Literals(kept)
 
 
 def _hides(other: str, special: str) -> bool:
