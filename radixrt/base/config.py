@@ -43,6 +43,8 @@ def _section(name: str) -> Callable[..., Any]:
     return setting
 
 
+LEAST_STEP_TIMEOUT_S = 2.0
+
 _model = _section("Model")
 _http = _section("HTTP server")
 _device = _section("Device")
@@ -306,6 +308,11 @@ class ServerConfig(SchedulerSettings):
             )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ConfigError(f"--chat-template {self.chat_template}: there is no such file.")
+        if 0 < self.step_timeout < LEAST_STEP_TIMEOUT_S:
+            raise ConfigError(
+                f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of life once a "
+                f"second: set 0 or at least {LEAST_STEP_TIMEOUT_S:g}."
+            )
         self._validate_kv_events()
         return self
 

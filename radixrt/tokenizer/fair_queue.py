@@ -6,6 +6,7 @@ methods of ``tokenizers`` do and the single ones don't.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,11 @@ class FairQueue:
         """Serve until cancelled."""
         await asyncio.gather(self._short.serve(), self._long.serve())
 
+    def seconds_at_work(self) -> float:
+        """Time for which the oldest piece of work in a thread has run; 0: none runs."""
+        begun = [lane.begun for lane in (self._short, self._long) if lane.begun is not None]
+        return time.monotonic() - min(begun) if begun else 0.0
+
     def close(self) -> None:
         self._short.close()
         self._long.close()
@@ -46,6 +52,8 @@ class _Lane:
         self._waiting: dict[str, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
         """Work by key, in order of arrival. The first key is next, and then goes to the end."""
         self._arrived = asyncio.Event()
+        self.begun: float | None = None
+        """Time of ``time.monotonic()`` at which the work in the thread began."""
 
     async def run(self, key: str, work: Callable[[], Result]) -> Result:
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -59,6 +67,7 @@ class _Lane:
             done, work = await self._next()
             if done.cancelled():
                 continue
+            self.begun = time.monotonic()
             try:
                 result = await loop.run_in_executor(self._thread, work)
             except Exception as error:
@@ -67,6 +76,8 @@ class _Lane:
             else:
                 if not done.cancelled():
                     done.set_result(result)
+            finally:
+                self.begun = None
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
