@@ -5,10 +5,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from radixrt.base.config import ServerConfig
+from radixrt.base.errors import EngineDiedError
 from radixrt.base.heartbeat import Heartbeat
 from radixrt.supervisor.supervisor import START_PATIENCE, Supervisor, _Child
 
@@ -57,6 +59,28 @@ def test_a_process_that_hangs_at_its_start_is_killed(children: list[_Child]) -> 
     one._look_at_heartbeats()
     assert children[0].hung and children[0].process.wait(10) < 0
     assert not children[1].hung
+
+
+@pytest.mark.parametrize(
+    ("tokens", "age_s", "is_the_end"), [(0, 5.0, True), (1, 5.0, False), (0, 601.0, False)]
+)
+def test_only_deaths_without_a_token_or_ten_minutes_of_life_between_them_are_counted(
+    children: list[_Child], tokens: int, age_s: float, is_the_end: bool
+) -> None:
+    one = supervisor(children, age_s)
+    one._max_deaths, one._deaths = 3, 2
+    one.channels = SimpleNamespace(next_engine=lambda: None)  # type: ignore[assignment]
+    one._start_engine = lambda: None  # type: ignore[method-assign]
+    children[0].name = "scheduler"
+    children[0].heartbeat.promise(1.0, done=tokens)
+    children[1].process.kill()
+    children[1].process.wait()
+    if is_the_end:
+        with pytest.raises(EngineDiedError, match="The b process was killed by SIGKILL"):
+            one._replace_engine(children[1])
+    else:
+        one._replace_engine(children[1])
+        assert one._deaths == 1
 
 
 def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> None:

@@ -41,10 +41,14 @@ FILL = {"new_grammar": 400, "turn": 400, "any_kind": 200}
 conversations have 4 MB."""
 
 MOST_GROWTH_AN_HOUR = 0.01
+LEAST_MINUTES = 30
+"""A shorter run does not judge the growth."""
 LEAST_GROWTH_MB = 1.0
 """Growth over the measured time that could be the allocator's granularity."""
 MOST_MORE_FDS = 8
 MOST_MORE_THREADS = 4
+
+HELPERS = "helpers of the tokenizer"
 
 FLAGS = (
     *("--served-model-name", "tiny", "--reasoning-parser", "deepseek-r1"),
@@ -220,7 +224,7 @@ class Soak:
                 helpers += rss_mb
                 continue
             self.samples.setdefault(name, []).append(found)
-        self.samples.setdefault("helpers of the tokenizer", []).append(Sample(at_s, helpers, 0, 0))
+        self.samples.setdefault(HELPERS, []).append(Sample(at_s, helpers, 0, 0))
 
     async def check(self, idle: bool = False) -> None:
         response = await self.client.get("/get_server_info", params={"check_invariants": "true"})
@@ -259,9 +263,8 @@ def report(soak: Soak) -> list[str]:
             f"{first.fds}..{max(s.fds for s in measured)}  {first.threads}..{max(s.threads for s in measured)}"
         )
         growth = slope * (last.at_s - first.at_s) / 3600
-        if name != "helpers of the tokenizer" and (
-            slope > MOST_GROWTH_AN_HOUR * level and growth > LEAST_GROWTH_MB
-        ):
+        is_too_much = slope > MOST_GROWTH_AN_HOUR * level and growth > LEAST_GROWTH_MB
+        if MINUTES >= LEAST_MINUTES and is_too_much and name != HELPERS:
             violations.append(f"{name} grows by {slope:.1f} MB an hour")
         fds = [s.fds for s in measured]
         if statistics.median(fds[-6:]) > statistics.median(fds[:6]) + MOST_MORE_FDS:
