@@ -36,9 +36,9 @@ SAMPLE_S = 5.0
 CHECK_S = 30.0
 WARM_UP = 1 / 3
 """Part of the time in which the rest of the caches fills."""
-FILL = {"new_grammar": 400, "turn": 400, "any_kind": 200}
+FILL = {"new_grammar": 400, "turn": 1500, "any_kind": 200}
 """Requests ahead of the measured time. An unused grammar stays loaded until there are 256, which takes the worker 100 MB here; kept
-conversations have 4 MB."""
+conversations have 1 MB."""
 
 MOST_GROWTH_AN_HOUR = 0.01
 LEAST_MINUTES = 30
@@ -53,7 +53,7 @@ HELPERS = "helpers of the tokenizer"
 FLAGS = (
     *("--served-model-name", "tiny", "--reasoning-parser", "deepseek-r1"),
     *("--max-total-tokens", "8192", "--max-running-requests", "32", "--log-level", "warning"),
-    *("--kept-conversations-mb", "4"),
+    *("--kept-conversations-mb", "1"),
 )
 
 

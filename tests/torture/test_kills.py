@@ -123,6 +123,19 @@ class Run:
         await asyncio.gather(*(one(index, ask) for index, ask in enumerate(self.asks)))
         for index, found in self.expected.items():
             assert not found.error, (self.asks[index], found.error)
+        self.expect_what_the_kinds_promise()
+
+    def expect_what_the_kinds_promise(self) -> None:
+        """Otherwise an equal answer after a death would mean little."""
+        by_kind: dict[str, list[Answer]] = {}
+        for index, ask in enumerate(self.asks):
+            by_kind.setdefault(ask.kind, []).append(self.expected[index])
+        for kind in ("reasoning", "reasoning, then JSON"):
+            assert any(len(a.reasoning[0]) > 50 and a.texts[0] for a in by_kind[kind]), kind
+        assert any("stop" in found.finish.values() for found in by_kind["stop strings"])
+        for kind in ("tools", "tools do not stream"):
+            assert all(found.calls for found in by_kind[kind]), kind
+        assert all(len(found.finish) == 2 for found in by_kind["n=2"])
 
     # ------------------------------------------------------------ clients
 
