@@ -44,6 +44,8 @@ def _section(name: str) -> Callable[..., Any]:
     return setting
 
 
+LEAST_STEP_TIMEOUT_S = 2.0
+
 _model = _section("Model")
 _http = _section("HTTP server")
 _device = _section("Device")
@@ -342,6 +344,11 @@ class ServerConfig(SchedulerSettings):
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("--tls-key needs --tls-cert FILE.")
         self._validate_origins()
+        if 0 < self.step_timeout < LEAST_STEP_TIMEOUT_S:
+            raise ConfigError(
+                f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of life once a "
+                f"second: set 0 or at least {LEAST_STEP_TIMEOUT_S:g}."
+            )
         self._validate_kv_events()
         return self
 

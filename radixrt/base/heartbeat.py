@@ -49,10 +49,15 @@ class Heartbeat:
         self._done += done
         _RECORD.pack_into(self._record, 0, time.monotonic() + within_s, self._done)
 
-    def promise_work(self, at_least_s: float) -> None:
+    def promise_work(self, at_least_s: float, already_s: float = 0.0) -> None:
         """Promise to be back from a piece of work within ``at_least_s`` or, if that is more, 20 times the longest so far.
-        0: promise nothing."""
-        self.promise(max(at_least_s, PATIENCE * self._longest_s) if at_least_s else math.inf)
+
+        Args:
+            at_least_s: 0: promise nothing.
+            already_s: time for which other work has run in a thread; it has the same limit.
+        """
+        limit_s = max(at_least_s, PATIENCE * self._longest_s) if at_least_s else math.inf
+        self.promise(limit_s - already_s)
 
     def worked(self, seconds: float) -> None:
         """A piece of work took this long."""

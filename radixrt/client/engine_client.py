@@ -221,12 +221,11 @@ class EngineClient:
             self._abort(opened)
 
     def _abort(self, opened: OpenRequest) -> None:
+        opened.is_aborted = True
         if opened.wire_id:
             self._outbox.send(AbortRequest(opened.wire_id))
         else:
-            opened.arrivals.put(
-                RequestError("The request was aborted before it began.", code="request_aborted")
-            )
+            opened.abort()
 
     async def tokenize(self, prompt: Prompt, tenant: Tenant = NO_TENANT) -> Tokenized:
         """A prompt, also one some times longer than the context, as token ids and as text."""

@@ -68,6 +68,8 @@ class OpenRequest:
     """The last that the first engine sent of each answer, if that engine is dead."""
     deaths: int = 0
     """Engines that died while they had it, since its last chunk: a request that gets on does not kill."""
+    is_aborted: bool = False
+    """Its engine was told to drop it, and may die before it does."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -91,6 +93,15 @@ class OpenRequest:
         self.wire_id = ""
         self.deaths += 1
         self.of_first_engine = {**self.reports, **self.of_first_engine}
+
+    def abort(self) -> None:
+        """End without an engine: the answers where they are, or with an error if none has begun."""
+        if self.told:
+            self.end()
+        else:
+            self.arrivals.put(
+                RequestError("The request was aborted before it began.", code="request_aborted")
+            )
 
     def end(self) -> None:
         """Let the answers end where they are, with finish reason "abort"."""
@@ -205,6 +216,9 @@ class OpenRequests:
             if not open_request.wire_id:
                 continue  # held, or refused
             open_request.engine_died()
+            if open_request.is_aborted:
+                open_request.abort()
+                continue
             is_suspect = open_request.deaths >= SUSPECT_AFTER
             (self._suspects if is_suspect else self._held).append(open_request)
         self._by_wire_id.clear()

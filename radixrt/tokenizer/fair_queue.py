@@ -7,6 +7,7 @@ methods of ``tokenizers`` do and the single ones don't.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,11 @@ class FairQueue:
         """Serve until cancelled."""
         await asyncio.gather(self._short.serve(), self._long.serve())
 
+    def seconds_at_work(self) -> float:
+        """Time for which the oldest piece of work in a thread has run; 0: none runs."""
+        begun = [lane.begun for lane in (self._short, self._long) if lane.begun is not None]
+        return time.monotonic() - min(begun) if begun else 0.0
+
     def close(self) -> None:
         self._short.close()
         self._long.close()
@@ -53,6 +59,8 @@ class _Lane:
         self._waiting: dict[str, dict[str, deque[_Job]]] = {}
         """Work by tenant and key, in order of arrival. The first tenant and its first key are next, and then go to the end."""
         self._arrived = asyncio.Event()
+        self.begun: float | None = None
+        """Time of ``time.monotonic()`` at which the work in the thread began."""
 
     async def run(self, tenant: str, key: str, work: Callable[[], Result]) -> Result:
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -66,6 +74,7 @@ class _Lane:
             done, work = await self._next()
             if done.cancelled():
                 continue
+            self.begun = time.monotonic()
             try:
                 result = await loop.run_in_executor(self._thread, work)
             except Exception as error:
@@ -74,6 +83,8 @@ class _Lane:
             else:
                 if not done.cancelled():
                     done.set_result(result)
+            finally:
+                self.begun = None
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -114,10 +114,11 @@ class TokenizerProcess:
             channel.close()
 
     async def _beat(self) -> None:
-        """Give signs of life as long as the event loop turns."""
+        """Give signs of life as long as the event loop turns and no text keeps a thread for too long."""
         heartbeat = Heartbeat(self._channels.heartbeat_file("tokenizer"))
+        limit_s = self._config.step_timeout or math.inf
         while True:
-            heartbeat.promise(self._config.step_timeout or math.inf)
+            heartbeat.promise(limit_s - self._queue.seconds_at_work())
             await asyncio.sleep(LONGEST_WAIT_S)
 
     # ------------------------------------------------------------ from the api

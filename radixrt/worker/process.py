@@ -49,7 +49,7 @@ class WorkerProcess:
         while True:
             message, idle_s = self._next_order()
             if isinstance(message, StepPlan):
-                self._heartbeat.promise_work(self._step_timeout_s)
+                self._beat()
                 results = self._runner.step(message, idle_s)
                 self._answer(results)
                 for result in results:
@@ -72,12 +72,14 @@ class WorkerProcess:
             else:
                 time.sleep(LOOK_AGAIN_S)
         begin = time.perf_counter()
-        self._idle()
-        message = self._inbox.receive(meanwhile=self._idle)
+        self._beat()
+        message = self._inbox.receive(meanwhile=self._beat)
         return message, time.perf_counter() - begin
 
-    def _idle(self) -> None:
-        self._heartbeat.promise_work(self._step_timeout_s)
+    def _beat(self) -> None:
+        """Give a sign of life, unless a grammar takes too long to load."""
+        loading_s = self._runner.matchers.loader.seconds_at_work()
+        self._heartbeat.promise_work(self._step_timeout_s, loading_s)
 
     def _answer(self, results: list[StepResult]) -> None:
         if self._answers:

@@ -121,6 +121,19 @@ def test_a_request_that_comes_while_no_engine_lives_waits_for_one() -> None:
 
 
 @in_loop
+def test_what_was_aborted_when_its_engine_died_does_not_go_on() -> None:
+    engine = Engine()
+    begun, fresh, other = engine.ask("begun"), engine.ask("fresh"), engine.ask("other")
+    begun.take(chunk(begun, [1]))
+    begun.is_aborted = fresh.is_aborted = True
+    engine.dies()
+    assert engine.running() == ["other"] and other.deaths == 1
+    assert arrivals(begun)[-1].finish_reason == "abort"
+    (error,) = arrivals(fresh)
+    assert error.code == "request_aborted"
+
+
+@in_loop
 def test_an_answer_that_does_not_stream_goes_on_where_it_was_and_comes_whole() -> None:
     engine = Engine()
     opened = engine.ask("a", stream=False)

@@ -1,17 +1,22 @@
 """How a server starts, ends, and dies."""
 
+import contextlib
+import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from bench import children
 from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.server.test_takeover import PROMPT, Stream, process_of, request, wait_until_unready
 from tests.servers import Server, run_server
 
 
@@ -20,54 +25,86 @@ def assert_all_gone(processes: list[psutil.Process], timeout: float = 10) -> Non
     assert not alive, f"left behind: {alive}"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_no_process_and_no_socket(
-    served_checkpoint: Path, tmp_path: Path, signum: int
-) -> None:
-    """Also of a server whose current folder has a file with the name of a library's: it is not imported."""
+IN_FULL = "RADIXRT_TORTURE" in os.environ
+"""`make torture` tries all signals."""
+
+
+@contextlib.contextmanager
+def busy_server(served_checkpoint: Path, tmp_path: Path) -> Iterator[tuple[Server, Stream]]:
+    """A server that streams an answer. Its current folder has a file with the name of a library's: it is not imported."""
     (tmp_path / "http.py").write_text("raise SystemExit('imported by accident')")
     server = run_server(served_checkpoint, cwd=tmp_path).start()
     family = server.family()
-    helpers = [p for p in family if "radixrt.constrained" in p.cmdline()]
-    assert len(family) - len(helpers) == 4 and len(helpers) <= 2
-    server.process.send_signal(signum)
-    assert server.process.wait(20) == 0
+    stream = Stream(server, request(temperature=0, max_tokens=400))
+    reading = threading.Thread(target=stream.run)
+    reading.start()
+    stream.wait_for_events()
+    yield server, stream
+    reading.join(30)
     assert_all_gone(family)
     assert list(server.temp_dir.iterdir()) == []
     server.remove()
 
 
-def test_a_killed_supervisor_takes_its_processes_along(start_server: Callable[..., Server]) -> None:
-    server = start_server()
+def test_sigterm_lets_running_answers_end_refuses_new_ones_and_leaves_nothing(
+    served_checkpoint: Path, tmp_path: Path
+) -> None:
+    with busy_server(served_checkpoint, tmp_path) as (server, stream):
+        helpers = [p for p in server.family() if "radixrt.constrained" in p.cmdline()]
+        assert len(server.family()) - len(helpers) == 4 and len(helpers) <= 2
+        worker = process_of(server, "worker")
+        worker.suspend()  # so that the answer does not end before the others are refused
+        server.process.terminate()
+        wait_until_unready(server, "shutting down")
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT})
+        assert refused.status_code == 503 and "shutting down" in refused.text
+        assert int(refused.headers["retry-after"]) > 0
+        worker.resume()
+        assert server.process.wait(40) == 0
+    assert stream.finish == {0: "length"} and stream.usage["completion_tokens"] == 400
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGTERM, signal.SIGINT)]
+    + IN_FULL * [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)],
+)
+def test_sigint_or_a_second_signal_ends_at_once_with_an_error_event(
+    served_checkpoint: Path, tmp_path: Path, signals: tuple[int, ...]
+) -> None:
+    with busy_server(served_checkpoint, tmp_path) as (server, stream):
+        for signum in signals:
+            server.process.send_signal(signum)
+            time.sleep(0.2)
+        assert server.process.wait(10) == 0
+    assert "stopped" in stream.error
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "api"])
+def test_a_killed_supervisor_or_api_process_takes_all_others_along(
+    served_checkpoint: Path, tmp_path: Path, victim: str
+) -> None:
+    """The death of the others does not: tests/server/test_takeover.py."""
+    with busy_server(served_checkpoint, tmp_path) as (server, _):
+        if victim == "supervisor":
+            server.process.kill()
+        else:
+            (process,) = [p for p in server.family() if "radixrt.api" in p.cmdline()]
+            process.kill()
+            assert server.process.wait(20) == 1
+            assert "The api process was killed by SIGKILL" in "".join(server.log)
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 1.0])
+def test_a_signal_during_start_leaves_nothing(served_checkpoint: Path, delay_s: float) -> None:
+    server = run_server(served_checkpoint)
+    time.sleep(delay_s)
     family = server.family()
-    server.process.kill()
+    server.process.terminate()
+    server.process.wait(20)
     assert_all_gone(family)
     assert list(server.temp_dir.iterdir()) == []
-
-
-def test_a_signal_during_start_leaves_nothing(served_checkpoint: Path) -> None:
-    for delay in (0.3, 1.0):
-        server = run_server(served_checkpoint)
-        time.sleep(delay)
-        family = server.family()
-        server.process.terminate()
-        server.process.wait(20)
-        assert_all_gone(family)
-        assert list(server.temp_dir.iterdir()) == []
-        server.remove()
-
-
-def test_death_of_the_api_process_is_reported_and_ends_the_server(
-    start_server: Callable[..., Server],
-) -> None:
-    """That of the others does not: tests/server/test_takeover.py."""
-    server = start_server()
-    family = server.family()
-    (process,) = [p for p in family if "radixrt.api" in p.cmdline()]
-    process.kill()
-    assert server.process.wait(20) == 1
-    assert "The api process was killed by SIGKILL" in "".join(server.log)
-    assert_all_gone(family)
+    server.remove()
 
 
 def failure(model: Path | str, *flags: str) -> str:

@@ -1,13 +1,18 @@
-"""The death of an engine's process loses no answer: the next engine goes on with the same tokens."""
+"""The death of an engine's process loses no answer: the next engine goes on with the same tokens.
+
+The tests of one server run in order, on engine after engine, and the last one ends it. `make torture` has many more deaths.
+"""
 
 import json
 import os
 import re
+import shutil
 import signal
-import threading
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,9 +20,11 @@ import psutil
 import pytest
 
 from tests.server.conftest import Server
-from tests.server.test_life import assert_all_gone
+from tests.server.test_kv_events import documented
+from tests.torture.leaks import processes_of
 
 PROMPT = "The cat sat on the mat and"
+TO_PIN = "A prompt that is pinned, of more than one page. " * 4
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "string", "maxLength": 60}, "b": {"type": "integer"}},
@@ -55,13 +62,19 @@ class Stream:
         self._server = server
 
     def run(self) -> "Stream":
+        try:
+            self._run()
+        except httpx.HTTPError as error:
+            self.error = repr(error)
+        return self
+
+    def _run(self) -> None:
         url = f"{self._server.url}/v1/completions"
         with httpx.stream("POST", url, json=self._body, timeout=120) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     self._read(json.loads(line.removeprefix("data: ")))
-        return self
 
     def _read(self, event: dict[str, Any]) -> None:
         self.num_events += 1
@@ -75,12 +88,24 @@ class Stream:
             if choice["finish_reason"]:
                 self.finish[index] = choice["finish_reason"]
 
+    def wait_for_events(self) -> None:
+        while self.num_events < 3:
+            time.sleep(0.002)
+
 
 def process_of(server: Server, name: str) -> psutil.Process:
     """The process of the engine that runs; a dead one may not be gone yet."""
-    alive = [p for p in server.family() if p.status() != psutil.STATUS_ZOMBIE]
-    (process,) = [p for p in alive if f"radixrt.{name}" in p.cmdline()]
-    return process
+    deadline = time.monotonic() + 30
+    while True:
+        found = [p for p in server.family() if is_alive(p) and f"radixrt.{name}" in p.cmdline()]
+        if len(found) == 1:
+            return found[0]
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def wait_until_ready(server: Server, timeout_s: float = 60) -> None:
@@ -90,14 +115,37 @@ def wait_until_ready(server: Server, timeout_s: float = 60) -> None:
         time.sleep(0.1)
 
 
+def wait_until_unready(server: Server, reason: str = "restarted") -> None:
+    """It says so, and is alive."""
+    deadline = time.monotonic() + 10
+    while (ready := httpx.get(f"{server.url}/ready")).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert ready.status_code == 503 and reason in ready.json()["error"]["message"]
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=120)
+
+
 @pytest.fixture(scope="module")
-def server(start_server: Callable[..., Server]) -> Server:
-    return start_server("--step-timeout", "4", "--shutdown-grace", "20")
+def sockets() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rx"))  # pytest's own paths are too long for sockets
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Server], sockets: Path) -> Server:
+    events = ("--kv-events", f"ipc://{sockets}/events", "--kv-events-replay", f"ipc://{sockets}/replays")  # fmt: skip
+    return start_server("--step-timeout", "4", *events)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server) -> list[dict[int, str]]:
-    return [Stream(server, body).run().texts for body in REQUESTS]
+    with ThreadPoolExecutor(len(REQUESTS)) as threads:
+        return list(threads.map(lambda body: Stream(server, body).run().texts, REQUESTS))
 
 
 EVERY_DEATH = [
@@ -113,17 +161,24 @@ DEATHS = EVERY_DEATH if "RADIXRT_TORTURE" in os.environ else [EVERY_DEATH[0], EV
 def test_answers_go_on_as_if_nothing_had_happened(
     server: Server, undisturbed: list[dict[int, str]], victim: str, how: int
 ) -> None:
-    """A process that stops (SIGSTOP) is found by its heartbeat."""
+    """A process that stops (SIGSTOP) is found by its heartbeat, and does not keep the deadline of a request."""
     wait_until_ready(server)
     process, lines_before = process_of(server, victim), len(server.log)
     streams = [Stream(server, body) for body in REQUESTS]
-    with ThreadPoolExecutor(len(streams)) as threads:
+    with ThreadPoolExecutor(len(streams) + 2) as threads:
         running = [threads.submit(stream.run) for stream in streams]
-        while min(stream.num_events for stream in streams[:5]) < 3:
-            time.sleep(0.002)
+        whole = threads.submit(post, server, "/v1/completions", {**REQUESTS[1], "stream": False})
+        for stream in streams[:5]:
+            stream.wait_for_events()
         process.send_signal(how)
+        if how == signal.SIGSTOP:
+            expect_deadline_to_be_kept(server)
+        wait_until_unready(server)
+        tokenizing = threads.submit(post, server, "/tokenize", {"prompt": PROMPT})
         done = [future.result() for future in running]
     assert [stream.texts for stream in done] == undisturbed
+    assert whole.result().json()["choices"][0]["text"] == undisturbed[1][0]
+    assert tokenizing.result().json()["count"] > 3
     assert all(stream.finish and not stream.error for stream in done)
     assert done[0].usage["completion_tokens"] == 440
     took_over = re.search(r"goes on with (\d+) requests", "".join(server.log[lines_before:]))
@@ -132,91 +187,45 @@ def test_answers_go_on_as_if_nothing_had_happened(
     assert server.info(check_invariants=True)["invariants"] == "ok"
 
 
-def test_an_answer_that_does_not_stream_is_not_lost_either(
-    server: Server, undisturbed: list[dict[int, str]]
-) -> None:
-    wait_until_ready(server)
-    body = {**REQUESTS[1], "stream": False}
-    with ThreadPoolExecutor(1) as threads:
-        answering = threads.submit(
-            httpx.post, f"{server.url}/v1/completions", json=body, timeout=120
-        )
-        time.sleep(0.05)
-        process_of(server, "worker").kill()
-        assert answering.result().json()["choices"][0]["text"] == undisturbed[1][0]
-
-
-def test_a_server_that_is_restarting_is_alive_and_not_ready(server: Server) -> None:
-    wait_until_ready(server)
-    process_of(server, "scheduler").kill()
-    deadline = time.monotonic() + 10
-    while (ready := httpx.get(f"{server.url}/ready")).status_code == 200:
-        assert time.monotonic() < deadline
-    assert ready.status_code == 503 and "restarted" in ready.json()["error"]["message"]
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    wait_until_ready(server)
-
-
-def test_a_request_keeps_its_deadline_though_a_process_hangs(server: Server) -> None:
-    wait_until_ready(server)
-    scheduler = process_of(server, "scheduler")
-    scheduler.suspend()
+def expect_deadline_to_be_kept(server: Server) -> None:
     begin = time.monotonic()
-    answer = httpx.post(
-        f"{server.url}/v1/completions", json={"prompt": PROMPT, "timeout": 1.0}, timeout=60
-    )
+    answer = post(server, "/v1/completions", {"prompt": PROMPT, "timeout": 1.0})
     assert time.monotonic() - begin < 3
     assert answer.json()["choices"][0]["finish_reason"] == "abort"
-    wait_until_ready(server)
 
 
-def test_three_deaths_without_a_token_end_the_server_with_the_reason(
-    start_server: Callable[..., Server],
+def test_leases_and_subscribers_survive_and_three_deaths_without_a_token_are_the_end(
+    server: Server, sockets: Path
 ) -> None:
-    server = start_server()
-    family = server.family()
-    for deaths in range(1, 4):
-        wait_until_ready(server)
-        process_of(server, "worker").kill()
-        while "".join(server.log).count("was killed by SIGKILL") < deaths:
-            time.sleep(0.02)
+    wait_until_ready(server)
+    mirror = documented()["subscribe"](f"ipc://{sockets}/events", f"ipc://{sockets}/replays")
+    lease = post(server, "/v1/cache/pin", {"prompt": TO_PIN, "ttl_s": 600}).json()
+    until(lambda: mirror.update(100) or mirror.hashes)
+    stream_before = mirror.stream
+
+    process_of(server, "worker").kill()
+    wait_until_unready(server)
+    wait_until_ready(server)
+    until(lambda: server.info()["stats"]["leases"] == 1)
+    pages = server.info(check_invariants=True)["stats"]["pages_cached"]
+    until(lambda: mirror.update(100) or len(mirror.hashes) == pages)
+    assert mirror.stream != stream_before
+    released = post(server, "/v1/cache/release", {"lease": lease["lease"]})
+    assert released.json() == {"released_tokens": lease["pinned_tokens"]}
+    for socket in (mirror.events, mirror.replays):
+        socket.close(linger=0)
+
+    for _ in range(2):  # before the new engine is ready
+        first = process_of(server, "worker")
+        first.kill()
+        first.wait(20)
     assert server.process.wait(30) == 1
     assert "The worker process was killed by SIGKILL" in "".join(server.log)
-    assert_all_gone(family)
+    until(lambda: not processes_of(server))
 
 
-def test_sigterm_lets_running_answers_end_and_refuses_new_ones(
-    start_server: Callable[..., Server],
-) -> None:
-    server = start_server()
-    stream = Stream(server, request(temperature=0, max_tokens=400))
-    reading = threading.Thread(target=stream.run)
-    reading.start()
-    while stream.num_events < 3:
-        time.sleep(0.005)
-    server.process.terminate()
-    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT})
-    assert refused.status_code == 503 and "shutting down" in refused.text
-    assert int(refused.headers["retry-after"]) > 0
-    assert httpx.get(f"{server.url}/ready").status_code == 503
-    reading.join(60)
-    assert stream.finish == {0: "length"} and stream.usage["completion_tokens"] == 400
-    assert server.process.wait(20) == 0
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_at_once_with_an_error_event(
-    start_server: Callable[..., Server], second: int
-) -> None:
-    server = start_server()
-    stream = Stream(server, request(temperature=0, max_tokens=480))
-    reading = threading.Thread(target=stream.run)
-    reading.start()
-    while stream.num_events < 3:
-        time.sleep(0.005)
-    server.process.terminate()
-    time.sleep(0.2)
-    server.process.send_signal(second)
-    assert server.process.wait(10) == 0
-    reading.join(10)
-    assert "stopped" in stream.error
+def until(condition: Callable[[], Any], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -14,6 +14,7 @@ import zmq
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import AsyncInbox, Channels, Outbox
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
@@ -27,6 +28,7 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
+from radixrt.tokenizer import process
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.fake_scheduler import engine_info
@@ -43,10 +45,10 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 class Stage:
     """A tokenizer process, a client before it and the scheduler's two channels behind it."""
 
-    def __init__(self, channels: Channels, vocabulary: Vocabulary) -> None:
+    def __init__(self, channels: Channels, vocabulary: Vocabulary, config: ServerConfig) -> None:
         self.channels = channels
         self.vocabulary = vocabulary
-        self.process = TokenizerProcess(ServerConfig(), channels, vocabulary)
+        self.process = TokenizerProcess(config, channels, vocabulary)
         self.client = EngineClient(channels)
         self.at_scheduler: AsyncInbox[ToScheduler] = AsyncInbox(
             channels.address("tokenizer", "scheduler"), ToScheduler
@@ -84,9 +86,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(vocabulary: Vocabulary) -> AsyncIterator[Stage]:
+async def staged(vocabulary: Vocabulary, **settings: Any) -> AsyncIterator[Stage]:
     channels = Channels(Channels.make_run_dir())
-    stage = Stage(channels, vocabulary)
+    stage = Stage(channels, vocabulary, ServerConfig(**settings))
     running = asyncio.create_task(stage.process.run())
     stage.from_scheduler.send(engine_info())
     await asyncio.wait_for(stage.client.ready(), 5)
@@ -103,9 +105,11 @@ async def staged(vocabulary: Vocabulary) -> AsyncIterator[Stage]:
         shutil.rmtree(channels.run_dir)
 
 
-def play(vocabulary: Vocabulary, scene: Callable[[Stage], Awaitable[None]]) -> None:
+def play(
+    vocabulary: Vocabulary, scene: Callable[[Stage], Awaitable[None]], **settings: Any
+) -> None:
     async def main() -> None:
-        async with staged(vocabulary) as stage:
+        async with staged(vocabulary, **settings) as stage:
             await asyncio.wait_for(scene(stage), 20)
 
     asyncio.run(main())
@@ -268,6 +272,26 @@ def test_what_is_aborted_before_its_turn_is_never_encoded(
         other.cancel()
 
     play(vocabulary, scene)
+
+
+def test_a_text_that_does_not_come_to_an_end_stops_the_heartbeat(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor then kills the process, as it does when the event loop hangs."""
+    monkeypatch.setattr(process, "LONGEST_WAIT_S", 0.02)
+    encoder = HeldEncoder(vocabulary, monkeypatch)
+
+    async def scene(stage: Stage) -> None:
+        heartbeat = Heartbeat(stage.channels.heartbeat_file("tokenizer"))
+        asking = asyncio.create_task(stage.client.tokenize(TextPrompt("endless")))
+        while not heartbeat.is_overdue():
+            await asyncio.sleep(0.01)
+        encoder.open.set()
+        await asking
+        while heartbeat.is_overdue():
+            await asyncio.sleep(0.01)
+
+    play(vocabulary, scene, step_timeout=0.5)
 
 
 @pytest.mark.parametrize("work", ["encode", "decode"])

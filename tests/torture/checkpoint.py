@@ -13,7 +13,7 @@ _TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}"
-    "{% if not enable_thinking %}{{ '</think>\\n' }}{% endif %}{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '</think>\\n' }}{% endif %}{% endif %}"
 )
 
 

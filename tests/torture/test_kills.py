@@ -36,7 +36,7 @@ SEED = int(os.environ.get("RADIXRT_SEED", "0"))
 CLIENTS = 32
 SEEDS = 3
 STEP_TIMEOUT_S = 4
-PATIENCE_S = 90
+PATIENCE_S = 180
 VICTIMS = ("worker", "scheduler", "tokenizer")
 FLAGS = (
     *("--served-model-name", "tiny", "--reasoning-parser", "deepseek-r1"),
@@ -67,7 +67,7 @@ class Fault:
     @property
     def deaths(self) -> int:
         """Of engines."""
-        return 2 if self.moment == "restart" else 1
+        return 2 if "restart" in self.moment else 1
 
 
 def faults(rng: random.Random, number: int) -> Iterator[Fault]:
@@ -79,13 +79,14 @@ def faults(rng: random.Random, number: int) -> Iterator[Fault]:
         "restart": 8,
         "admission": 12,
         "grammar": 10,
+        "hang in restart": 1,
     }
     while number > 0:
         moment = rng.choices(list(moments), list(moments.values()))[0]
         fault = Fault(
             moment,
-            tuple(rng.sample(VICTIMS, 2 if moment in ("two at once", "restart") else 1)),
-            signal.SIGSTOP if moment == "hang" else signal.SIGKILL,
+            tuple(rng.sample(VICTIMS, 2 if moment == "two at once" or "restart" in moment else 1)),
+            signal.SIGSTOP if "hang" in moment else signal.SIGKILL,
         )
         number -= fault.deaths
         yield fault
@@ -122,6 +123,19 @@ class Run:
         await asyncio.gather(*(one(index, ask) for index, ask in enumerate(self.asks)))
         for index, found in self.expected.items():
             assert not found.error, (self.asks[index], found.error)
+        self.expect_what_the_kinds_promise()
+
+    def expect_what_the_kinds_promise(self) -> None:
+        """Otherwise an equal answer after a death would mean little."""
+        by_kind: dict[str, list[Answer]] = {}
+        for index, ask in enumerate(self.asks):
+            by_kind.setdefault(ask.kind, []).append(self.expected[index])
+        for kind in ("reasoning", "reasoning, then JSON"):
+            assert any(len(a.reasoning[0]) > 50 and a.texts[0] for a in by_kind[kind]), kind
+        assert any("stop" in found.finish.values() for found in by_kind["stop strings"])
+        for kind in ("tools", "tools do not stream"):
+            assert all(found.calls for found in by_kind[kind]), kind
+        assert all(len(found.finish) == 2 for found in by_kind["n=2"])
 
     # ------------------------------------------------------------ clients
 
@@ -162,7 +176,8 @@ class Run:
 
     async def hit(self, fault: Fault) -> None:
         """Cause a fault, and wait until every open answer goes on."""
-        old = list(psutil.Process(self.server.process.pid).children(recursive=True))
+        old = self.server.family()
+        (api,) = [process for process in old if module_of(process) == "api"]
         self.shared_memory |= shared_memory_of(old)
         restarts, takeovers = (
             self.log_count("new engine is started"),
@@ -179,18 +194,20 @@ class Run:
             await asyncio.sleep(self.rng.uniform(0, 1.0))
         victims = self.pids()
         began = time.monotonic()
-        for name in fault.victims[: 1 if fault.moment == "restart" else 2]:
-            victims[name].send_signal(fault.signum)
+        for name in fault.victims[: 1 if fault.deaths == 2 else 2]:
+            victims[name].send_signal(fault.signum if fault.deaths == 1 else signal.SIGKILL)
         await self.until(
             lambda: self.log_count("new engine is started") > restarts, "the death is not noticed"
         )
-        if fault.moment == "restart":
+        if fault.moment in ("restart", "hang in restart"):
             await asyncio.sleep(self.rng.uniform(0, 3.0))
-            await self.until(lambda: fault.victims[1] in self.pids(), "no new process")
+            await self.until(
+                lambda: self.pids().get(fault.victims[1]) not in [None, *old], "no new process"
+            )
             second = self.pids()[fault.victims[1]]
             old.append(second)
             was_ready = self.log_count("goes on with") > takeovers
-            second.kill()
+            second.send_signal(fault.signum)
             await self.until(
                 lambda: self.log_count("new engine is started") > restarts + 1,
                 "the second death is not noticed",
@@ -204,7 +221,7 @@ class Run:
         for task in extra:
             await task
         await self.until(
-            lambda: not [p for p in old if is_alive(p) and module_of(p) != "api"],
+            lambda: not [p for p in old if is_alive(p) and p != api],
             "a process of a dead engine is left",
         )
 
@@ -260,6 +277,30 @@ def is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_death_during_a_drain_loses_nothing(model: Path, victim: str) -> None:
+    async def go(server: Server) -> Run:
+        async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+            run = Run(server, random.Random(f"{SEED} {victim}"), client)
+            await run.undisturbed()
+            asking = [asyncio.create_task(run.ask_once(index, index)) for index in range(CLIENTS)]
+            while len([a for a in run.open.values() if a.num_events]) < 16:
+                await asyncio.sleep(0.01)
+            server.process.terminate()
+            await asyncio.sleep(run.rng.uniform(0, 0.3))
+            run.pids()[victim].kill()
+            await asyncio.gather(*asking)
+            return run
+
+    with serving(model, *FLAGS, "--shutdown-grace", "120") as server:
+        run = asyncio.run(go(server))
+        assert not run.wrong, "\n".join(run.wrong)
+        assert sum(run.answered.values()) == CLIENTS
+        assert server.process.wait(30) == 0
+        assert processes_of(server) == [] and list(server.temp_dir.iterdir()) == []
 
 
 @pytest.mark.timeout(0)

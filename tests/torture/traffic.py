@@ -62,8 +62,8 @@ def asks(seed: int) -> list[Ask]:
         _completion("does not stream", seed, stream=False),
         _completion("does not stream, log-probabilities", seed, stream=False, logprobs=1, n=2),
         _completion("does not stream, JSON", seed, stream=False, guided_json=SCHEMA, ignore_eos=False),
-        _chat("reasoning", seed, logit_bias={str(END_OF_THINKING): 4.0}),
-        _chat("reasoning, then JSON", seed, logit_bias={str(END_OF_THINKING): 4.0}, response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, ignore_eos=False),
+        _chat("reasoning", seed, logit_bias={str(END_OF_THINKING): 1.5}),
+        _chat("reasoning, then JSON", seed, logit_bias={str(END_OF_THINKING): 1.5}, response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, ignore_eos=False),
         _chat("tools", seed, tools=[TOOL], tool_choice="required", chat_template_kwargs={"enable_thinking": False}, ignore_eos=False),
         _chat("tools do not stream", seed, tools=[TOOL], tool_choice="required", chat_template_kwargs={"enable_thinking": False}, ignore_eos=False, stream=False),
     ]  # fmt: skip

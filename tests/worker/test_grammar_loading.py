@@ -1,12 +1,16 @@
 """Grammars on the worker: loaded beside the steps, and reported whether they could be or not."""
 
 import queue
+import threading
 from pathlib import Path
+
+import pytest
 
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+from radixrt.worker.sampling import grammar_loader
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from tests.tiny_tokenizers import save_byte_level
 
@@ -30,3 +34,22 @@ def test_each_load_is_answered_with_the_matcher_ready_or_the_reason_why_not(tmp_
     loader.matcher(good.key)
     for grammar in (*bad, good):
         loader.order(DropGrammar(grammar.key))
+
+
+def test_the_worker_knows_how_long_a_grammar_has_been_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this its heartbeat ends when a grammar does not come to an end."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(grammar_loader, "load_grammar", lambda *_: goes_on.wait(20))
+    file = save_byte_level(tmp_path) / "tokenizer.json"
+    answers: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
+    loader = GrammarLoader(file, VOCAB_SIZE, EOS, answers.put)
+    assert loader.seconds_at_work() == 0.0
+    loader.order(LoadGrammar(Grammar.compiled("fsm", b"endless")))
+    while not (first := loader.seconds_at_work()):
+        pass
+    assert loader.seconds_at_work() > first
+    goes_on.set()
+    answers.get(timeout=20)
+    assert loader.seconds_at_work() == 0.0

@@ -18,9 +18,13 @@ from radixrt.worker.process import WorkerProcess
 class Loader:
     def __init__(self) -> None:
         self.orders: list[object] = []
+        self.seconds = 0.0
 
     def order(self, message: object) -> None:
         self.orders.append(message)
+
+    def seconds_at_work(self) -> float:
+        return self.seconds
 
 
 class Step:
@@ -42,6 +46,7 @@ class Runner:
         self.waited: list[float] = []
         self.matchers = self
         self.loader = Loader()
+        self.heartbeat: Heartbeat | None = None
 
     def step(self, plan: StepPlan, waited_s: float) -> list[StepResult]:
         self.waited.append(waited_s)
@@ -69,7 +74,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[Outbox, Inbox, Runner]]:
     to_worker = Outbox(channels.address("scheduler", "worker0"))
     results: Inbox = Inbox(channels.address("worker", "scheduler"), ToSchedulerFromWorker)
     worker._outbox = Outbox(channels.address("worker", "scheduler"))
-    worker._heartbeat = Heartbeat(channels.heartbeat_file("worker"))
+    worker._heartbeat = runner.heartbeat = Heartbeat(channels.heartbeat_file("worker"))
     worker._step_timeout_s = 30.0
 
     def run() -> None:
@@ -113,3 +118,15 @@ def test_the_last_step_is_answered_when_it_is_done_and_nothing_follows(ends) -> 
     assert results.receive_waiting() == []
     runner.done.set()
     assert results.receive().step_id == 0
+
+
+def test_a_worker_whose_grammar_does_not_load_is_overdue(ends) -> None:
+    to_worker, results, runner = ends
+    runner.done.set()
+    to_worker.send(StepPlan(step_id=0))
+    assert results.receive().step_id == 0
+    assert not runner.heartbeat.is_overdue()
+    runner.loader.seconds = 31.0  # the limit is 30
+    to_worker.send(StepPlan(step_id=1))
+    assert results.receive().step_id == 1
+    assert runner.heartbeat.is_overdue()

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,8 @@ class GrammarLoader:
         self._one_at_a_time = threading.Lock()
         self._facts: TokenizerFacts | None = None
         self._loaded: dict[GrammarKey, Matcher] = {}
+        self._begun: dict[GrammarKey, float] = {}
+        """Grammars that are being loaded, with the time of ``time.monotonic()`` at which that began."""
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
 
     def order(self, message: LoadGrammar | DropGrammar) -> None:
@@ -56,8 +59,14 @@ class GrammarLoader:
         """A new matcher of a loaded grammar, in its initial state."""
         return self._loaded[key].fork()
 
+    def seconds_at_work(self) -> float:
+        """Time for which the slowest of the grammars has been loading; 0: none is."""
+        begun = list(self._begun.values())  # a copy: threads change it
+        return time.monotonic() - min(begun) if begun else 0.0
+
     def _load(self, grammar: Grammar) -> None:
         error = None
+        self._begun[grammar.key] = time.monotonic()
         try:
             self._loaded[grammar.key] = load_grammar(grammar, self._read_facts())
         except RadixrtError as refused:
@@ -65,6 +74,7 @@ class GrammarLoader:
         except Exception:
             log.exception("A grammar that was compiled could not be loaded.")
             error = "The worker can't load the grammar; the server's log says more."
+        self._begun.pop(grammar.key, None)
         with self._one_at_a_time:
             self._report(GrammarLoaded(key=grammar.key, error=error))
 

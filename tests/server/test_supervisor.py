@@ -1,0 +1,90 @@
+"""The supervisor's look at the heartbeats of an engine."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import EngineDiedError
+from radixrt.base.heartbeat import Heartbeat
+from radixrt.supervisor.supervisor import START_PATIENCE, Supervisor, _Child
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[list[_Child]]:
+    """Two processes that say nothing."""
+    made = [
+        _Child(name, subprocess.Popen(SLEEP), Heartbeat(tmp_path / name)) for name in ("a", "b")
+    ]
+    yield made
+    for child in made:
+        child.process.kill()
+        child.process.wait()
+
+
+def supervisor(engine: list[_Child], age_s: float, step_timeout: float = 4.0) -> Supervisor:
+    made = object.__new__(Supervisor)
+    made._config = ServerConfig(step_timeout=step_timeout)
+    made._engine, made._started_at, made._start_limit_s = engine, time.monotonic() - age_s, None
+    return made
+
+
+def test_a_further_engine_may_take_some_times_as_long_to_start_as_the_first(
+    children: list[_Child],
+) -> None:
+    one = supervisor(children, age_s=3600.0)
+    one._look_at_heartbeats()
+    assert not any(child.hung for child in children)  # the first may load a large model
+    one._started_at = time.monotonic() - 2.0
+    for child in children:
+        child.heartbeat.promise(60.0)
+    one._look_at_heartbeats()
+    assert one._start_limit_s == pytest.approx(2.0 * START_PATIENCE, rel=0.2)
+
+
+def test_a_process_that_hangs_at_its_start_is_killed(children: list[_Child]) -> None:
+    one = supervisor(children, age_s=19.0)
+    one._start_limit_s = 20.0
+    children[1].heartbeat.promise(60.0)
+    one._look_at_heartbeats()
+    assert not children[0].hung
+    one._started_at -= 2.0
+    one._look_at_heartbeats()
+    assert children[0].hung and children[0].process.wait(10) < 0
+    assert not children[1].hung
+
+
+@pytest.mark.parametrize(
+    ("tokens", "age_s", "is_the_end"), [(0, 5.0, True), (1, 5.0, False), (0, 601.0, False)]
+)
+def test_only_deaths_without_a_token_or_ten_minutes_of_life_between_them_are_counted(
+    children: list[_Child], tokens: int, age_s: float, is_the_end: bool
+) -> None:
+    one = supervisor(children, age_s)
+    one._max_deaths, one._deaths = 3, 2
+    one.channels = SimpleNamespace(next_engine=lambda: None)  # type: ignore[assignment]
+    one._start_engine = lambda: None  # type: ignore[method-assign]
+    children[0].name = "scheduler"
+    children[0].heartbeat.promise(1.0, done=tokens)
+    children[1].process.kill()
+    children[1].process.wait()
+    if is_the_end:
+        with pytest.raises(EngineDiedError, match="The b process was killed by SIGKILL"):
+            one._replace_engine(children[1])
+    else:
+        one._replace_engine(children[1])
+        assert one._deaths == 1
+
+
+def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> None:
+    one = supervisor(children, age_s=100.0, step_timeout=0.0)
+    one._start_limit_s = 20.0
+    one._look_at_heartbeats()
+    assert not any(child.hung for child in children)
