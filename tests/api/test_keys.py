@@ -25,6 +25,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.requests import Tenant, split_salt
+from radixrt.messages.stats import TenantStats
 from tests.api.conftest import RunningServer, StartServer, wait_until
 from tests.fake_scheduler import engine_info
 
@@ -371,6 +372,13 @@ def test_the_tree_and_its_sessions_are_a_keys_own(server_with_keys: RunningServe
     assert seen["alice"][0] == "key:alice" and seen["bob"][0] == "group:friends"
     assert seen["root"][0] is None
     assert len({session for *_, session in seen.values()}) == 3
+
+
+def test_a_user_sees_the_counters_of_its_key_alone(server_with_keys: RunningServer) -> None:
+    with http(server_with_keys, "alice") as alice, http(server_with_keys, "root") as root:
+        own, all_keys = (client.get("/v1/cache/stats").json() for client in (alice, root))
+    assert own == dict.fromkeys(TenantStats.__struct_fields__, 2)
+    assert all_keys["prompt_tokens"] == 100 and "pages" in all_keys
 
 
 # ------------------------------------------------------------ limits

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from bench import children
+from radixrt.base.api_keys import ApiKey, new_key
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.servers import Server, run_server
 
@@ -20,13 +22,37 @@ def assert_all_gone(processes: list[psutil.Process], timeout: float = 10) -> Non
     assert not alive, f"left behind: {alive}"
 
 
+def toml_of(entry: ApiKey) -> str:
+    return f'[[keys]]\nname = "{entry.name}"\nhash = "{entry.hash}"\n'
+
+
+def status(server: Server, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.get(f"{server.url}/v1/models", headers=headers).status_code
+
+
+def assert_reloads_its_keys(server: Server, file: Path, old: str) -> None:
+    key, entry = new_key("second", "user")
+    assert status(server, old) == 200 and status(server, key) == 401
+    file.write_text(toml_of(entry))
+    server.process.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + 20
+    while status(server, key) == 401:
+        assert time.monotonic() < deadline
+    assert status(server, old) == 401
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_no_process_and_no_socket(
     served_checkpoint: Path, tmp_path: Path, signum: int
 ) -> None:
-    """Also of a server whose current folder has a file with the name of a library's: it is not imported."""
+    """Also of a server whose current folder has a file with the name of a library's: it is not imported. Until then, SIGHUP
+    only reads the keys again."""
     (tmp_path / "http.py").write_text("raise SystemExit('imported by accident')")
-    server = run_server(served_checkpoint, cwd=tmp_path).start()
+    key, entry = new_key("first", "user")
+    (tmp_path / "keys.toml").write_text(toml_of(entry))
+    server = run_server(served_checkpoint, "--api-keys", "keys.toml", cwd=tmp_path).start()
+    assert_reloads_its_keys(server, tmp_path / "keys.toml", key)
     family = server.family()
     helpers = [p for p in family if "radixrt.constrained" in p.cmdline()]
     assert len(family) - len(helpers) == 4 and len(helpers) <= 2
