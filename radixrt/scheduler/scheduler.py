@@ -111,7 +111,8 @@ class Scheduler:
                 request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
         num_waiting = len(self.waiting) + self.grammars.num_waiting
-        if num_waiting >= self.limits.settings.max_queued_requests:
+        most = self.limits.settings.max_queued_requests
+        if num_waiting >= most and not self.waiting.has_place_for(request.options.tenant, most):
             self.counters.refused += 1
             message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
             return SequenceRefused(request.seq_id, message, 503, self._retry_after_s())

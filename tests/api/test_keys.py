@@ -433,6 +433,9 @@ def test_a_key_that_has_used_its_tokens_gets_429_before_anything_is_computed(
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="alice-key", max_retries=0)
     client.completions.create(model="tiny", prompt="hi", max_tokens=100)
     server.scheduler.requests.clear()
+    with http(server, "alice") as alice:
+        assert alice.get("/health_generate").status_code == 429
+        assert alice.get("/v1/models").status_code == 200
     with pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(model="tiny", prompt="hi", max_tokens=1)
     assert 60 <= int(refused.value.response.headers["retry-after"]) <= 120

@@ -2,8 +2,10 @@
 
 import pytest
 
-from radixrt.messages.ids import unpack_ids
-from radixrt.messages.requests import Tenant
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import RequestOptions, Tenant
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.invariants import check_invariants
 from tests.scheduler.engine_model import EngineModel, limits
 
@@ -107,6 +109,18 @@ def test_waiting_tenants_get_tokens_in_proportion_to_their_weights(
         served[tenant.name] = account.prompt_tokens + 2 * account.output_tokens
     assert served["alice"] / sum(served.values()) == pytest.approx(share, abs=0.03)
     assert len(engine.scheduler.waiting) > 0
+
+
+def test_a_tenant_cannot_fill_the_queue_of_another() -> None:
+    engine = EngineModel(limits(max_queued_requests=20))
+    refused = {ALICE.name: 0, BOB.name: 0}
+    for tenant in (ALICE, BOB, ALICE):
+        for number in range(30):
+            options = RequestOptions(sampling=SamplingParams(max_tokens=1), tenant=tenant)
+            seq_id, prompt = len(engine.scheduler.waiting), pack_ids(prompt_of(number, 10))
+            request = SequenceRequest(seq_id=seq_id, token_ids=prompt, options=options)
+            refused[tenant.name] += engine.scheduler.add(request) is not None
+    assert refused == {"alice": 10 + 30, "bob": 20}
 
 
 def test_idle_time_earns_nothing() -> None:

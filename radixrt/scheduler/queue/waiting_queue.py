@@ -12,6 +12,7 @@ eviction can only have made its prefix shorter, and so its place worse.
 from dataclasses import dataclass
 from itertools import islice
 
+from radixrt.messages.requests import Tenant
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.queue.accounts import Account, Accounts
 from radixrt.scheduler.queue.queue_order import QueueOrder
@@ -142,6 +143,14 @@ class WaitingQueue:
             if line.best.first() == waiting.sequence.seq_id:
                 break
         return waiting.sequence, match
+
+    def has_place_for(self, tenant: Tenant, most: int) -> bool:
+        """Whether a tenant may queue although ``most`` sequences wait: it has less than an even part of them, so those of others fill
+        the queue. No queue gets much longer by it: the parts of t tenants are 1/2, 1/3, … 1/t."""
+        line = self._busy.get(tenant.name)
+        own = 0 if line is None else len(line.oldest)
+        others = len(self._busy) - (line is not None)
+        return others > 0 and own * (others + 1) < most
 
     def unserved(self) -> Account | None:
         """The tenant whose turn it is, if none of its sequences runs and those of others do."""
