@@ -14,6 +14,7 @@ from radixrt.messages.calls import (
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
+    TenantStatsCall,
 )
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
@@ -25,7 +26,7 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.stats import SchedulerStats, TimeHistogram
+from radixrt.messages.stats import SchedulerStats, TenantStats, TimeHistogram
 
 CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
 """Of every sequence."""
@@ -131,6 +132,9 @@ class FakeScheduler:
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
                 self._outbox.send(_cache_reply(message))
+            case TenantStatsCall():
+                stats = dict.fromkeys(TenantStats.__struct_fields__, 2)
+                self._outbox.send(CallReply(call_id=message.call_id, value=stats))
             case StatsCall():
                 self._outbox.send(CallReply(call_id=message.call_id, value=self._stats()))
 

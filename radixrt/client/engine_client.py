@@ -28,6 +28,7 @@ from radixrt.messages.calls import (
     PinCall,
     ReleaseCacheCall,
     StatsCall,
+    TenantStatsCall,
     TokenizeCall,
 )
 from radixrt.messages.ids import pack_ids
@@ -39,7 +40,7 @@ from radixrt.messages.replies import (
     Tokenized,
 )
 from radixrt.messages.requests import NO_TENANT, AbortRequest, GenerateRequest, Prompt, Tenant
-from radixrt.messages.stats import SchedulerStats
+from radixrt.messages.stats import SchedulerStats, TenantStats
 
 log = logging.getLogger(__name__)
 
@@ -360,6 +361,10 @@ class EngineClient:
         stats = await self._call(StatsCall, SchedulerStats, check_invariants=check_invariants)
         malformed_frames = stats.malformed_frames + self._inbox.malformed_frames
         return msgspec.structs.replace(stats, malformed_frames=malformed_frames)
+
+    async def tenant_stats(self, tenant: Tenant) -> TenantStats:
+        """The counters of one tenant."""
+        return await self._call(TenantStatsCall, TenantStats, tenant=tenant)
 
     def engine_died(self, reason: str) -> None:
         """Fail all requests and calls, those in flight and those to come."""

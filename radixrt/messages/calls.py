@@ -99,6 +99,13 @@ class StatsCall(Message, frozen=True):
     """Frames dropped by the tokenizer process; the scheduler adds its own."""
 
 
+class TenantStatsCall(Message, frozen=True):
+    """Answered by a CallReply whose value is a TenantStats."""
+
+    call_id: int
+    tenant: Tenant
+
+
 class PinTokensCall(Message, frozen=True, kw_only=True):
     """A PinCall whose prompt is tokenized."""
 

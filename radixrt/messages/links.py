@@ -13,6 +13,7 @@ from radixrt.messages.calls import (
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
+    TenantStatsCall,
     TokenizeCall,
 )
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
@@ -32,6 +33,7 @@ ToTokenizerFromApi = (
     | ReleaseCacheCall
     | CacheTreeCall
     | StatsCall
+    | TenantStatsCall
 )
 
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
@@ -46,6 +48,7 @@ ToScheduler = (
     | ReleaseCacheCall
     | CacheTreeCall
     | StatsCall
+    | TenantStatsCall
 )
 
 ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply

@@ -103,6 +103,25 @@ class Counters(msgspec.Struct, kw_only=True):
     """Time that the worker waited for plans although there was work; all steps together."""
 
 
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of one tenant since start, and its leases at this moment."""
+
+    page_size: int
+    """Tokens in a page."""
+    prompt_tokens: int
+    """Of admitted sequences."""
+    cached_tokens: int
+    """Of the prompt tokens, found in the tree."""
+    cache_write_tokens: int
+    """Of the prompt tokens, computed and put into the tree."""
+    output_tokens: int
+    hit_rate: float
+    """cached_tokens / prompt_tokens; 0 before there are any."""
+    leases: int
+    pinned_tokens: int
+    """Under leases in the tenant's namespace."""
+
+
 class SchedulerStats(Counters, kw_only=True):
     """The counters, and gauges of this moment."""
 

@@ -105,6 +105,12 @@ def _check_pages(scheduler: Scheduler) -> None:
 
 def _check_slots(scheduler: Scheduler) -> None:
     slots = scheduler.slots
+    running = Counter(sequence.account for sequence in slots.running())
+    for account, count in running.items():
+        _require(
+            account.running == count,
+            f"the account of {account.name!r} counts {account.running} sequences, {count} run",
+        )
     for slot, sequence in enumerate(slots.sequences):
         _require(
             slots.in_use[slot] == (sequence is not None), f"slot {slot} is used and empty at once"

@@ -14,6 +14,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.stats import Counters
 from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.retraction import choose_victim
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
@@ -89,6 +90,7 @@ class Planner:
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute until a result or a request arrives."""
         self._kv.leases.expire()
+        self._serve_the_unserved()
         while True:
             draft = PlanDraft(prefill_budget=self._limits.max_prefill_tokens)
             self._plan_decode(draft)
@@ -103,6 +105,23 @@ class Planner:
     def _only_waits(self) -> bool:
         """Sequences wait for their last tokens, which are held back, and no step is in flight that could bring them."""
         return not self._in_flight and bool(self._slots.is_held.any())
+
+    def _serve_the_unserved(self) -> None:
+        """Retract sequences of the tenant with the most, for a tenant whose turn it is and that runs none: otherwise it would
+        wait until an answer of another tenant ends. A tenant with one sequence keeps it."""
+        while (account := self._waiting.unserved()) is not None and not self._may_wait(account):
+            richest = self._waiting.accounts.richest()
+            if richest.running < 2 or not self._retract(richest):
+                return
+
+    def _may_wait(self, account: Account) -> bool:
+        """Whether the head of the queue can be admitted, or is larger than its tenant's share of the pool."""
+        sequence, match = self._waiting.head()
+        share = self._waiting.accounts.share_of(account)
+        if self._kv.pages_for(sequence.num_tokens) > share * self._limits.num_pages:
+            return True
+        self.admission.begin_step()
+        return self._slots.num_free > 0 and self.admission.has_room_for(sequence, match)
 
     def _is_stuck(self) -> bool:
         """Partly computed prompts hold all pages, and no step is in flight that could free one."""
@@ -153,9 +172,11 @@ class Planner:
         self._kv.enter(sequence, match)
         slot = sequence.slot
         self._prefilling[sequence.seq_id] = sequence
+        sequence.account.running += 1
         if sequence.first_planned is None:
             sequence.first_planned = self._clock()
             self._counters.prompt_tokens += sequence.num_tokens
+            sequence.account.prompt_tokens += sequence.num_tokens
         self._count_cached(sequence)
         draft.admit.append(
             Admit(
@@ -178,6 +199,7 @@ class Planner:
         sequence.num_reached = found
         if sequence.first_token is None:
             sequence.cached_tokens += gain
+            sequence.account.cached_tokens += gain
             self._counters.cached_tokens += gain
 
     def _plan_chunk(self, sequence: Sequence, draft: PlanDraft) -> None:
@@ -219,19 +241,30 @@ class Planner:
         if self._slots.num_used > 1 or not self._kv.leases.break_first():
             self._retract()
 
-    def _retract(self) -> None:
+    def _retract(self, account: Account | None = None) -> bool:
         """Move a sequence back to the queue. Its KV stays in the tree until it is evicted. Its tokens in flight are
-        dropped; the sampler draws the same ones again."""
+        dropped; the sampler draws the same ones again.
+
+        Args:
+            account: of the tenant whose sequence it has to be; None: any.
+
+        Returns:
+            False if all sequences of this tenant are about to end.
+        """
         growing = [
             sequence
             for sequence in self._slots.running()
-            if self._slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling
+            if (self._slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling)
+            and account in (None, sequence.account)
         ]
+        if not growing:
+            return False
         sequence = choose_victim(growing, self._waiting.order)
         sequence.begin_prompt_again()
         self.leave(sequence, ended=False)
         self._waiting.add(sequence, retracted=True)
         self._counters.retractions += 1
+        return True
 
     def leave(self, sequence: Sequence, *, keep_kv: bool = True, ended: bool = True) -> None:
         """Take a running sequence out of its slot; the next plan tells the worker.
@@ -243,6 +276,7 @@ class Planner:
         slot = sequence.slot
         if self._slots.in_worker[slot]:
             self._slots_to_release.append(slot)
+        sequence.account.running -= 1
         self._in_flight.forget(sequence)
         self._prefilling.pop(sequence.seq_id, None)
         self._adopters.discard(slot)

@@ -18,6 +18,7 @@ from radixrt.messages.calls import (
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
+    TenantStatsCall,
 )
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import num_ids, unpack_ids
@@ -161,6 +162,9 @@ class SchedulerProcess:
                 self._cache_calls.take(message)
             case StatsCall():
                 self._to_tokenizer.send(self._stats(message))
+            case TenantStatsCall():
+                stats = self.scheduler.tenant_stats(message.tenant)
+                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=stats))
 
     def _stats(self, call: StatsCall) -> CallReply:
         if call.check_invariants:

@@ -16,12 +16,13 @@ import numpy as np
 from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.stats import Counters, SchedulerStats, TimeHistogram
+from radixrt.messages.stats import Counters, SchedulerStats, TenantStats, TimeHistogram
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     NO_TOKEN,
@@ -111,7 +112,8 @@ class Scheduler:
                 request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
         num_waiting = len(self.waiting) + self.grammars.num_waiting
-        if num_waiting >= self.limits.settings.max_queued_requests:
+        most = self.limits.settings.max_queued_requests
+        if num_waiting >= most and not self.waiting.has_place_for(request.options.tenant, most):
             self.counters.refused += 1
             message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
             return SequenceRefused(request.seq_id, message, 503, self._retry_after_s())
@@ -237,10 +239,12 @@ class Scheduler:
         if sequence.first_token is None:
             report = draft.started[sequence.seq_id] = sequence.start(self.clock())
             self.counters.cache_write_tokens += report.cache_write_tokens
+            sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV alone
             draft.finished[sequence.seq_id] = self._finish(sequence, "length", token)
             return False
         sequence.append(token)
+        sequence.account.output_tokens += 1
         draft.add_token(sequence.seq_id, token)
         reason = sequence.finish_reason(token)
         if reason is None:
@@ -288,6 +292,20 @@ class Scheduler:
         return SequenceRefused(sequence.seq_id, message, status)
 
     # ------------------------------------------------------------ inspection
+
+    def tenant_stats(self, tenant: Tenant) -> TenantStats:
+        """The counters of one tenant, and its leases."""
+        account, leases = self.waiting.accounts.of(tenant), self.kv.leases
+        return TenantStats(
+            page_size=self.limits.page_size,
+            prompt_tokens=account.prompt_tokens,
+            cached_tokens=account.cached_tokens,
+            cache_write_tokens=account.cache_write_tokens,
+            output_tokens=account.output_tokens,
+            hit_rate=account.cached_tokens / max(1, account.prompt_tokens),
+            leases=sum(lease.tenant == tenant.name for lease in leases.all()),
+            pinned_tokens=leases.pages_of(tenant.cache_namespace) * self.limits.page_size,
+        )
 
     def stats(self, malformed_frames: int = 0) -> SchedulerStats:
         """A snapshot of all counters and gauges."""

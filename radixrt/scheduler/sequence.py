@@ -7,6 +7,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
+from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.radix.node import Node
 
 NO_SLOT = -1
@@ -41,6 +42,8 @@ class Sequence:
         """Tokens that end the answer."""
         self.arrived = arrived
         self.grammar = request.grammar
+        self.account = Account(self.options.tenant)
+        """Of its tenant, once it is queued."""
 
         self.slot = NO_SLOT
         """Slot in the worker's persistent batch while it runs."""

@@ -18,6 +18,7 @@ from radixrt.messages.calls import (
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
+    TenantStatsCall,
     TokenizeCall,
 )
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
@@ -44,6 +45,7 @@ Call = (
     | ReleaseCacheCall
     | CacheTreeCall
     | StatsCall
+    | TenantStatsCall
 )
 
 _Tree = dict[str, Any]
@@ -82,7 +84,7 @@ class Calls:
                 self._spawn(self._reply(call.call_id, self._compile_ahead(call)))
             case PinCall():
                 self._spawn(self._reply(call.call_id, self._pin(call)))
-            case FlushCacheCall() | ReleaseCacheCall():
+            case FlushCacheCall() | ReleaseCacheCall() | TenantStatsCall():
                 self.to_scheduler(call)
             case CacheTreeCall() | StatsCall():
                 self._passed_on[call.call_id] = call

@@ -134,6 +134,8 @@ class ServerWatch:
     def _refusal(self, path: str, status: int) -> str:
         if status == 401:
             return f"The server at {self.url} wants its key: give it with --api-key."
+        if status == 403:
+            return f"The server at {self.url} wants the key of an admin: give it with --api-key."
         if status == 404:
             return f"The server at {self.url} has no {path.partition('?')[0]}; is it a radixrt server of this version?"
         return (

@@ -25,6 +25,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.requests import Tenant, split_salt
+from radixrt.messages.stats import TenantStats
 from tests.api.conftest import RunningServer, StartServer, wait_until
 from tests.fake_scheduler import engine_info
 
@@ -373,6 +374,13 @@ def test_the_tree_and_its_sessions_are_a_keys_own(server_with_keys: RunningServe
     assert len({session for *_, session in seen.values()}) == 3
 
 
+def test_a_user_sees_the_counters_of_its_key_alone(server_with_keys: RunningServer) -> None:
+    with http(server_with_keys, "alice") as alice, http(server_with_keys, "root") as root:
+        own, all_keys = (client.get("/v1/cache/stats").json() for client in (alice, root))
+    assert own == dict.fromkeys(TenantStats.__struct_fields__, 2)
+    assert all_keys["prompt_tokens"] == 100 and "pages" in all_keys
+
+
 # ------------------------------------------------------------ limits
 
 
@@ -425,6 +433,9 @@ def test_a_key_that_has_used_its_tokens_gets_429_before_anything_is_computed(
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="alice-key", max_retries=0)
     client.completions.create(model="tiny", prompt="hi", max_tokens=100)
     server.scheduler.requests.clear()
+    with http(server, "alice") as alice:
+        assert alice.get("/health_generate").status_code == 429
+        assert alice.get("/v1/models").status_code == 200
     with pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(model="tiny", prompt="hi", max_tokens=1)
     assert 60 <= int(refused.value.response.headers["retry-after"]) <= 120

@@ -3,12 +3,14 @@
 import io
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from radixrt.base.api_keys import new_key
 from radixrt.cli.main import main
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.top.frame import frame, pool_parts
@@ -53,6 +55,16 @@ def test_a_key_is_asked_for_and_used(
     status, _, error = top(capsys, "--url", server.url)
     assert status == 1 and "--api-key" in error
     assert top(capsys, "--url", server.url, "--api-key", "secret")[0] == 0
+
+
+def test_a_users_key_is_told_not_to_be_an_admins(
+    start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, entry = new_key("alice", "user")
+    file = tmp_path / "keys.json"
+    file.write_bytes(msgspec.json.encode({"keys": [entry]}))
+    status, _, error = top(capsys, "--url", start_server(api_keys=str(file)).url, "--api-key", key)
+    assert status == 1 and "admin" in error
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://[", "file:///etc/passwd", "ftp://x"])

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.requests import NO_HINTS, CacheHints, Retention
+from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, Retention, Tenant, split_salt
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.radix.leases import Lease
 from tests.scheduler.engine_model import EngineModel, limits
@@ -37,6 +37,14 @@ HINTS = st.just(NO_HINTS) | st.builds(
     next_use_s=st.none() | st.integers(0, 20),
     session=st.sampled_from(["", "one", "two"]),
 )
+
+
+TENANTS = [
+    NO_TENANT,
+    NO_TENANT,
+    Tenant(name="a", cache_namespace="key:a"),
+    Tenant(name="b", weight=3.0),
+]
 
 
 class Clock:
@@ -100,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, 4), min_size=1, max_size=12),
         max_tokens=st.integers(0, 30) | st.just(CONTEXT),
         salt=st.sampled_from(["", "", "tenant"]),
+        tenant=st.sampled_from(TENANTS),
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 3),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
@@ -134,7 +143,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, min(len(known), CONTEXT - len(tail) - 1)))
         prompt = known[:cut] + tail
         max_tokens = data.draw(st.integers(1, CONTEXT - len(prompt)))
-        self.engine.add(prompt, max_tokens, request.options.cache_salt, cache_hints=cache_hints)
+        _, salt = split_salt(request.options.cache_salt)
+        tenant = request.options.tenant
+        self.engine.add(prompt, max_tokens, salt, tenant=tenant, cache_hints=cache_hints)
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())

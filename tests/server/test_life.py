@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from bench import children
+from radixrt.base.api_keys import ApiKey, new_key
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.server.test_takeover import PROMPT, Stream, process_of, request, wait_until_unready
 from tests.servers import Server, run_server
@@ -78,6 +79,34 @@ def test_sigint_or_a_second_signal_ends_at_once_with_an_error_event(
             time.sleep(0.2)
         assert server.process.wait(10) == 0
     assert "stopped" in stream.error
+
+
+def test_sighup_reads_the_keys_again_and_ends_nothing(
+    served_checkpoint: Path, tmp_path: Path
+) -> None:
+    def status(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.get(f"{server.url}/v1/models", headers=headers).status_code
+
+    file = tmp_path / "keys.toml"
+    (old, first), (new, second) = new_key("first", "user"), new_key("second", "user")
+    file.write_text(toml_of(first))
+    server = run_server(served_checkpoint, "--api-keys", str(file)).start()
+    try:
+        assert status(old) == 200 and status(new) == 401
+        file.write_text(toml_of(second))
+        server.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 20
+        while status(new) == 401:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert status(old) == 401
+    finally:
+        server.remove()
+
+
+def toml_of(entry: ApiKey) -> str:
+    return f'[[keys]]\nname = "{entry.name}"\nhash = "{entry.hash}"\n'
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "api"])

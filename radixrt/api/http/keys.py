@@ -181,7 +181,8 @@ class Authenticate:
 
     def _begin(self, scope: Scope, caller: Caller) -> KeyUse | None:
         """Hold the caller to its limits while its request runs."""
-        if scope["method"] != "POST" or scope["path"] in FREE_PATHS:
+        generates = scope["method"] == "POST" and scope["path"] not in FREE_PATHS
+        if not generates and scope["path"] != "/health_generate":
             return None
         use = self._keys.use_of(caller.tenant)
         use.begin(caller.limits)

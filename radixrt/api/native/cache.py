@@ -85,7 +85,11 @@ def cache_routes(state: ServerState) -> APIRouter:
         return json_response({"released_tokens": released})
 
     @router.get("/v1/cache/stats")
-    async def stats() -> Response:
+    async def stats(request: Request) -> Response:
+        caller = caller_of(request)
+        if caller.tenant.name and not caller.is_admin:
+            own = await state.client.tenant_stats(caller.tenant)
+            return json_response(msgspec.to_builtins(own))
         stats = CacheStats.of(await state.client.stats(), state.info.page_size)
         return json_response(msgspec.to_builtins(stats))
 

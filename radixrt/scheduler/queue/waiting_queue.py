@@ -1,5 +1,8 @@
 """The waiting queue: the order in which sequences are admitted.
 
+Tenants take turns by the tokens that they have got (:mod:`radixrt.scheduler.queue.accounts`); the order of the queue holds
+among the sequences of one tenant.
+
 The cached prefix of a sequence is looked up when it arrives. Afterwards the order stays true without a lookup of every
 sequence in every step: insertions into the tree say whose prefix may have grown
 (:mod:`radixrt.scheduler.radix.prefix_watch`), and the sequence about to be picked is looked up once more, because
@@ -9,7 +12,9 @@ eviction can only have made its prefix shorter, and so its place worse.
 from dataclasses import dataclass
 from itertools import islice
 
+from radixrt.messages.requests import Tenant
 from radixrt.scheduler.lazy_heap import LazyHeap
+from radixrt.scheduler.queue.accounts import Account, Accounts
 from radixrt.scheduler.queue.queue_order import QueueOrder
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.prefix_watch import MissingPage
@@ -36,17 +41,31 @@ class _Waiting:
     lacks: MissingPage | None = None
 
 
+class _Line:
+    """The waiting sequences of one tenant."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.best: LazyHeap[int] = LazyHeap()
+        self.oldest: LazyHeap[int] = LazyHeap()
+        self.picks = 0
+
+
 class WaitingQueue:
-    """Sequences that wait for a slot, in a queue order; retracted ones come before others of their rank."""
+    """Sequences that wait for a slot, in a queue order; retracted ones come before others of their rank and tenant."""
 
     def __init__(self, order: QueueOrder, kv: KVCache) -> None:
         self.order = order
+        self.accounts = Accounts()
         self._kv = kv
         self._waiting: dict[int, _Waiting] = {}
-        self._best = LazyHeap()
-        self._oldest = LazyHeap()
+        self._lines: dict[str, _Line] = {}
+        """By the tenant's name."""
+        self._busy: dict[str, _Line] = {}
+        """Of these, those in which sequences wait."""
+        self._served = 0.0
+        """The counter of the tenant that was served last."""
         self._watch = kv.prefix_watch
-        self._picks = 0
         self._next_in_line: list[int] = []
         self._needs_prefixes = order.depends_on_cache or kv.policy.follows_queue
 
@@ -57,9 +76,20 @@ class WaitingQueue:
         """Add a sequence that has just arrived, or one that was retracted."""
         waiting = self._waiting[sequence.seq_id] = _Waiting(sequence, retracted)
         rank = self.order.rank(sequence)
-        self._oldest.place(sequence.seq_id, rank, not retracted)
+        self._join_line(sequence).oldest.place(sequence.seq_id, rank, not retracted)
         if self._needs_prefixes:
             self._look_up(waiting)
+
+    def _join_line(self, sequence: Sequence) -> _Line:
+        """The line of a sequence's tenant, which begins to wait if it did not."""
+        account = sequence.account = self.accounts.of(sequence.options.tenant)
+        if account.name in self._busy:
+            return self._busy[account.name]
+        others = [line.account.counter for line in self._busy.values()]
+        account.lift(min(others, default=self._served))
+        line = self._lines.get(account.name) or _Line(account)
+        self._lines[account.name] = self._busy[account.name] = line
+        return line
 
     def remove(self, seq_id: int) -> None:
         """Remove a sequence; does nothing if it does not wait here."""
@@ -67,8 +97,11 @@ class WaitingQueue:
         if waiting is None:
             return
         self._kv.policy.forget(seq_id)
-        self._best.discard(seq_id)
-        self._oldest.discard(seq_id)
+        line = self._busy[waiting.sequence.account.name]
+        line.best.discard(seq_id)
+        line.oldest.discard(seq_id)
+        if not len(line.oldest):
+            del self._busy[line.account.name]
         if waiting.lacks is not None:
             self._watch.discard(seq_id, waiting.lacks)
 
@@ -99,21 +132,47 @@ class WaitingQueue:
 
     def head(self) -> tuple[Sequence, Match | None]:
         """The next sequence and its cached prefix; the queue must not be empty."""
-        if self._picks % self.order.oldest_every == self.order.oldest_every - 1:
-            sequence = self._waiting[self._oldest.first()].sequence
+        line = self._next_line()
+        if line.picks % self.order.oldest_every == self.order.oldest_every - 1:
+            sequence = self._waiting[line.oldest.first()].sequence
             return sequence, self._kv.find_prefix(sequence)
         for _ in range(LOOKUPS_PER_PICK):
-            waiting = self._waiting[self._best.first()]
+            waiting = self._waiting[line.best.first()]
             match = self._kv.find_prefix(waiting.sequence)
             self._place(waiting, match)
-            if self._best.first() == waiting.sequence.seq_id:
+            if line.best.first() == waiting.sequence.seq_id:
                 break
         return waiting.sequence, match
 
+    def has_place_for(self, tenant: Tenant, most: int) -> bool:
+        """Whether a tenant may queue although ``most`` sequences wait: it has less than an even part of them, so those of others fill
+        the queue. No queue gets much longer by it: the parts of t tenants are 1/2, 1/3, … 1/t."""
+        line = self._busy.get(tenant.name)
+        own = 0 if line is None else len(line.oldest)
+        others = len(self._busy) - (line is not None)
+        return others > 0 and own * (others + 1) < most
+
+    def unserved(self) -> Account | None:
+        """The tenant whose turn it is, if none of its sequences runs and those of others do."""
+        if not self._busy or len(self._lines) == 1:
+            return None
+        account = self._next_line().account
+        return None if account.running else account
+
+    def _next_line(self) -> _Line:
+        """That of the tenant that has got least."""
+        if len(self._busy) == 1:
+            return next(iter(self._busy.values()))
+        return min(
+            self._busy.values(), key=lambda line: (line.account.counter, line.account.running)
+        )
+
     def pop(self, sequence: Sequence) -> None:
         """Remove the head, which has been admitted."""
+        line = self._busy[sequence.account.name]
         if not self._waiting[sequence.seq_id].retracted:
-            self._picks += 1
+            line.picks += 1
+        self._served = line.account.counter
         self.remove(sequence.seq_id)
 
     def _look_up(self, waiting: _Waiting) -> None:
@@ -127,7 +186,8 @@ class WaitingQueue:
         sequence, num_cached = waiting.sequence, 0 if match is None else match.num_pages
         if num_cached != waiting.num_cached:
             waiting.num_cached = num_cached
-            self._best.place(sequence.seq_id, *self._key(waiting))
+            line = self._busy[sequence.account.name]
+            line.best.place(sequence.seq_id, *self._key(waiting))
             if waiting.lacks is not None:
                 self._watch.discard(sequence.seq_id, waiting.lacks)
             waiting.lacks = self._kv.page_lacked(sequence, num_cached)

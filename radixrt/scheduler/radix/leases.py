@@ -72,6 +72,10 @@ class Leases:
     def all(self) -> list[Lease]:
         return list(self._leases.values())
 
+    def pages_of(self, namespace: str) -> int:
+        """Pages of a namespace under leases."""
+        return self._pages[namespace]
+
     def pin(
         self,
         tokens: TokenIds,

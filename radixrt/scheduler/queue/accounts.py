@@ -1,0 +1,79 @@
+"""Counts the service that each tenant has got, for the virtual token counter (VTC; Sheng et al., "Fairness in Serving Large
+Language Models", OSDI 2024).
+
+The tenant with the smallest counter is served next. Counters grow by the tokens that are computed, over the tenant's
+weight. A tenant that begins to wait is lifted to the smallest counter of those that wait, so that idle time earns nothing.
+"""
+
+from radixrt.messages.requests import NO_TENANT, Tenant
+
+INPUT_COST, OUTPUT_COST = 1, 2
+"""Of a token, as in the paper. Prompt tokens from the cache cost nothing: nobody waits for them."""
+
+
+class Account:
+    """One tenant: the tokens that it has got, and its sequences.
+
+    >>> account = Account(Tenant(weight=2.0))
+    >>> account.prompt_tokens, account.cached_tokens, account.output_tokens = 32, 22, 3
+    >>> account.counter
+    8.0
+    """
+
+    __slots__ = (
+        "_offset", "cache_write_tokens", "cached_tokens", "name", "output_tokens", "prompt_tokens", "running", "weight",
+    )  # fmt: skip
+
+    def __init__(self, tenant: Tenant = NO_TENANT) -> None:
+        self.name = tenant.name
+        self.weight = tenant.weight
+        self.prompt_tokens = 0
+        """Of admitted sequences."""
+        self.cached_tokens = 0
+        """Of the prompt tokens, found in the tree."""
+        self.cache_write_tokens = 0
+        """Of the prompt tokens, computed and put into the tree."""
+        self.output_tokens = 0
+        self.running = 0
+        """Sequences in slots."""
+        self._offset = 0.0
+
+    @property
+    def counter(self) -> float:
+        """The virtual token counter."""
+        computed_tokens = self.prompt_tokens - self.cached_tokens
+        cost = INPUT_COST * computed_tokens + OUTPUT_COST * self.output_tokens
+        return self._offset + cost / self.weight
+
+    def lift(self, least: float) -> None:
+        """Raise the counter to ``least``, if it is smaller."""
+        self._offset += max(0.0, least - self.counter)
+
+    def set_weight(self, weight: float) -> None:
+        """From now on; the counter stays."""
+        before, self.weight = self.counter, weight
+        self._offset += before - self.counter
+
+
+class Accounts:
+    """The tenants that an engine has served."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Account] = {}
+
+    def of(self, tenant: Tenant) -> Account:
+        account = self._by_name.get(tenant.name)
+        if account is None:
+            account = self._by_name[tenant.name] = Account(tenant)
+        elif account.weight != tenant.weight:
+            account.set_weight(tenant.weight)
+        return account
+
+    def richest(self) -> Account:
+        """The tenant with the most running sequences for its weight."""
+        return max(self._by_name.values(), key=lambda account: account.running / account.weight)
+
+    def share_of(self, account: Account) -> float:
+        """Share of the engine that a tenant may claim from those that run or are itself: its weight in theirs."""
+        active = [a for a in self._by_name.values() if a.running or a is account]
+        return account.weight / sum(a.weight for a in active)
