@@ -101,7 +101,8 @@ class EngineClient:
         """
         request = self._with_seed(request)
         unfinished = request.sampling.n
-        opened = OpenRequest(request, Mailbox(self._most_unread * unfinished))
+        most_unread = self._most_unread * unfinished if request.stream else math.inf
+        opened = OpenRequest(request, Mailbox(most_unread))
         self._open.add(opened)
         try:
             while unfinished:
