@@ -145,11 +145,12 @@ def test_readers_that_stop_cost_other_streams_nothing(server: RunningServer) -> 
     with ExitStack() as stack:
         for _ in range(8):
             stack.enter_context(send(server, LONG, receive_buffer=4096))
-        wait_until(lambda: server.scheduler.num_running >= 8)
+        wait_until(lambda: len(server.scheduler.requests) == 8 * LONG["n"], timeout_s=20)
         body = {"prompt": "hi", "max_tokens": 100, "ignore_eos": True, "stream": True}
         with server.http as http, http.stream("POST", PATH, json=body) as response:
             events = [line for line in response.iter_lines() if line.startswith("data")]
         assert len(events) >= 50 and events[-1] == "data: [DONE]"
+    wait_until(lambda: server.scheduler.num_running == 0, timeout_s=20)
 
 
 def test_log_probabilities_count_towards_the_unread() -> None:

@@ -83,6 +83,7 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             super().connection_lost(exc)
         else:  # ends the work of a request
+            self.cycle.disconnected = True  # from now on, nothing is written
             self._paces.starts.run(partial(super().connection_lost, exc))
 
     def data_received(self, data: bytes) -> None:
