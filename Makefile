@@ -38,8 +38,8 @@ test-tree: install ## 100,000 random operations of each kind of radix tree again
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary; many minutes
 	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest tests/scheduler/test_stateful.py --timeout 0 $(ARGS)
 
-torture: install ## Kill and stop every process of a server under load, a hundred times; up to 20 minutes
-	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture tests/server/test_takeover.py $(ARGS)
+torture: install ## Kill and stop every process of a server under load, a hundred times, and flood it; up to 20 minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture tests/server/test_takeover.py tests/server/test_floods.py $(ARGS)
 
 soak: install ## A server under a mixed load for SOAK_MINUTES=60; fails if an invariant breaks or a process grows
 	$(BIN)/python -m tests.torture.soak

@@ -67,6 +67,17 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.refused = Counter(
+            "radixrt_refused_requests",
+            "HTTP requests that were refused because too many were open.",
+            registry=self.registry,
+        )
+        self.slow_readers = Counter(
+            "radixrt_slow_readers",
+            "Connections that were cut because the client did not read its answer.",
+            registry=self.registry,
+        )
+
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(f"radixrt_{name}_seconds", text, registry=self.registry, buckets=bounds)
 

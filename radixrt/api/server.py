@@ -11,13 +11,16 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 import uvloop
 
 from radixrt.api.app import build_app
 from radixrt.api.banner import banner
-from radixrt.api.http.connection import IDLE_TIMEOUT_S, Connection
+from radixrt.api.http.acceptor import Acceptor
+from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Connection
+from radixrt.api.http.gate import Gate, Paces
 from radixrt.api.http.keys import Keys
 from radixrt.api.state import ServerState
 from radixrt.base.api_keys import KeySource
@@ -33,7 +36,8 @@ FLUSH_S = 1
 
 SHUTTING_DOWN = "The server is shutting down."
 
-LISTEN_BACKLOG = 2048
+LISTEN_BACKLOG = 65535
+"""The system's limit (net.core.somaxconn, often 4096) applies. A connection that finds the queue full waits for seconds."""
 
 MOST_UNREAD_CHUNKS = 4096
 """Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's buffers."""
@@ -51,6 +55,7 @@ def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> 
 
 
 async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.socket) -> None:
+    listen_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     debugging = config.log_level == "debug"
     logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
@@ -59,12 +64,15 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     try:
         keys = _keys(config)
         state = ServerState(config, client, await client.ready(), keys)
+        paces = Paces()
+        connection = partial(Connection, paces=paces, slow_readers=state.metrics.slow_readers)
+        max_open = config.max_running_requests + config.max_queued_requests
         server = _Server(
             state,
             channels,
             uvicorn.Config(
-                build_app(state),
-                http=Connection,
+                Gate(build_app(state), max_open, paces.starts, state.metrics.refused),
+                http=connection,  # type: ignore[arg-type]
                 lifespan="off",
                 ws="none",
                 log_config=None,
@@ -119,6 +127,25 @@ class _Server(uvicorn.Server):
         self._state = state
         self._channels = channels
         self._draining: asyncio.Task[None] | None = None
+        self._acceptors: list[Acceptor] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections at our own pace instead of uvicorn's."""
+        await super().startup(sockets=[])
+
+        def make_protocol() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[assignment, call-arg]
+                config=self.config, server_state=self.server_state, app_state={}
+            )
+            return protocol
+
+        for listener in sockets or []:
+            self._acceptors.append(Acceptor(listener, make_protocol, self.config.ssl))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -69,6 +69,7 @@ Call = (
     | ReleaseCacheCall
     | CacheTreeCall
     | StatsCall
+    | TenantStatsCall
 )
 
 
@@ -143,7 +144,8 @@ class EngineClient:
         """
         request = self._with_seed(request)
         unfinished = request.sampling.n
-        opened = OpenRequest(request, Mailbox(self._most_unread * unfinished))
+        most_unread = self._most_unread * unfinished if request.stream else math.inf
+        opened = OpenRequest(request, Mailbox(most_unread))
         self._open.add(opened)
         try:
             while unfinished:

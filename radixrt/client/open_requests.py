@@ -33,22 +33,27 @@ Arrival = AnswerChunk | RequestError | EngineDiedError
 
 
 class Mailbox:
-    """Queue of the chunks of one request that are not read yet."""
+    """Queue of the chunks of one request that are not read yet. Its size is bounded in chunks without log-probabilities, of
+    some 500 bytes each; larger chunks count as several."""
 
     def __init__(self, capacity: float) -> None:
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
         self._capacity = capacity
+        self._size = 0
         self._overrun = False
 
     def put(self, arrival: Arrival) -> bool:
         """False: the queue is full. Its reader finds an error at its end; nothing more is taken."""
         if not self._overrun:
-            self._overrun = self._queue.qsize() >= self._capacity
+            self._overrun = self._size >= self._capacity
+            self._size += _size(arrival)
             self._queue.put_nowait(_too_slow() if self._overrun else arrival)
         return not self._overrun
 
     async def get(self) -> Arrival:
-        return await self._queue.get()
+        arrival = await self._queue.get()
+        self._size -= _size(arrival)
+        return arrival
 
 
 @dataclass(eq=False)
@@ -276,6 +281,13 @@ def id_in_use(request_id: str) -> RequestError:
     return RequestError(
         f"A request with id {request_id!r} is in flight; choose another id.", param="rid"
     )
+
+
+def _size(arrival: Arrival) -> int:
+    """In chunks without log-probabilities; those of a prompt come once and do not count."""
+    if not isinstance(arrival, AnswerChunk) or not arrival.logprobs:
+        return 1
+    return 1 + sum(1 + len(token.top) for token in arrival.logprobs) // 2
 
 
 def _too_slow() -> RequestError:

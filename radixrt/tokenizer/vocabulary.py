@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.token_bytes import TokenBytes
+from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import CheckLength, SegmentEncoder, any_length
 
 
@@ -63,6 +64,7 @@ class Vocabulary:
                 f"The tokenizer in {path} ({type(hf).__name__}) has no tokenizer.json form, which radixrt needs; "
                 "convert it with transformers' convert_slow_tokenizer or name another with --tokenizer-path."
             )
+        template_sandbox.install()
         if config.chat_template is not None:
             hf.chat_template = _read_template(Path(config.chat_template))
             _check_syntax(hf, config.chat_template)
@@ -152,7 +154,8 @@ def _check_syntax(hf: Any, path: str) -> None:
     ConfigError: the template is not valid Jinja. Its other errors depend on the messages.
     """
     try:
-        hf.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+        with template_sandbox.bounded():
+            hf.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(
             f"--chat-template {path}, line {error.lineno}: {error.message}"

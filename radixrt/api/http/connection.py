@@ -1,18 +1,21 @@
-"""One HTTP connection: bounds the size of headers and the time that a client takes to send a request.
+"""One HTTP connection: bounds the size of headers and the times that a client takes to send a request and to read the answer.
 
-uvicorn's parser bounds neither. It collects a header for as long as bytes come, before any authentication, and a
+uvicorn's protocol bounds none. It collects a header for as long as bytes come, before any authentication, and a
 connection that sends nothing stays open for ever. nginx's limits (``large_client_header_buffers``,
 ``client_header_timeout``, ``client_body_timeout``) and Apache's ``RequestReadTimeout`` are the models.
 """
 
 import asyncio
 import enum
+from functools import partial
 from typing import Any
 
+from prometheus_client import Counter
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radixrt.api.http.errors import error_response
+from radixrt.api.http.gate import Paces
 from radixrt.base.errors import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -32,8 +35,18 @@ BODY_TIMEOUT_S = 20.0
 BODY_BYTES_PER_S = 500
 """The slowest link that is served: Apache's default."""
 
+READ_TIMEOUT_S = 30.0
+"""Seconds in which a client that lets its buffers fill up must read at ``BODY_BYTES_PER_S``, or it is cut off."""
+
+SEND_BUFFER_BYTES = 256 * 1024
+"""Of the system, for each connection; it grows to some megabytes otherwise."""
+
 _FEED_BYTES = 16 * 1024
 """The parser is fed in pieces of this size, so that the headers' size is known to within one."""
+
+
+_PROBES = (b"GET /health ", b"GET /ready ", b"GET /metrics ", b"GET /ping ", b"HEAD /health ")
+"""Beginnings of requests that do not wait for their turn."""
 
 
 class _Reading(enum.Enum):
@@ -47,12 +60,18 @@ class _Reading(enum.Enum):
 class Connection(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with limits: 431 for large headers, 408 for slow requests."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, paces: Paces, slow_readers: Counter, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._paces = paces
+        self._slow_readers = slow_readers
+        self._unread: asyncio.TimerHandle | None = None
+        """Runs while the client does not read."""
         self._reading = _Reading.NOTHING
         self._header_bytes = 0
         self._body_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
+        self._is_waiting = False
+        """Received bytes wait for their turn."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,9 +79,29 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
-        super().connection_lost(exc)
+        self._stop_unread()
+        if self.cycle is None or self.cycle.response_complete:
+            super().connection_lost(exc)
+        else:  # ends the work of a request
+            self.cycle.disconnected = True  # from now on, nothing is written
+            self._paces.starts.run(partial(super().connection_lost, exc))
 
     def data_received(self, data: bytes) -> None:
+        if self._reading is not _Reading.NOTHING or data.startswith(_PROBES):
+            self._read(data)
+        elif not self._paces.reads.run(partial(self._read_later, data)):
+            self.transport.pause_reading()
+            self._is_waiting = True
+
+    def _read_later(self, data: bytes) -> None:
+        if self._is_waiting:
+            self._is_waiting = False
+            if self.transport.is_closing():
+                return
+            self.transport.resume_reading()
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         for begin in range(0, len(data), _FEED_BYTES):
             piece = data[begin : begin + _FEED_BYTES]
             super().data_received(piece)
@@ -79,6 +118,17 @@ class Connection(HttpToolsProtocol):
         elif self._deadline is None:
             limit_s = HEADER_TIMEOUT_S if self._reading is _Reading.HEADERS else BODY_TIMEOUT_S
             self._deadline = self.loop.call_later(limit_s, self._too_slow, self._body_bytes)
+
+    def pause_writing(self) -> None:
+        """The client does not read: its socket's buffers and the transport's are full."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(
+            READ_TIMEOUT_S, self._reads_too_slowly, self.transport.get_write_buffer_size()
+        )
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
 
     # ------------------------------------------------------------ callbacks of the parser
 
@@ -118,6 +168,20 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _reads_too_slowly(self, unread_before: int) -> None:
+        """Cut the connection, unless the client has read at the speed of a slow link. Nothing is written meanwhile."""
+        unread = self.transport.get_write_buffer_size()
+        if unread_before - unread < READ_TIMEOUT_S * BODY_BYTES_PER_S:
+            self._slow_readers.inc()
+            self.transport.abort()
+            return
+        self._unread = self.loop.call_later(READ_TIMEOUT_S, self._reads_too_slowly, unread)
 
     def _too_slow(self, body_bytes_before: int) -> None:
         self._deadline = None

@@ -1,6 +1,6 @@
 """Renders chats by the model's own template, with special tokens in user text kept inert.
 
-Templates are Jinja, run in transformers' sandbox. A template writes control tokens such as
+Templates are Jinja, run in a sandbox that bounds time and memory (``template_sandbox.py``). A template writes control tokens such as
 ``<|im_end|>`` as text. A user's message that contains such text could end the message and begin
 another as the system. So special-token strings inside messages are replaced by unguessable placeholders before
 rendering and become plain text again only after the template's own control tokens are set.
@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.requests import ChatPrompt
+from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.breakpoints import (
     Messages,
     agreed_length,
@@ -115,14 +116,15 @@ class ChatTemplate:
                 param="chat_template_kwargs",
             )
         try:
-            text: str = self._vocabulary.hf.apply_chat_template(
-                messages,
-                tools=tools or None,
-                add_generation_prompt=prompt.add_generation_prompt,
-                continue_final_message=prompt.continue_final_message,
-                tokenize=False,
-                **kwargs,
-            )
+            with template_sandbox.bounded():
+                text: str = self._vocabulary.hf.apply_chat_template(
+                    messages,
+                    tools=tools or None,
+                    add_generation_prompt=prompt.add_generation_prompt,
+                    continue_final_message=prompt.continue_final_message,
+                    tokenize=False,
+                    **kwargs,
+                )
         except Exception as error:  # any error of the template or its sandbox
             raise RequestError(
                 f"The model's chat template refused the conversation: {error}", param="messages"

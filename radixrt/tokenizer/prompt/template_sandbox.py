@@ -1,0 +1,365 @@
+"""Bounds the time and the memory of a chat template, which comes with a checkpoint and may be hostile.
+
+Jinja's sandbox, which transformers uses, keeps a template away from Python's internals. It bounds neither time nor memory:
+nested loops of 100,000 steps each, a macro that calls itself twice, ``"a" * 10**9``, or ``x ~ x`` in a loop stop a process.
+This sandbox counts what a template makes: steps of loops, calls, and the characters and items of the values. Operations
+whose result could be large are refused before they run.
+"""
+
+import contextlib
+import functools
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+log = logging.getLogger(__name__)
+
+MAX_SECONDS = 2.0
+"""Of one rendering. One of 10,000 messages takes some 50 ms."""
+
+MAX_MADE = 256 << 20
+"""Characters and items of all values that one rendering makes, ..."""
+MAX_VALUE = 32 << 20
+"""... and of one of them. A request's body is at most as large."""
+
+MAX_INT_BITS = 4096
+MAX_DEPTH = 200
+MAX_WIDTH = 1000
+"""Of a field that a template formats, or an indentation."""
+
+_LOOK_EVERY = 16
+"""Counted operations between two looks at the clock."""
+
+_LOOP_STEPS = "_counted"
+"""Name of the filter that counts the steps of loops."""
+
+_REMOVED_FILTERS = ("pprint", "urlize", "wordwrap", "xmlattr")
+"""Slow, and of no use in a prompt."""
+
+_UNSAFE_METHODS = {"expandtabs", "translate"}
+_WIDTH_METHODS = {"center", "ljust", "rjust", "zfill", "to_bytes"}
+_WIDTH_FILTERS = {"center", "indent", "batch", "slice", "tojson"}
+_LIST_FILTERS = {
+    "attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length", "list", "map",
+    "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sort", "sum", "unique",
+}  # fmt: skip
+"""They do not make a text of a list."""
+_CONTAINERS = (list, tuple, dict)
+
+_WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(?:\d{4,}|\*)|\{[^{}]*:[^{}]*(?:\d{4,}|\{)")
+"""A field of a format string with a width of four digits, or one that an argument gives."""
+
+
+class TemplateTooExpensiveError(TemplateError):
+    """A template takes too much time or memory."""
+
+
+class Budget:
+    """What one rendering may still use."""
+
+    def __init__(self) -> None:
+        self._left = MAX_MADE
+        self._until = time.monotonic() + MAX_SECONDS
+        self._uses = 0
+
+    def use(self, size: int) -> None:
+        """Raises:
+        TemplateTooExpensiveError: that is too much.
+        """
+        self._uses += 1
+        self._left -= size + 1
+        if size > MAX_VALUE or self._left < 0:
+            raise TemplateTooExpensiveError("it makes too large a text or list")
+        if self._uses % _LOOK_EVERY == 0 and time.monotonic() > self._until:
+            raise TemplateTooExpensiveError(f"it takes more than {MAX_SECONDS:g} s")
+
+
+_current = threading.local()
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Bound the rendering in this block."""
+    _current.budget = Budget()
+    try:
+        yield
+    finally:
+        _current.budget = None
+
+
+def install() -> None:
+    """Let transformers compile templates for this sandbox. Without :func:`bounded` they render as before."""
+    from transformers.utils import chat_template_utils
+
+    if chat_template_utils.ImmutableSandboxedEnvironment is BoundedSandbox:
+        return
+    chat_template_utils.ImmutableSandboxedEnvironment = BoundedSandbox  # type: ignore[misc]
+    chat_template_utils._compile_jinja_template.cache_clear()
+    if not isinstance(chat_template_utils._compile_jinja_template("").environment, BoundedSandbox):
+        log.warning(
+            "This version of transformers renders chat templates without limits of time and memory."
+        )
+
+
+def _use(size: int) -> None:
+    budget = getattr(_current, "budget", None)
+    if budget is not None:
+        budget.use(size)
+
+
+def _made(value: Any) -> Any:
+    """Count a value with all that is in it, and return it."""
+    _use(_deep_size(value) if isinstance(value, _CONTAINERS) else _length(value))
+    return value
+
+
+def _counted(iterable: Iterable[Any], weight: int = 0) -> Iterator[Any]:
+    """Count the steps of a loop.
+
+    Args:
+        weight: number of characters that each step writes without an expression.
+    """
+    for item in iterable:
+        _use(weight)
+        yield item
+
+
+class _Generator(CodeGenerator):
+    """Lets the sandbox see the values that expressions make without a call."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.concatenated((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self._counted(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self._counted(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        if node.ctx == "load":
+            self._counted(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        if isinstance(node.arg, nodes.Slice):
+            self._counted(super().visit_Getitem, node, frame, "sliced")
+        else:
+            super().visit_Getitem(node, frame)
+
+    def _counted(
+        self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame, by: str = "made"
+    ) -> None:
+        self.write(f"environment.{by}(")
+        visit(node, frame)
+        self.write(")")
+
+
+class BoundedSandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with counted loops, calls and values."""
+
+    code_generator_class = _Generator
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.finalize = _made
+        self.filters[_LOOP_STEPS] = _counted
+        self._literal_size = 0
+
+    # ------------------------------------------------------------ compiling
+
+    def from_string(self, source: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in _REMOVED_FILTERS:
+            self.filters.pop(name, None)
+        for name, function in self.filters.items():
+            if name != _LOOP_STEPS and not hasattr(function, "is_bounded"):
+                self.filters[name] = _bounded_filter(name, function)
+        return super().from_string(source, *args, **kwargs)
+
+    def _parse(self, *args: Any, **kwargs: Any) -> nodes.Template:
+        tree = super()._parse(*args, **kwargs)
+        self._literal_size = max(self._literal_size, _literal_size(tree))
+        for loop in list(tree.find_all(nodes.For)):
+            weight = nodes.Const(_literal_size(loop))
+            loop.iter = nodes.Filter(loop.iter, _LOOP_STEPS, [weight], [], None, None, lineno=loop.lineno)  # fmt: skip
+            loop.iter.set_environment(self)
+        return tree
+
+    # ------------------------------------------------------------ running
+
+    made = staticmethod(_made)
+
+    @staticmethod
+    def sliced(value: Any) -> Any:
+        """Count the value of ``a[1:]``."""
+        _use(_length(value))
+        return value
+
+    def concatenated(self, parts: tuple[Any, ...]) -> str:
+        """The value of ``a ~ b``."""
+        texts = [str(_made(part)) for part in parts]
+        _use(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, (str, bytes)):
+            _check_format(left, right)
+        elif operator == "**":
+            _check_power(left, right)
+        elif operator == "*":
+            _check_product(left, right)
+        elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+            _use(len(left) + len(right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(__obj, LoopContext):  # of a recursive loop
+            args = (_counted(args[0], __self._literal_size), *args[1:])
+        elif isinstance(__obj, (BuiltinMethodType, MethodType)) or hasattr(__obj, "__wrapped__"):
+            _check_method(__obj, args)
+        _use(__self._literal_size)
+        return _made(super().call(__context, __obj, *args, **kwargs))
+
+
+def _literal_size(node: nodes.Node) -> int:
+    """Characters that a node writes without an expression."""
+    return sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+
+
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    takes_context = hasattr(function, "jinja_pass_arg")
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        context, given = args[:takes_context], list(args[takes_context:])
+        if given and isinstance(given[0], Iterator):
+            given[0] = _counted(given[0])
+        if name in ("join", "sum") and given:
+            given[0] = list(given[0])
+        if given and name not in _LIST_FILTERS:
+            _made(given[0])
+        _check_filter(name, given, kwargs)
+        result = function(*context, *given, **kwargs)
+        _use(_length(result))
+        return result
+
+    run.is_bounded = True  # type: ignore[attr-defined]
+    return run
+
+
+def _check_filter(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse a filter whose result could be large.
+
+    Args:
+        args: of the filter; the first is the value.
+    """
+    options = [*args[1:], *kwargs.values()]
+    if name in _WIDTH_FILTERS:
+        _check_width(*options)
+    if name == "tojson":
+        _use(_deep_size(args[0]) * (MAX_WIDTH if options else 1))
+    elif name == "indent":
+        _use(str(args[0]).count("\n") * MAX_WIDTH)
+    elif name == "format":
+        _check_format(args[0], options)
+    elif name == "replace" and len(options) >= 2:
+        _check_replace(str(args[0]), str(options[0]), str(options[1]))
+    elif name == "join" and args:
+        _check_join(args[0], str(options[0]) if options else "")
+    elif name == "sum" and args:
+        _use(sum(map(_length, args[0])) * len(args[0]))
+
+
+def _check_method(method: Any, args: tuple[Any, ...]) -> None:
+    """Refuse a method of a text whose result could be large."""
+    name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+    if owner is None:  # Jinja's own form of str.format
+        owner = getattr(getattr(method, "__wrapped__", None), "__self__", None)
+    if not isinstance(owner, (str, bytes, int)):
+        return
+    if name in _UNSAFE_METHODS:
+        raise TemplateTooExpensiveError(f"it calls {name}")
+    if name in _WIDTH_METHODS:
+        _check_width(*args)
+    elif name in ("format", "format_map"):
+        _check_format(owner, args)
+    elif name == "replace" and len(args) >= 2:
+        _check_replace(str(owner), str(args[0]), str(args[1]))
+    elif name == "join" and args:
+        _check_join(args[0] if isinstance(args[0], (list, tuple, dict, str)) else [], str(owner))
+
+
+def _check_width(*values: Any) -> None:
+    for value in values:
+        if isinstance(value, int) and value > MAX_WIDTH:
+            raise TemplateTooExpensiveError(f"it asks for a width of {value}")
+
+
+def _check_format(template: Any, args: Any) -> None:
+    text = template.decode("latin-1") if isinstance(template, bytes) else str(template)
+    if _WIDE_FIELD.search(text):
+        raise TemplateTooExpensiveError(f"it asks for a width of more than {MAX_WIDTH}")
+    fields = text.count("%") + text.count("{")
+    _use(len(text) + fields * (MAX_WIDTH + _deep_size(args)))
+
+
+def _check_replace(text: str, old: str, new: str) -> None:
+    count = text.count(old)
+    _use(len(text) + count * len(new))
+
+
+def _check_join(items: Iterable[Any], between: str) -> None:
+    _use(sum(len(between) + _length(item) for item in items))
+
+
+def _check_power(left: Any, right: Any) -> None:
+    if (
+        isinstance(left, int)
+        and isinstance(right, int)
+        and left.bit_length() * right > MAX_INT_BITS
+    ):
+        raise TemplateTooExpensiveError("it computes with too large numbers")
+
+
+def _check_product(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > MAX_INT_BITS:
+            raise TemplateTooExpensiveError("it computes with too large numbers")
+        return
+    for sized, count in ((left, right), (right, left)):
+        if isinstance(sized, Sized) and isinstance(count, int):
+            _use(len(sized) * max(0, count))
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, bytes, *_CONTAINERS)) else 8
+
+
+def _deep_size(value: Any, depth: int = 0) -> int:
+    """Characters of a value's strings, and items of its containers; what is in it twice counts twice."""
+    if not isinstance(value, _CONTAINERS):
+        return _length(value)
+    if depth > MAX_DEPTH:
+        raise TemplateTooExpensiveError("it nests values too deeply")
+    parts = [*value, *value.values()] if isinstance(value, dict) else value
+    size = 0
+    for part in parts:
+        _use(0)
+        size += 1 + _deep_size(part, depth + 1)
+    return size

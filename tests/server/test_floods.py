@@ -1,0 +1,189 @@
+"""Ten thousand connections at once, idle ones, slow ones, and streams that nobody reads (``make torture``).
+
+The figures that it prints (``-s``) are those of docs/reliability.md. Times depend on the machine, so the bounds are wide.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from tests import flood_client
+from tests.servers import Server, serving
+
+pytestmark = pytest.mark.skipif(
+    "RADIXRT_TORTURE" not in os.environ, reason="minutes of load: make torture"
+)
+
+PROBES = ("/health", "/ready", "/metrics")
+
+
+@pytest.fixture(scope="module")
+def flooded() -> Iterator[Server]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    flags = ["--max-total-tokens", "65536", "--max-running-requests", "64", "--max-queued-requests", "256"]  # fmt: skip
+    with serving("demo", "--served-model-name", "demo", *flags) as server:
+        yield server
+        assert "Traceback" not in "".join(server.log)
+
+
+def port_of(server: Server) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+def api_of(server: Server) -> psutil.Process:
+    return next(p for p in server.family() if "radixrt.api" in p.cmdline())
+
+
+@dataclass
+class Bystanders:
+    """A client that streams, and probes, while something happens to the server."""
+
+    server: Server
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between two lines of the stream."""
+    probes: dict[str, list[float]] = field(default_factory=lambda: {path: [] for path in PROBES})
+    """Seconds to the answer on a new connection."""
+    problems: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", port_of(self.server), timeout=60)
+
+    def stream(self) -> None:
+        body = {"prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        while not self._stop.is_set():
+            with contextlib.closing(self.connect()) as client:
+                client.request("POST", "/v1/completions", json.dumps(body))
+                response = client.getresponse()
+                if response.status != 200:
+                    time.sleep(0.1)  # the server is full
+                    continue
+                last = time.monotonic()
+                while response.readline() and not self._stop.is_set():
+                    now = time.monotonic()
+                    self.gaps.append(now - last)
+                    last = now
+
+    def probe(self, path: str) -> None:
+        while not self._stop.is_set():
+            begin = time.monotonic()
+            with contextlib.closing(self.connect()) as client:
+                client.request("GET", path)
+                if (status := client.getresponse().status) != 200:
+                    self.problems.append(f"{path}: {status}")
+            self.probes[path].append(time.monotonic() - begin)
+            time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self.stream)]
+        threads += [threading.Thread(target=self.probe, args=(path,)) for path in PROBES]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(90)
+
+    def figures(self) -> dict[str, float]:
+        slowest = {path: round(max(times), 3) for path, times in self.probes.items()}
+        return {"largest gap": round(max(self.gaps), 3)} | slowest
+
+
+def assert_undisturbed(seen: Bystanders, most_s: float) -> None:
+    assert not seen.problems
+    assert all(value < most_s for value in seen.figures().values()), seen.figures()
+
+
+def assert_recovers(server: Server, open_files: int) -> None:
+    """No connection, no sequence and no page is left over."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        stats = server.info(check_invariants=True)["stats"]
+        left = stats["running"] + stats["waiting"]
+        if not left and api_of(server).num_fds() <= open_files + 10:
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"{left} sequences, {api_of(server).num_fds()} files (was {open_files})")
+
+
+def test_ten_thousand_requests_at_once(flooded: Server) -> None:
+    """Each is answered: some with 200, the others at once with 503."""
+    api, seen = api_of(flooded), Bystanders(flooded)
+    open_files, memory = api.num_fds(), api.memory_info().rss
+    with seen.watching():
+        time.sleep(1)
+        command = [sys.executable, flood_client.__file__, "--port", str(port_of(flooded)), "--count", "10000", "--seconds", "120"]  # fmt: skip
+        output = subprocess.run(command, capture_output=True, check=True, timeout=180).stdout
+        grown = (api.memory_info().rss - memory) >> 20
+        time.sleep(1)
+    result = json.loads(output)
+    print("\n10,000 at once:", result, seen.figures(), f"api +{grown} MiB")
+    assert result["unanswered"] == 0 and {*result["statuses"]} == {"200", "503"}
+    assert_undisturbed(seen, max(1.0, max(result["slowest_s"].values()) / 2))
+    assert grown < 512
+    assert_recovers(flooded, open_files)
+
+
+def test_ten_thousand_idle_and_a_thousand_slow_connections(flooded: Server) -> None:
+    api, seen = api_of(flooded), Bystanders(flooded)
+    open_files, memory = api.num_fds(), api.memory_info().rss
+    address = ("127.0.0.1", port_of(flooded))
+    with contextlib.ExitStack() as stack:
+        for _ in range(10_000):
+            stack.enter_context(socket.create_connection(address, timeout=30))
+        slow = [stack.enter_context(socket.create_connection(address)) for _ in range(1000)]
+        for client in slow:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+        with seen.watching():
+            for _ in range(5):
+                time.sleep(1)
+                for client in slow:
+                    client.send(b"X")
+        grown = (api.memory_info().rss - memory) >> 20
+        print("\n10,000 idle, 1,000 slow:", seen.figures(), f"api +{grown} MiB")
+    assert_undisturbed(seen, 2)
+    assert grown < 256
+    assert_recovers(flooded, open_files)
+
+
+def test_streams_that_nobody_reads(flooded: Server) -> None:
+    """16 streams of answers that no buffer takes: they are cut off, and their sequences end."""
+    api, seen = api_of(flooded), Bystanders(flooded)
+    open_files, memory = api.num_fds(), api.memory_info().rss
+    body = json.dumps({"prompt": "Once", "n": 2, "max_tokens": 1500, "ignore_eos": True, "stream": True, "logprobs": 5})  # fmt: skip
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with contextlib.ExitStack() as stack:
+        for _ in range(16):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port_of(flooded)))
+            client.sendall((head + body).encode())
+        with seen.watching():
+            time.sleep(5)
+            deadline, most = time.monotonic() + 150, 0
+            while time.monotonic() < deadline and api.num_fds() > open_files + 8:
+                time.sleep(1)
+                most = max(most, api.memory_info().rss)
+        assert api.num_fds() <= open_files + 8  # they are cut off though the clients are there
+    print("\n16 unread streams:", seen.figures(), f"api +{(most - memory) >> 20} MiB")
+    assert_undisturbed(seen, 5)
+    assert (most - memory) >> 20 < 256
+    assert_recovers(flooded, open_files)
