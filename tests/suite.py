@@ -124,6 +124,7 @@ def pytest_configure() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.unfreeze()  # libraries report what is left at the end
     times = os.times()
     _cpu_seconds["tests"] += times.user + times.system
     _cpu_seconds["processes"] += times.children_user + times.children_system
