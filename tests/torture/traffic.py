@@ -48,7 +48,7 @@ class Ask:
 
 def asks(seed: int) -> list[Ask]:
     """One request of each kind; the seed makes their prompts and draws their own."""
-    stop = ["zqj", "e t", "xx"]
+    stop = ["zqj", "ers", "the"]
     return [
         _completion("greedy", seed, temperature=0),
         _completion("sampled", seed),
