@@ -117,14 +117,13 @@ class Wires:
         self.to_tokenizer.extend((one.seq_id, one) for one in refused if one is not None)
 
     def _give_orders(self) -> None:
-        """As the process does: grammars first, then the next step, whose tokens are back at once."""
+        """As the process does: grammars first, then the next steps, whose tokens are back at once, or held for some steps."""
         orders = self.scheduler.grammars.take_orders()
-        plan = self.scheduler.plan()
         for rank in self.ranks:
             rank.orders.extend(orders)
-            if plan is not None:
+        while (plan := self.scheduler.plan()) is not None:
+            for rank in self.ranks:
                 rank.orders.append(plan)
-        if plan is not None:
             batch = self.scheduler.absorb(self.worker.step(plan))
             self.to_tokenizer.extend((seq_id, None) for seq_id in batch.finished)
 
