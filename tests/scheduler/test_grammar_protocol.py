@@ -117,13 +117,14 @@ class Wires:
         self.to_tokenizer.extend((one.seq_id, one) for one in refused if one is not None)
 
     def _give_orders(self) -> None:
-        """As the process does: grammars first, then the next steps, whose tokens are back at once, or held for some steps."""
+        """As the process does: grammars first, then the next step, whose tokens are back at once, or held for some steps."""
         orders = self.scheduler.grammars.take_orders()
+        plan = self.scheduler.plan()
         for rank in self.ranks:
             rank.orders.extend(orders)
-        while (plan := self.scheduler.plan()) is not None:
-            for rank in self.ranks:
+            if plan is not None:
                 rank.orders.append(plan)
+        if plan is not None:
             batch = self.scheduler.absorb(self.worker.step(plan))
             self.to_tokenizer.extend((seq_id, None) for seq_id in batch.finished)
 
@@ -142,6 +143,7 @@ class Wires:
         moves += [self.schedule] if self.to_scheduler else []
         moves += [self.read_news] if self.to_tokenizer else []
         moves += [self.hear_rank] if self.answers else []
+        moves += [self._give_orders] if any(s.held for s in self.worker.slots.values()) else []
         for rank in self.ranks:
             moves += [rank.obey] if rank.orders else []
             moves += [lambda rank=rank: self.load(rank, errors)] if rank.loading else []
