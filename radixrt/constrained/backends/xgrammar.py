@@ -46,7 +46,7 @@ def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
     """Raises:
     CannotCompile: it is no EBNF as xgrammar reads it, allows nothing, or has a rule without a finite sentence.
     """
-    return _checked(lambda compiler: compiler.compile_grammar(_with_an_end(grammar)), facts)
+    return _checked(lambda: _with_an_end(grammar), facts)
 
 
 def _with_an_end(text: str) -> xgrammar.Grammar:
@@ -98,34 +98,42 @@ def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespa
         else {"any_whitespace": False, "separators": (",", ":")}
     )
     return _checked(
-        lambda compiler: compiler.compile_json_schema(schema, strict_mode=False, **gaps), facts
+        lambda: xgrammar.Grammar.from_json_schema(schema, strict_mode=False, **gaps), facts
     )
 
 
-def _checked(
-    compile_: Callable[[xgrammar.GrammarCompiler], xgrammar.CompiledGrammar], facts: TokenizerFacts
-) -> Grammar:
-    """The grammar, if a first token can be found for it."""
-    compiler = xgrammar.GrammarCompiler(_tokenizer(facts), max_threads=1, cache_enabled=False)
+def _checked(read: Callable[[], xgrammar.Grammar], facts: TokenizerFacts) -> Grammar:
+    """The grammar, if a first token can be found for it.
+
+    Its source is the grammar, not xgrammar's compiled form: that has the masks of the whole vocabulary, 127 MB for a schema of
+    67 kB, and takes fifty times as long to write and read as to compile again.
+    """
     try:
-        compiled = compile_(compiler)
+        grammar = read()
+        native = xgrammar.GrammarMatcher(_compiled(grammar, facts))
+    except CannotCompile:
+        raise
     except Exception as error:  # xgrammar's errors have no common base
         raise CannotCompile(_sentence(str(error))) from error
     row = np.zeros_like(facts.eos_mask)
-    XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled)).fill_mask(row)
+    XgrammarMatcher(facts, native).fill_mask(row)
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
-    return Grammar.compiled("xgrammar", compiled.serialize_json().encode())
+    return Grammar.compiled("xgrammar", grammar.serialize_json().encode())
+
+
+def _compiled(grammar: xgrammar.Grammar, facts: TokenizerFacts) -> xgrammar.CompiledGrammar:
+    """xgrammar compiles without the GIL: other threads go on."""
+    compiler = xgrammar.GrammarCompiler(_tokenizer(facts), max_threads=1, cache_enabled=False)
+    return compiler.compile_grammar(grammar)
 
 
 def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":
     """Raises:
-    GrammarExhausted: the grammar was compiled for another tokenizer, or by another version.
+    GrammarExhausted: the grammar was compiled by another version.
     """
     try:
-        compiled = xgrammar.CompiledGrammar.deserialize_json(
-            grammar.source.decode(), _tokenizer(facts)
-        )
+        compiled = _compiled(xgrammar.Grammar.deserialize_json(grammar.source.decode()), facts)
     except Exception as error:
         raise GrammarExhausted(_sentence(str(error))) from error
     return XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled))

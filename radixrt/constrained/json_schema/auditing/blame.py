@@ -100,7 +100,7 @@ class Search:
 
     def _with_definitions(self, node: Any) -> Any:
         """The node with the definitions that it can reach."""
-        names: set[str] = set()
+        names: set[str | int] = set()
         waiting = [node]
         while waiting:
             each = waiting.pop()
