@@ -18,15 +18,22 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     backend: Backend
     """The library of the matcher: llguidance, xgrammar, or fsm (a token-level finite-state machine made by outlines-core)."""
     source: bytes
-    """In the backend's own form: llguidance's grammar text, xgrammar's serialised compiled grammar, the
+    """In the backend's own form: llguidance's grammar text, xgrammar's serialised grammar, the
     state machine's transition table."""
 
     key: GrammarKey
+    loaded_bytes: int
+    """Memory that it takes in a worker, as far as the backend tells."""
 
     @classmethod
-    def compiled(cls, backend: Backend, source: bytes) -> "Grammar":
-        """A grammar with its key. Only the process that compiles it computes the digest."""
-        return cls(backend, source, hashlib.sha256(backend.encode() + b"\0" + source).digest())
+    def compiled(cls, backend: Backend, source: bytes, loaded_bytes: int = 0) -> "Grammar":
+        """A grammar with its key. Only the process that compiles it computes the digest.
+
+        Args:
+            loaded_bytes: if it takes more than its source.
+        """
+        key = hashlib.sha256(backend.encode() + b"\0" + source).digest()
+        return cls(backend, source, key, max(loaded_bytes, len(source)))
 
 
 class Unenforced(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ import pytest
 from radixrt.api.http import connection
 from radixrt.api.http.gate import Pace
 from radixrt.client.open_requests import Mailbox
-from radixrt.messages.answers import AnswerChunk, TokenLogprob
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.logprobs import TokenLogprob
 from tests.api.conftest import RunningServer, StartServer, wait_until
 
 PATH = "/v1/completions"

@@ -9,7 +9,9 @@ import pytest
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.auditing.audit import plan_normalised
+from radixrt.constrained.json_schema.auditing.features import ENFORCEABLE
 from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.normal import document
 from radixrt.constrained.json_schema.normal.normalize import normalize
 from radixrt.constrained.json_schema.walk import without_origins
 
@@ -239,3 +241,36 @@ def test_deep_and_huge_schemas_end_in_an_error_or_a_schema() -> None:
     assert len(normalize({"type": "string", "enum": names})["enum"]) == len(names)
     chain = {f"l{i}": {"properties": {"a": {"$ref": f"#/$defs/l{i + 1}"}}} for i in range(600)}
     assert normalize({"$ref": "#/$defs/l0", "$defs": {**chain, "l600": {"type": "null"}}})
+
+
+@pytest.mark.parametrize("draft", sorted(document._VALIDATORS))
+def test_the_fast_meta_validator_agrees_with_jsonschema(draft: str) -> None:
+    values: list[Any] = [
+        1,
+        -1,
+        1.0,
+        1.5,
+        2**70,
+        True,
+        None,
+        "",
+        "string",
+        "#/a",
+        [],
+        [{}],
+        {},
+        {"a": 1},
+    ]
+    values += [{"a": {}}, {"a": ["b", "b"]}, ["string", "string"], {"type": 1}, [1, 1.0], [True, 1]]
+    slow = document._VALIDATORS[draft](document._VALIDATORS[draft].META_SCHEMA)
+    words = {
+        word for kinds in (ENFORCEABLE, slow.META_SCHEMA.get("properties", {})) for word in kinds
+    }
+    verdicts = set()
+    for word in sorted(words | {"$id", "$anchor", "$defs", "dependencies", "$dynamicRef", "id"}):
+        for value in values:
+            schema = {"properties": {"a": {word: value}}}
+            expected = slow.is_valid(schema)
+            assert document._is_valid(schema, draft) == expected, schema
+            verdicts.add(expected)
+    assert verdicts == {True, False}

@@ -22,9 +22,8 @@ from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.matcher import MAX_FORCED, Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
-MAX_COMPILED_BYTES = 16 << 20
-"""Of a grammar. It grows with the square of the number of rules that begin with one another: a chain of 500 has 18 MB, and
-the worker loads such grammars within its process."""
+MAX_COMPILED_BYTES = 128 << 20
+"""Memory of a grammar in the worker. It grows with the square of the number of rules that begin with one another."""
 
 _MOST_WHITESPACE = 33
 """Characters at each gap of a JSON text, as many as llguidance gets at most."""
@@ -50,7 +49,7 @@ def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
     """Raises:
     CannotCompile: it is no EBNF as xgrammar reads it, allows nothing, or has a rule without a finite sentence.
     """
-    return _checked(lambda compiler: compiler.compile_grammar(_with_an_end(grammar)), facts)
+    return _checked(lambda: _with_an_end(grammar), facts)
 
 
 def _with_an_end(text: str) -> xgrammar.Grammar:
@@ -102,41 +101,50 @@ def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespa
         else {"any_whitespace": False, "separators": (",", ":")}
     )
     return _checked(
-        lambda compiler: compiler.compile_json_schema(schema, strict_mode=False, **gaps), facts
+        lambda: xgrammar.Grammar.from_json_schema(schema, strict_mode=False, **gaps), facts
     )
 
 
-def _checked(
-    compile_: Callable[[xgrammar.GrammarCompiler], xgrammar.CompiledGrammar], facts: TokenizerFacts
-) -> Grammar:
-    """The grammar, if a first token can be found for it."""
-    compiler = xgrammar.GrammarCompiler(_tokenizer(facts), max_threads=1, cache_enabled=False)
+def _checked(read: Callable[[], xgrammar.Grammar], facts: TokenizerFacts) -> Grammar:
+    """The grammar, if a first token can be found for it.
+
+    Its source is the grammar, not xgrammar's compiled form: that has the masks of the whole vocabulary, 127 MB for a schema of
+    67 kB, and takes fifty times as long to write and read as to compile again.
+    """
     try:
-        compiled = compile_(compiler)
+        grammar = read()
+        compiled = _compiled(grammar, facts)
+        native = xgrammar.GrammarMatcher(compiled)
+    except CannotCompile:
+        raise
     except Exception as error:  # xgrammar's errors have no common base
         if "std::bad_alloc" in str(error):
             raise MemoryError from error
         raise CannotCompile(_sentence(str(error))) from error
     row = np.zeros_like(facts.eos_mask)
-    XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled)).fill_mask(row)
+    XgrammarMatcher(facts, native).fill_mask(row)
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
-    source = compiled.serialize_json().encode()
-    if len(source) > MAX_COMPILED_BYTES:
+    if compiled.memory_size_bytes > MAX_COMPILED_BYTES:
         raise CannotCompile(
-            f"Its compiled form has {len(source)} bytes; at most {MAX_COMPILED_BYTES} are kept. Simplify it."
+            f"Its compiled form has {compiled.memory_size_bytes} bytes; at most {MAX_COMPILED_BYTES} are kept. Simplify it."
         )
-    return Grammar.compiled("xgrammar", source)
+    source = grammar.serialize_json().encode()
+    return Grammar.compiled("xgrammar", source, compiled.memory_size_bytes)
+
+
+def _compiled(grammar: xgrammar.Grammar, facts: TokenizerFacts) -> xgrammar.CompiledGrammar:
+    """xgrammar compiles without the GIL: other threads go on."""
+    compiler = xgrammar.GrammarCompiler(_tokenizer(facts), max_threads=1, cache_enabled=False)
+    return compiler.compile_grammar(grammar)
 
 
 def load(grammar: Grammar, facts: TokenizerFacts) -> "XgrammarMatcher":
     """Raises:
-    GrammarExhausted: the grammar was compiled for another tokenizer, or by another version.
+    GrammarExhausted: the grammar was compiled by another version.
     """
     try:
-        compiled = xgrammar.CompiledGrammar.deserialize_json(
-            grammar.source.decode(), _tokenizer(facts)
-        )
+        compiled = _compiled(xgrammar.Grammar.deserialize_json(grammar.source.decode()), facts)
     except Exception as error:
         raise GrammarExhausted(_sentence(str(error))) from error
     return XgrammarMatcher(facts, xgrammar.GrammarMatcher(compiled))

@@ -1,13 +1,17 @@
-"""Starts, asks and kills one helper process; the parent's side of the pipes."""
+"""Starts the zygote, and asks and kills its helpers; the parent's side of the sockets.
+
+The zygote is a process that has loaded the tokenizer and the libraries and does nothing but fork: a helper costs
+milliseconds, also after one was killed.
+"""
 
 import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 
 from radixrt.constrained.compiler import jobs
-from radixrt.constrained.constraint import Ebnf
 
 START_LIMIT_S = 120.0
 XGRAMMAR_IMPORT_S = 60.0
@@ -20,7 +24,8 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
 }
-"""One thread a helper: it shares the machine with the scheduler and the worker."""
+"""One thread a process: a helper shares the machine with the scheduler and the worker, and only a process of one thread
+can be forked safely."""
 
 
 class HelperDied(Exception):
@@ -28,27 +33,30 @@ class HelperDied(Exception):
 
 
 class HelperCannotStart(Exception):
-    """The process says that it can't do its work, and another could not either."""
+    """The zygote says that it can't do its work, and another could not either."""
 
 
-class Helper:
-    """One process. It does one job at a time."""
+class Zygote:
+    """The process of which the helpers are forks; they end with it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
         self._process = process
-        self._has_xgrammar = False
-        self.is_prepared = asyncio.Event()
-        """It has done what :meth:`preparation_s` allows time for."""
+        self._control = control
+        self._forking = asyncio.Lock()
+        self._forked: asyncio.Future[int] | None = None
+        self._ends: dict[int, asyncio.Future[int]] = {}
+        self._listener: asyncio.Task[None] | None = None
 
     @staticmethod
-    async def start(config: jobs.PoolConfig) -> "Helper":
+    async def start(config: jobs.PoolConfig) -> "Zygote":
         """Returns when it has loaded the tokenizer.
 
         Raises:
-            HelperCannotStart: the helper reports why.
+            HelperCannotStart: it reports why.
             HelperDied: it ended without a report.
             TimeoutError: it took more than START_LIMIT_S.
         """
+        ours, theirs = socket.socketpair()
         creating = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 sys.executable,
@@ -56,8 +64,8 @@ class Helper:
                 "-m",
                 "radixrt.constrained",
                 str(os.getpid()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+                stdin=theirs.fileno(),
+                stdout=asyncio.subprocess.DEVNULL,
                 env={**os.environ, **_ENVIRONMENT},
             )
         )
@@ -66,80 +74,139 @@ class Helper:
         except (
             asyncio.CancelledError
         ):  # a process that is being created can't be killed: wait until it exists
-            await Helper(await creating).kill()
+            await Zygote(await creating, ours).kill()
             raise
-        helper = Helper(process)
+        finally:
+            theirs.close()
+        zygote = Zygote(process, ours)
         try:
+            ours.setblocking(False)
+            reader, writer = await asyncio.open_unix_connection(sock=ours.dup())
             async with asyncio.timeout(START_LIMIT_S):
-                reply = await helper._ask(jobs.encode(config))
+                await asyncio.get_running_loop().sock_sendall(ours, jobs.frame(jobs.encode(config)))
+                reply = await _read(reader)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            await zygote.kill()
+            raise HelperDied(_how_it_ended(process.returncode or 0)) from error
         except BaseException:
-            await helper.kill()
+            await zygote.kill()
             raise
         if not isinstance(reply, jobs.Ready):
-            await helper.kill()
+            await zygote.kill()
             raise HelperCannotStart(getattr(reply, "reason", repr(reply)))
-        return helper
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        zygote._listener = asyncio.create_task(zygote._listen(reader, writer))
+        return zygote
 
     @property
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    def preparation_s(self, job: jobs.Job) -> float:
-        """Seconds that this helper may take before it begins a job; they don't count for the job."""
-        needs_import = isinstance(job, jobs.CompileJob) and isinstance(job.constraint, Ebnf)
-        return XGRAMMAR_IMPORT_S if needs_import and not self._has_xgrammar else 0.0
+    async def fork(self, with_xgrammar: bool) -> "Helper":
+        """A new helper.
+
+        Raises:
+            HelperDied: the zygote has ended.
+            TimeoutError: it took too long.
+        """
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            async with self._forking, asyncio.timeout(XGRAMMAR_IMPORT_S):
+                self._forked = asyncio.get_running_loop().create_future()
+                frame = jobs.frame(jobs.encode(jobs.Fork(with_xgrammar)))
+                socket.send_fds(self._control, [frame], [theirs.fileno()])
+                pid = await self._forked
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except OSError as error:
+            ours.close()
+            raise HelperDied("its zygote has ended") from error
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return Helper(self, pid, reader, writer, self._ends[pid])
+
+    def end(self, pid: int) -> None:
+        """Kill a helper."""
+        with contextlib.suppress(OSError):
+            self._control.send(jobs.frame(jobs.encode(jobs.Kill(pid))))
+
+    async def kill(self) -> None:
+        """Returns when the process is gone; its helpers die with it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        if self._listener is not None:
+            await asyncio.wait([self._listener])
+        self._control.close()
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hand out the zygote's reports until it ends."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                match await _read(reader):
+                    case jobs.Forked(pid):
+                        self._ends[pid] = asyncio.get_running_loop().create_future()
+                        if self._forked is not None and not self._forked.done():
+                            self._forked.set_result(pid)
+                        else:  # whoever asked has gone
+                            self.end(pid)
+                    case jobs.Ended(pid, status):
+                        self._ends.pop(pid).set_result(status)
+        await self._process.wait()
+        writer.close()
+        for ended in self._ends.values():
+            ended.set_result(-signal.SIGKILL)
+        if self._forked is not None and not self._forked.done():
+            self._forked.set_exception(HelperDied("its zygote has ended"))
+
+
+class Helper:
+    """One process. It does one job at a time."""
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        pid: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ended: asyncio.Future[int],
+    ) -> None:
+        self.pid = pid
+        self._zygote = zygote
+        self._reader = reader
+        self._writer = writer
+        self._ended = ended
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._ended.done()
 
     async def do(self, job: jobs.Job) -> jobs.Reply:
         """Raises:
         HelperDied: it ended before it answered.
         """
-        reply = await self._ask(jobs.encode(job))
-        if isinstance(reply, jobs.Prepared):
-            self._has_xgrammar = True
-            self.is_prepared.set()
-            reply = await self._read()
-        return reply
-
-    async def _ask(self, body: bytes) -> jobs.Reply:
-        assert self._process.stdin
         try:
-            self._process.stdin.write(jobs.frame(body))
-            await self._process.stdin.drain()
-        except (ConnectionError, BrokenPipeError) as error:
-            raise HelperDied(_how_it_ended(await self._process.wait())) from error
-        return await self._read()
-
-    async def _read(self) -> jobs.Reply:
-        assert self._process.stdout
-        try:
-            head = await self._process.stdout.readexactly(jobs.LENGTH.size)
-            reply = await self._process.stdout.readexactly(*jobs.LENGTH.unpack(head))
+            self._writer.write(jobs.frame(jobs.encode(job)))
+            await self._writer.drain()
+            return await _read(self._reader)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise HelperDied(_how_it_ended(await self._process.wait())) from error
-        return jobs.decode_reply(reply)
+            raise HelperDied(_how_it_ended(await asyncio.shield(self._ended))) from error
 
     async def kill(self) -> None:
-        """Returns when the process is gone and its pipes are closed, also if this call is cancelled."""
-        ending = asyncio.ensure_future(self._end())
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            await ending
-            raise
+        """Returns when the process is gone."""
+        if not self._ended.done():
+            self._zygote.end(self.pid)
+            await asyncio.shield(self._ended)
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
 
-    async def _end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-        if self._process.stdin and self._process.stdout:
-            self._process.stdin.close()
-            with contextlib.suppress(ConnectionError):
-                await self._process.stdin.wait_closed()
-            await self._process.stdout.read()
+
+async def _read(reader: asyncio.StreamReader) -> jobs.Reply:
+    head = await reader.readexactly(jobs.LENGTH.size)
+    return jobs.decode_reply(await reader.readexactly(*jobs.LENGTH.unpack(head)))
 
 
 def _how_it_ended(status: int) -> str:

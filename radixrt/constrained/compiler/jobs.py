@@ -1,4 +1,4 @@
-"""Messages between the tokenizer process and its compiler helpers: frames of msgpack over two pipes.
+"""Messages between the tokenizer process, the zygote of its compiler helpers, and the helpers: frames of msgpack over sockets.
 
 A frame is its length in 8 bytes, little-endian, then that many bytes.
 """
@@ -17,7 +17,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokenizer, and the limits of compiling. The first frame that a helper gets."""
+    """The tokenizer, and the limits of compiling. The first frame that the zygote gets."""
 
     tokenizer_json: str
     """Path of the model's tokenizer.json."""
@@ -29,7 +29,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Processes, at least 2. All but one may be busy with slow jobs at a time."""
     time_limit_s: float = 10.0
     """For one job, after which it is an error."""
-    patience_s: float = 1.0
+    patience_s: float = 0.3
     """A job that takes longer is slow."""
     memory_limit_bytes: int = 1 << 30
     """For one helper, beyond its memory when idle."""
@@ -57,11 +57,39 @@ Job = CompileJob | ValidateJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The helper has loaded the tokenizer."""
+    """The zygote has loaded the tokenizer."""
 
 
-class Prepared(msgspec.Struct, frozen=True, tag=True):
-    """The helper has imported xgrammar; its reply to the job follows. Only once for each helper."""
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """To the zygote, with the helper's socket: make a helper. Answered by a Forked."""
+
+    with_xgrammar: bool
+    """The helper may use xgrammar; the zygote imports it at the first of these."""
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """To the zygote: kill a helper. Answered by an Ended, as every end of a helper."""
+
+    pid: int
+
+
+Command = Fork | Kill
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A helper has ended."""
+
+    pid: int
+    status: int
+    """Exit status; a signal as a negative number."""
+
+
+class NeedsXgrammar(msgspec.Struct, frozen=True, tag=True):
+    """The job has to be done by a helper that has imported xgrammar."""
 
 
 class CompileDone(msgspec.Struct, frozen=True, tag=True):
@@ -93,10 +121,21 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Reply = Ready | Prepared | CompileDone | ValidateDone | Refused | OutOfMemory | Failed
+Reply = (
+    Ready
+    | Forked
+    | Ended
+    | CompileDone
+    | ValidateDone
+    | NeedsXgrammar
+    | Refused
+    | OutOfMemory
+    | Failed
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_config = msgspec.msgpack.Decoder(PoolConfig).decode
 

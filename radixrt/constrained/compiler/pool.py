@@ -20,7 +20,7 @@ from radixrt.base.errors import RequestError
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
-from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied
+from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied, Zygote
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
 
@@ -61,6 +61,8 @@ class CompilePool:
         """Jobs that were stopped once, so that quick ones could go on."""
         self._work = asyncio.Condition()
         self._keepers: list[asyncio.Task[None]] = []
+        self._zygote: Zygote | None = None
+        self._starting_zygote = asyncio.Lock()
         self._cannot_start: str | None = None
 
     def start(self) -> None:
@@ -75,6 +77,8 @@ class CompilePool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        if self._zygote is not None:
+            await self._zygote.kill()
         await asyncio.sleep(
             0
         )  # pipes of helpers that were just starting close in the loop's next round
@@ -206,27 +210,32 @@ class CompilePool:
         """Keep one helper alive and give it jobs; ``for_quick_ones`` stops slow jobs when others wait."""
         helper: Helper | None = None
         waiting: _Waiting | None = None
+        needs_xgrammar = False
         try:
             while True:
                 if helper is None or not helper.is_alive:
-                    helper = await self._start_helper()
+                    helper = await self._start_helper(needs_xgrammar)
                     if helper is None:
                         return
                 waiting = waiting or await self._next(for_quick_ones)
                 if helper.is_alive:  # it may have died while it had nothing to do
-                    await self._run(helper, waiting, for_quick_ones)
-                    waiting = None
+                    needs_xgrammar = not await self._run(helper, waiting, for_quick_ones)
+                    if not needs_xgrammar:
+                        waiting = None
         finally:
             if helper is not None:
                 await helper.kill()
             if waiting is not None:
                 waiting.reply.cancel()
 
-    async def _start_helper(self) -> Helper | None:
+    async def _start_helper(self, with_xgrammar: bool) -> Helper | None:
         """A new helper, after as many tries as it takes; None if there is no use in trying."""
         for tries in itertools.count(1):
             try:
-                helper = await Helper.start(self.config)
+                async with self._starting_zygote:
+                    if self._zygote is None or not self._zygote.is_alive:
+                        self._zygote = await Zygote.start(self.config)
+                helper = await self._zygote.fork(with_xgrammar)
             except HelperCannotStart as error:
                 self._refuse_all(str(error))
                 return None
@@ -253,15 +262,13 @@ class CompilePool:
     def _unavailable(self) -> RequestError:
         return RequestError(f"Structured output is not available: {self._cannot_start}", status=503)
 
-    async def _run(self, helper: Helper, waiting: _Waiting, for_quick_ones: bool) -> None:
-        """Run one job to its end, its limit, or until it has to make room for quick ones."""
+    async def _run(self, helper: Helper, waiting: _Waiting, for_quick_ones: bool) -> bool:
+        """Run one job to its end, its limit, or until it has to make room for quick ones. False: it has to run once more, in a helper
+        with xgrammar; the helper is gone."""
         running = asyncio.create_task(helper.do(waiting.job))
         begin = time.monotonic()
+        ends = begin + waiting.left_s
         try:
-            if preparation_s := helper.preparation_s(waiting.job):
-                await self._prepare(helper, {running, waiting.reply}, preparation_s)
-            begin = time.monotonic()
-            ends = begin + waiting.left_s
             # Also if no request waits any more: a new helper costs more than the rest of a quick job.
             if not await _one_is_done({running}, self.config.patience_s):
                 job = {running, waiting.reply}
@@ -270,8 +277,11 @@ class CompilePool:
                     async with self._work:
                         self._slow.append(waiting)
                         self._work.notify_all()
-                    return
+                    return True
                 await _one_is_done(job, ends - time.monotonic())
+            if _reply_of(running) == jobs.NeedsXgrammar():
+                await helper.kill()
+                return False
             if not waiting.reply.done():
                 error = running.exception() if running.done() else TimeoutError()
                 if isinstance(error, HelperDied):
@@ -280,24 +290,14 @@ class CompilePool:
                     waiting.reply.set_result(running.result())
                 else:
                     waiting.reply.set_exception(error)
-            if not running.done() or _needs_new_helper(running):
+            if isinstance(_reply_of(running), jobs.OutOfMemory | None):
                 self.killed += 1
                 await helper.kill()
+            return True
         finally:
             running.cancel()
             with contextlib.suppress(BaseException):
                 await running
-
-    @staticmethod
-    async def _prepare(helper: Helper, job: set[asyncio.Future[Any]], within_s: float) -> None:
-        """Wait for the helper's preparation, which does not count for the job."""
-        prepared = asyncio.ensure_future(helper.is_prepared.wait())
-        try:
-            await asyncio.wait(
-                {*job, prepared}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            prepared.cancel()
 
     async def _has_to_make_room(self, job: set[asyncio.Future[jobs.Reply]], ends: float) -> bool:
         """Whether others come to wait for the helper of a slow job."""
@@ -314,8 +314,8 @@ async def _one_is_done(job: set[asyncio.Future[jobs.Reply]], within_s: float) ->
     return bool(done)
 
 
-def _needs_new_helper(done: asyncio.Task[jobs.Reply]) -> bool:
-    return done.exception() is not None or isinstance(done.result(), jobs.OutOfMemory)
+def _reply_of(running: asyncio.Task[jobs.Reply]) -> jobs.Reply | None:
+    return running.result() if running.done() and not running.exception() else None
 
 
 def _error_of(reply: jobs.Reply) -> RequestError:

@@ -1,18 +1,21 @@
-"""The loop of a helper process: one job after another, within a memory limit. It ends with its parent."""
+"""The zygote and its forks, the helpers: a helper does one job after another, within a memory limit. They end with their parent."""
 
 import contextlib
 import ctypes
+import gc
+import importlib.abc
 import os
 import resource
+import selectors
 import signal
+import socket
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 from radixrt.base.errors import RadixrtError, RequestError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.route import compile_constraint, refusal
-from radixrt.constrained.constraint import AnyJson, Ebnf, Regex
+from radixrt.constrained.constraint import AnyJson, JsonSchema, Regex
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _PR_SET_PDEATHSIG = 1
@@ -21,13 +24,11 @@ _RECURSION_LIMIT = 10_000
 
 
 def main(parent_pid: int) -> None:
-    """Read jobs from standard input until it ends; replies go to the original standard output."""
+    """The zygote: load the tokenizer, then make helpers as the parent asks on standard input, a socket."""
     _die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # the prints of libraries are no frames
-    requests = sys.stdin.buffer
-    first = jobs.read_frame(requests)
+    control = socket.socket(fileno=os.dup(0))
+    first = jobs.read_frame(control.makefile("rb"))
     if first is None:
         return
     config = jobs.decode_config(first)
@@ -39,39 +40,109 @@ def main(parent_pid: int) -> None:
         )
         _warm_up(facts, config)
     except RadixrtError as error:
-        _send(replies, jobs.Failed(str(error)))
+        _send(control, jobs.Failed(str(error)))
         return
-    _send(replies, jobs.Ready())
+    _send(control, jobs.Ready())
+    gc.freeze()
+    while (helper := _next_helper(control)) is not None:
+        control.close()
+        _work(helper, facts, config)
+        return
+
+
+def _next_helper(control: socket.socket) -> socket.socket | None:
+    """In a helper, a fork of this process, the socket of its jobs. In this process, None once the parent is gone."""
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    before = signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    waiting = selectors.DefaultSelector()
+    waiting.register(control, selectors.EVENT_READ)
+    waiting.register(wake, selectors.EVENT_READ)
+    while True:
+        for key, _ in waiting.select():
+            if key.fileobj == wake:
+                os.read(wake, 4096)
+                _report_ends(control)
+                continue
+            head, fds, _, _ = socket.recv_fds(control, jobs.LENGTH.size, 1)
+            if not head:
+                return None
+            command = jobs.decode_command(control.recv(*jobs.LENGTH.unpack(head)))
+            if isinstance(command, jobs.Kill):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(command.pid, signal.SIGKILL)
+                continue
+            if command.with_xgrammar:
+                _import_xgrammar()
+            if pid := os.fork():
+                os.close(fds[0])
+                _send(control, jobs.Forked(pid))
+                continue
+            signal.set_wakeup_fd(before)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            waiting.close()
+            os.close(wake)
+            os.close(woken)
+            return socket.socket(fileno=fds[0])
+
+
+def _report_ends(control: socket.socket) -> None:
+    """A pid can't be used again before this: a helper is a child until its end is noticed here."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            _send(control, jobs.Ended(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _import_xgrammar() -> None:
+    """So that the helpers need not; a failure is left to the job."""
+    with contextlib.suppress(Exception):
+        from radixrt.constrained.backends import xgrammar  # noqa: F401
+
+
+class _NeedsXgrammar(BaseException):
+    """A job imports xgrammar, which takes seconds that are not the job's."""
+
+
+class _XgrammarFinder(importlib.abc.MetaPathFinder):
+    """Interrupts a job that begins to import xgrammar."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "xgrammar":
+            raise _NeedsXgrammar
+
+
+def _work(helper: socket.socket, facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
+    """The life of a helper: jobs and replies on its socket, until the parent closes it."""
+    _die_with(os.getppid())
+    if "xgrammar" not in sys.modules:
+        sys.meta_path.insert(0, _XgrammarFinder())
     sys.setrecursionlimit(_RECURSION_LIMIT)
     memory = _MemoryLimit(config.memory_limit_bytes)
+    requests, replies = helper.makefile("rb"), helper.makefile("wb")
     while (body := jobs.read_frame(requests)) is not None:
-        _answer(body, replies, facts, config, memory)
+        replies.write(_answer(jobs.decode_job(body), facts, config))
+        replies.flush()
         if memory.is_half_used():
             return  # this memory is not returned any more; the parent starts another helper
 
 
-def _answer(
-    body: bytes,
-    replies: BinaryIO,
-    facts: TokenizerFacts,
-    config: jobs.PoolConfig,
-    memory: "_MemoryLimit",
-) -> None:
-    job = jobs.decode_job(body)
-    needs_xgrammar = isinstance(job, jobs.CompileJob) and isinstance(job.constraint, Ebnf)
-    if needs_xgrammar and memory.import_xgrammar():
-        _send(replies, jobs.Prepared())
+def _answer(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> bytes:
+    """The frame of the reply."""
     try:
-        reply = jobs.frame(jobs.encode(_do(job, facts, config)))
+        return jobs.frame(jobs.encode(_do(job, facts, config)))
+    except MemoryError:
+        return jobs.frame(jobs.encode(jobs.OutOfMemory()))
+    except _NeedsXgrammar:
+        return jobs.frame(jobs.encode(jobs.NeedsXgrammar()))
     except Exception as error:
-        reply = jobs.frame(jobs.encode(_failure(job, error)))
-    replies.write(reply)
-    replies.flush()
+        return jobs.frame(jobs.encode(_failure(job, error)))
 
 
 def _failure(job: jobs.Job, error: Exception) -> jobs.Reply:
-    if isinstance(error, MemoryError) or "std::bad_alloc" in str(error):
-        return jobs.OutOfMemory()
     if isinstance(error, OverflowError) and isinstance(job, jobs.CompileJob):
         reason = "The schema has an integer beyond 64 bits; write it as a number with an exponent."
         return jobs.Refused(reason, 400, "structured", "grammar")
@@ -95,14 +166,17 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
 
 def _warm_up(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
-    """Build the libraries' tries of all tokens, for which the first jobs would wait otherwise."""
+    """Import the libraries and build their tries of all tokens, so that a helper finds them done."""
+    from radixrt.constrained.checks import validation  # noqa: F401
+
+    for schema in ('{"type": "object"}', '{"enum": [1], "not": {"type": "string"}}'):
+        compile_constraint(JsonSchema(schema=schema), facts, config.options)
     compile_constraint(AnyJson(), facts, config.options)
     compile_constraint(Regex(pattern="a"), facts, config.options)
 
 
-def _send(replies: BinaryIO, reply: jobs.Reply) -> None:
-    replies.write(jobs.frame(jobs.encode(reply)))
-    replies.flush()
+def _send(control: socket.socket, reply: jobs.Reply) -> None:
+    control.sendall(jobs.frame(jobs.encode(reply)))
 
 
 def _die_with(parent_pid: int) -> None:
@@ -121,37 +195,15 @@ class _MemoryLimit:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._has_xgrammar = False
-        self._set()
-
-    def import_xgrammar(self) -> bool:
-        """Import xgrammar, and torch with it; their memory does not count. False: it is imported already."""
-        if self._has_xgrammar:
-            return False
+        self._half = _data_bytes() + limit_bytes // 2
+        limit = _data_bytes() + limit_bytes
         with contextlib.suppress(ValueError, OSError):
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-            resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-        import xgrammar  # noqa: F401
-
-        self._has_xgrammar = True
-        self._set()
-        return True
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
     def is_half_used(self) -> bool:
         """Whether the memory left by finished jobs takes up half of the limit."""
-        if "xgrammar" in sys.modules and not self._has_xgrammar:
-            self._has_xgrammar = True  # imported by a job for a JSON schema
-            self._set()
-        return _data_bytes() > self._baseline + self._limit_bytes // 2
-
-    def _set(self) -> None:
-        self._baseline = _data_bytes()
-        limit = self._baseline + self._limit_bytes
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(
-                resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1])
-            )
+        return _data_bytes() > self._half
 
 
 def _data_bytes() -> int:

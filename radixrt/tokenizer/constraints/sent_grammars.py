@@ -14,8 +14,8 @@ import msgspec
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 
-MAX_IDLE_BYTES = 64 << 20
-"""Sources of unused grammars that stay loaded for the next requests."""
+MAX_IDLE_BYTES = 256 << 20
+"""Memory of unused grammars that stay loaded for the next requests."""
 
 MAX_IDLE_GRAMMARS = 256
 
@@ -57,7 +57,7 @@ class SentGrammars:
         sent = self._sent.get(grammar.key)
         if sent is None:
             self._to_scheduler(LoadGrammar(grammar))
-            sent = self._sent[grammar.key] = _Sent(len(grammar.source))
+            sent = self._sent[grammar.key] = _Sent(grammar.loaded_bytes)
         self._idle_bytes -= self._idle.pop(grammar.key, 0)
         sent.num_users += 1
 

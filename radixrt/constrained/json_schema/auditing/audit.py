@@ -132,7 +132,7 @@ class _Attempt:
 
     def is_exact(self) -> bool:
         """The backend enforces all of it."""
-        return not self.faults and compile_error(self.backend, self._result()) is None
+        return not self.faults and self._compile_error() is None
 
     def plan(
         self, checks: tuple[SpanCheck, ...] = (), unenforced: tuple[Unenforced, ...] = ()
@@ -142,6 +142,9 @@ class _Attempt:
         except CannotEnforce:
             validator = True  # which says nothing, where there are parts that no validator can read
         return JsonPlan(self.backend, self._result(), checks, unenforced, validator)
+
+    def _compile_error(self) -> str | None:
+        return compile_error(self.backend, json.dumps(self._result(), ensure_ascii=False))
 
     def _result(self) -> Any:
         return without_origins(self.schema)
@@ -154,7 +157,7 @@ class _Attempt:
         """
         search = Search(self.schema, self.backend)
         for _ in range(_MOST_ROUNDS):
-            error = compile_error(self.backend, self._result())
+            error = self._compile_error()
             if error is None:
                 return
             if "nsatisfiable" in error:

@@ -12,10 +12,11 @@ from radixrt.constrained.json_schema.walk import (
     children,
     met_with,
     reference_target,
+    without_origins,
 )
 
-MOST_CHARACTERS = 20_000_000
-"""Bytes of JSON text that are compiled at most to find the faults of one schema (seconds of work); then it is refused."""
+MOST_CHARACTERS = 2_000_000
+"""Bytes of JSON text that are compiled at most to find the faults of one schema (a second of work); then it is refused."""
 
 Blame = tuple[Place, tuple[str, ...], str]
 """Place of a node, its keywords without which it compiles, and the library's error."""
@@ -29,8 +30,8 @@ class Search:
         self._backend = backend
         self._left = MOST_CHARACTERS
         self._definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
-        self._size = len(json.dumps(self._definitions))
         self._seen: set[Place] = set()
+        self._errors: dict[str, str | None] = {}
 
     def empty_definitions(self) -> set[Place]:
         """Referenced definitions that, according to the library, no value satisfies."""
@@ -91,5 +92,21 @@ class Search:
         """The library's error for a node compiled as a schema of its own."""
         if isinstance(node, bool) or self._left <= 0:
             return None
-        self._left -= self._size + len(json.dumps(node))
-        return compile_error(self._backend, {**node, "$defs": self._definitions})
+        text = json.dumps(without_origins(self._with_definitions(node)), ensure_ascii=False)
+        if text not in self._errors:
+            self._left -= len(text)
+            self._errors[text] = compile_error(self._backend, text)
+        return self._errors[text]
+
+    def _with_definitions(self, node: Any) -> Any:
+        """The node with the definitions that it can reach."""
+        names: set[str | int] = set()
+        waiting = [node]
+        while waiting:
+            each = waiting.pop()
+            if (target := reference_target(each)) is not None and target[1] not in names:
+                names.add(target[1])
+                waiting.append(self._definitions[target[1]])
+            waiting += [child for _, child in children(each)]
+        kept = {name: self._definitions[name] for name in self._definitions if name in names}
+        return {**node, "$defs": kept} if kept else node

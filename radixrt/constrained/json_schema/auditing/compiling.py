@@ -1,7 +1,6 @@
 """Compiles a schema with a library for trial, and returns the library's reason if it refuses."""
 
 import functools
-import json
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -28,9 +27,8 @@ def llguidance_grammar(schema_text: str) -> tuple[str, str | None]:
     return grammar, None
 
 
-def compile_error(backend: str, schema: Any) -> str | None:
-    """The backend's error for a schema; None if it compiles."""
-    text = json.dumps(schema, ensure_ascii=False)
+def compile_error(backend: str, text: str) -> str | None:
+    """The backend's error for the text of a schema; None if it compiles."""
     if backend == "llguidance":
         return llguidance_grammar(text)[1]
     return _xgrammar_error(text)

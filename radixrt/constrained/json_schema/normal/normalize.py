@@ -23,12 +23,11 @@ from radixrt.constrained.json_schema.keywords import ANY_TYPE, OF_TYPE, ORIGIN, 
 from radixrt.constrained.json_schema.normal.arrays import ArrayForm
 from radixrt.constrained.json_schema.normal.document import Document
 from radixrt.constrained.json_schema.normal.emptiness import Emptiness
-from radixrt.constrained.json_schema.normal.endless import deny_endless
 from radixrt.constrained.json_schema.normal.exclusive import Alternatives
 from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw
 from radixrt.constrained.json_schema.normal.node import Node, Written
 from radixrt.constrained.json_schema.normal.objects import ObjectForm
-from radixrt.constrained.json_schema.normal.progress import check_progress
+from radixrt.constrained.json_schema.normal.progress import check_progress, deny_endless
 from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
 from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
