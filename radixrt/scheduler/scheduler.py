@@ -37,6 +37,7 @@ from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
+from radixrt.scheduler.step_times import StepTimes
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 
 _FAILURES = {
@@ -84,8 +85,16 @@ class Scheduler:
         )
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
+        self.step_times = StepTimes(limits.settings.max_step_ms)
         self.planner = Planner(
-            limits, self.slots, self.kv, self.waiting, self._in_flight, self.counters, clock
+            limits,
+            self.slots,
+            self.kv,
+            self.waiting,
+            self._in_flight,
+            self.step_times,
+            self.counters,
+            clock,
         )
         self._deadlines: list[tuple[float, int]] = []
 
@@ -261,6 +270,8 @@ class Scheduler:
         counters.steps += 1
         counters.step_seconds.observe(result.step_s)
         counters.forward_seconds += result.forward_s
+        forced = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
+        self.step_times.observe(step.shape._replace(rows=step.shape.rows + forced), result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s
 

@@ -60,6 +60,7 @@ class FakeWorker:
         self.memory: dict[tuple[int, int], int] = {}
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
+        self.seconds_per_token = 0.0
 
     def step(self, plan: StepPlan) -> StepResult:
         for slot in plan.release:
@@ -133,7 +134,7 @@ class FakeWorker:
             token_ids=pack_ids(tokens),
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
-            step_s=0.01,
+            step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
         )
 
     def _place(self, state: _Slot, position: int) -> tuple[int, int]:
