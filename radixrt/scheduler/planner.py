@@ -8,7 +8,8 @@ compete for it:
 
 - The oldest partly computed prompt gets a quarter. So a prompt of n tokens is computed after at most 4n / budget steps
   as the oldest.
-- Waiting sequences are admitted with up to half. A prompt that exceeds what is left of this half gets only half of it, so
+- Waiting sequences are admitted with up to half, in the order of the queue; beside four partly computed prompts, only
+  those shorter than the rest of each. The others wait, because more prompts at a time end no earlier. A prompt that exceeds what is left of this half gets only half of it, so
   that those behind it are admitted too.
 - The rest goes to the partly computed prompts in the order of their remaining tokens, the shortest first.
 """
@@ -33,11 +34,14 @@ from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.step_times import StepShape, StepTimes
+from radixrt.scheduler.step_times import NO_BOUND, StepShape, StepTimes
 from radixrt.scheduler.steps_in_flight import StepsInFlight
 
 OLDEST_SHARE = 0.25
 """Of the budget for prompts, for the oldest partly computed one."""
+
+MOST_PARTIAL = 4
+"""Partly computed prompts beside which a waiting one is admitted only if it is shorter than the rest of each."""
 
 NEWCOMERS_SHARE = 0.5
 """Of the budget for prompts, for the first chunks of waiting sequences beside partly computed ones."""
@@ -184,7 +188,7 @@ class Planner:
             if draft.left.is_spent:
                 break
             self._continue(sequence, draft, draft.left)
-        self._admit_waiting(draft, draft.left)
+        self._admit_waiting(draft, draft.left, beside_partial=NO_BOUND)  # the others leave it over
         if len(self._waiting) and not self._slots.num_free:
             self.full_at = self._slots.num_used
 
@@ -194,12 +198,12 @@ class Planner:
 
     def _shortest_first(self) -> list[Sequence]:
         """The partly computed prompts."""
-        rank, planned = self._waiting.order.rank, self._slots.planned
+        rank = self._waiting.order.rank
+        return sorted(self._prefilling.values(), key=lambda s: (rank(s), self._rest(s)))
 
-        def key(sequence: Sequence) -> tuple[int, int]:
-            return rank(sequence), sequence.num_tokens - int(planned[sequence.slot])
-
-        return sorted(self._prefilling.values(), key=key)
+    def _rest(self, sequence: Sequence) -> int:
+        """Tokens of a prompt that are not planned yet."""
+        return sequence.num_tokens - int(self._slots.planned[sequence.slot])
 
     def _continue(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> None:
         """Plan a chunk of a partly computed prompt, behind all that the tree has of it by now."""
@@ -211,19 +215,23 @@ class Planner:
             self._count_cached(sequence)
         self._plan_chunk(sequence, draft, self._chunk_within(sequence, draft, most))
 
-    def _admit_waiting(self, draft: PlanDraft, most: Budget) -> None:
+    def _admit_waiting(
+        self, draft: PlanDraft, most: Budget, beside_partial: int = MOST_PARTIAL
+    ) -> None:
         """Admit waiting sequences, as far as slots, pages and ``most`` for their first chunks suffice."""
         while len(self._waiting) and self._slots.num_free and self.full_at is None:
             most = most.within(draft.left)
             if most.is_spent:
                 return
-            sequence, match = self._waiting.head()
+            is_crowded = len(self._prefilling) >= beside_partial
+            sequence, match = self._waiting.shortest() if is_crowded else self._waiting.head()
             if self._slots.num_used == 0:
                 self._kv.break_leases_for(sequence, match)
             start = 0 if match is None else match.num_pages * self._slots.page_size
-            if draft.prefill and self._tokens_within(most, start) < min(
-                LEAST_CHUNK, sequence.num_tokens - start
-            ):
+            to_compute = sequence.num_tokens - start
+            if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):
+                return
+            if draft.prefill and self._tokens_within(most, start) < min(LEAST_CHUNK, to_compute):
                 return
             if not self.admission.has_room_for(sequence, match):
                 self.full_at = self._slots.num_used
@@ -236,12 +244,11 @@ class Planner:
     def _plan_first_chunk(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> Budget:
         """Plan the first chunk of a sequence just admitted. Returns what is left of ``most``."""
         before = draft.left
-        to_compute = sequence.num_tokens - int(self._slots.planned[sequence.slot])
         tokens = self._chunk_within(sequence, draft, most)
-        if tokens < to_compute and len(self._waiting):
-            half = self._chunk_within(sequence, draft, most.part(0.5))
-            tokens = max(half, min(LEAST_CHUNK, tokens))
-        self._plan_chunk(sequence, draft, tokens)
+        if tokens < self._rest(sequence) and len(self._waiting):
+            tokens = self._chunk_within(sequence, draft, most.part(0.5))
+        least = min(LEAST_CHUNK, most.tokens, self._rest(sequence))
+        self._plan_chunk(sequence, draft, max(tokens, least))
         assert sequence.slot in draft.chunks, "admitted without a page for its prompt"
         return most.minus(before.tokens - draft.left.tokens, before.seconds - draft.left.seconds)
 
@@ -288,7 +295,9 @@ class Planner:
         if tokens >= to_compute:
             return to_compute
         over = (start + tokens) % page_size
-        return tokens - over if over < tokens else tokens
+        if over < tokens:
+            return tokens - over
+        return 0 if draft.prefill else tokens
 
     def _tokens_within(self, most: Budget, start: int) -> int:
         """Prompt tokens from position ``start`` that ``most`` pays for."""

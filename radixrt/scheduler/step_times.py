@@ -140,7 +140,6 @@ class StepTimes:
         prompts = _dot(features[3:], self._costs[3:])
         share = prompts / (prompts + _dot(features[:3], self._costs[:3]) or 1.0)
         if shape.tokens:
-            share = share if shape.rows else 1.0
             self._prefill_s.observe(seconds * share, shape.tokens)
         if shape.rows:
             self._decode_s.observe(seconds * (1 - share), shape.rows)
@@ -154,7 +153,7 @@ class StepTimes:
 
     @property
     def seconds_per_prompt_token(self) -> float:
-        """Of the last steps, 0 if unknown."""
+        """Of the last steps, without what a step costs in any case; 0 if unknown."""
         return self._prefill_s.value
 
     @property
@@ -201,7 +200,7 @@ class StepTimes:
         It is never less than a third of the rows' own time: where answers alone fill the step, prompts go on too.
         """
         most = self.max_step_s
-        decode_s = self.seconds(decode) if decode.rows else 0.0
+        decode_s = self.seconds(decode)
         return max(most - decode_s, decode_s / 3)
 
     def most_prefill_tokens(self) -> int:

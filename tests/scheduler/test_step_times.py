@@ -125,7 +125,7 @@ def test_short_prompts_wait_for_two_steps_beside_long_ones(num_long: int) -> Non
     ttft = [request.ttft_s for request in after_long(engine)]
     bound = engine.scheduler.step_times.max_step_s
     # The step that runs, the step that is planned already, and its own; and the noise of these.
-    assert percentile(ttft, 90) < 1.2 * 3 * bound
+    assert percentile(ttft, 90) < 1.25 * 3 * bound
     by_tokens = [r.ttft_s for r in after_long(serve_beside_long_prompts(num_long, 0))]
     assert percentile(by_tokens, 90) > 2 * percentile(ttft, 90)
 

@@ -92,6 +92,7 @@ class TimedEngine:
         """Until all requests are finished or refused, or ``until`` is true."""
         while not until():
             self._arrive()
+            self._refuse(self.scheduler.refuse_overdue())
             self._fill_pipeline()
             if check:
                 check_invariants(self.scheduler)
