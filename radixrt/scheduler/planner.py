@@ -30,7 +30,7 @@ from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.retraction import choose_victim
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.radix.kv_cache import KVCache
-from radixrt.scheduler.radix.page_allocator import Pages
+from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
@@ -96,13 +96,19 @@ class PlanDraft:
 
     def seal(self, step_id: int, release: list[int]) -> StepPlan:
         """The finished plan."""
+        slots, pages = _joined(self.extend_slots), _joined(self.extend_pages)
+        if (
+            len(self.extend_slots) > 1
+        ):  # a prompt can get pages twice, and its pages must be adjacent
+            order = np.argsort(slots, kind="stable")
+            slots, pages = slots[order], pages[order]
         return StepPlan(
             step_id=step_id,
             release=release,
             admit=self.admit,
             block_tables=self.block_tables,
-            extend_slots=_pack_all(self.extend_slots),
-            extend_pages=_pack_all(self.extend_pages),
+            extend_slots=pack_ids(slots),
+            extend_pages=pack_ids(pages),
             prefill=self.prefill,
         )
 
@@ -380,5 +386,5 @@ class Planner:
             self._kv.discard(sequence)
 
 
-def _pack_all(parts: list[NDArray[np.signedinteger]]) -> bytes:
-    return pack_ids(np.concatenate(parts)) if parts else b""
+def _joined(parts: list[NDArray[np.signedinteger]]) -> NDArray[np.signedinteger]:
+    return np.concatenate(parts) if parts else NO_PAGES

@@ -5,6 +5,7 @@ page that was overwritten too early shows at once, in the row that reads it.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.steps import StepPlan, StepResult
@@ -76,6 +77,8 @@ class FakeWorker:
             )
         for table in plan.block_tables:
             self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
+        extended = [slot for slot, _ in groupby(unpack_ids(plan.extend_slots).tolist())]
+        assert len(extended) == len(set(extended)), "a slot's entries are not adjacent"
         for slot, page in zip(
             unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages), strict=True
         ):
