@@ -74,6 +74,8 @@ def measure_planning(running: int, steps: int) -> PlanCost:
         settings=SchedulerSettings(
             max_running_requests=running,
             max_queued_requests=running,
+            max_queue_seconds=0,
+            max_step_ms=0,
             chunked_prefill_size=PROMPT_TOKENS,
         ),
         max_prefill_tokens=running * PROMPT_TOKENS,

@@ -84,6 +84,8 @@ def measure_queueing(policy: SchedulePolicyName, waiting: int, steps: int) -> Qu
             settings=SchedulerSettings(
                 max_running_requests=running,
                 max_queued_requests=2 * waiting + running,
+                max_queue_seconds=0,
+                max_step_ms=0,
                 chunked_prefill_size=2048,
                 schedule_policy=policy,
             ),

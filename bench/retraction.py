@@ -214,6 +214,8 @@ def _limits(load: Load, order: str) -> SchedulerLimits:
         settings=SchedulerSettings(
             max_running_requests=256,
             max_queued_requests=load.requests,
+            max_queue_seconds=0,
+            max_step_ms=0,
             chunked_prefill_size=2048,
             schedule_policy=order,  # type: ignore[arg-type]
         ),

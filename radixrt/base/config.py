@@ -82,6 +82,18 @@ class SchedulerSettings:
         "Most sequences that may wait; further requests get status 503 with Retry-After.",
         at_least=1,
     )
+    max_queue_seconds: float = _scheduling(
+        30.0,
+        "Longest wait in the queue, in seconds: a request that would wait longer by the server's forecast, or has, gets "
+        "status 503 with Retry-After; 0 is no limit.",
+        at_least=0,
+    )
+    max_step_ms: float | None = _scheduling(
+        None,
+        "Longest step, in milliseconds: prefill chunks are sized for it by the times of the last steps; if not given, five "
+        "times the step of one answer, but from 25 to 150; 0 is no limit.",
+        at_least=0,
+    )
     chunked_prefill_size: int = _scheduling(
         2048, "Most prompt tokens of one sequence computed in one step.", at_least=1
     )

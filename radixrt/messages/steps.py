@@ -65,7 +65,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     """Of slots that adopted pages which another sequence computes."""
     extend_slots: PackedIds = b""
     extend_pages: PackedIds = b""
-    """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``."""
+    """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``. The entries of a slot are adjacent."""
     prefill: list[Prefill] = []
 
 

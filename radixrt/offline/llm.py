@@ -75,7 +75,11 @@ class LLM:
                 f"LLM has no setting {', '.join(unknown)}. It takes those of `radixrt serve`, with underscores, "
                 "such as page_size=1."
             )
-        config = ServerConfig(model_path=model_path, **{"log_level": "warning", **settings})
+        defaults = {
+            "log_level": "warning",
+            "max_queue_seconds": 0,
+        }  # a program waits for its answers
+        config = ServerConfig(model_path=model_path, **{**defaults, **settings})
         self._engine = BackgroundEngine(prepare(config))
         self.config = config
         self.info: EngineInfo = self._engine.info

@@ -1,11 +1,23 @@
 """Plans the next step of the worker.
 
-Decoding sequences come first, one token each; then prompts that are partly computed; then waiting sequences, as far as
-the budget of prompt tokens and the free pages allow. If a decoding sequence lacks a page, another one is retracted.
+Decoding sequences come first, one token each. Prompts share the rest of the step: a number of tokens, and a time
+(:mod:`radixrt.scheduler.step_times`). If a decoding sequence lacks a page, another one is retracted.
+
+A long prompt must not delay the short ones behind it, nor they delay it for ever. Of the budget for prompts, while others
+compete for it:
+
+- The oldest partly computed prompt gets a quarter. So a prompt of n tokens is computed after at most 4n / budget steps
+  as the oldest.
+- Waiting sequences are admitted with up to half, in the order of the queue; beside four partly computed prompts, only
+  those shorter than the rest of each. The others wait, because more prompts at a time end no earlier. A prompt that exceeds what is left of this half gets only half of it, so
+  that those behind it are admitted too.
+- The rest goes to the partly computed prompts in the order of their remaining tokens, the shortest first.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +31,55 @@ from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.retraction import choose_victim
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.radix.kv_cache import KVCache
-from radixrt.scheduler.radix.page_allocator import Pages
+from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
+from radixrt.scheduler.step_times import NO_BOUND, StepShape, StepTimes
 from radixrt.scheduler.steps_in_flight import StepsInFlight
+
+OLDEST_SHARE = 0.25
+"""Of the budget for prompts, for the oldest partly computed one."""
+
+MOST_PARTIAL = 4
+"""Partly computed prompts beside which a waiting one is admitted only if it is shorter than the rest of each."""
+
+NEWCOMERS_SHARE = 0.5
+"""Of the budget for prompts, for the first chunks of waiting sequences beside partly computed ones."""
+
+LEAST_CHUNK = 16
+"""A chunk is not smaller than this for lack of time if it is the only one of its step, or the first of its prompt."""
+
+
+class Budget(NamedTuple):
+    """The part of a step for prompts."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def is_spent(self) -> bool:
+        return self.tokens <= 0 or self.seconds <= 0
+
+    def part(self, share: float) -> "Budget":
+        return Budget(math.ceil(self.tokens * share), self.seconds * share)
+
+    def minus(self, tokens: int, seconds: float) -> "Budget":
+        return Budget(self.tokens - tokens, self.seconds - seconds)
+
+    def within(self, other: "Budget") -> "Budget":
+        return Budget(min(self.tokens, other.tokens), min(self.seconds, other.seconds))
 
 
 @dataclass(slots=True)
 class PlanDraft:
     """A step plan in the making; see :class:`radixrt.messages.steps.StepPlan` for the fields."""
 
-    prefill_budget: int
-    num_decoding: int = 0
+    shape: StepShape = field(default_factory=lambda: StepShape(0, 0))
+    left: Budget = field(default_factory=lambda: Budget(0, 0.0))
+    """For prompts."""
+    chunks: dict[int, int] = field(default_factory=dict)
+    """By slot: index of its chunk in ``prefill``."""
     admit: list[Admit] = field(default_factory=list)
     block_tables: list[BlockTable] = field(default_factory=list)
     extend_slots: list[NDArray[np.signedinteger]] = field(default_factory=list)
@@ -45,17 +93,23 @@ class PlanDraft:
 
     @property
     def has_work(self) -> bool:
-        return self.num_decoding > 0 or bool(self.prefill)
+        return self.shape.rows > 0 or bool(self.prefill)
 
     def seal(self, step_id: int, release: list[int]) -> StepPlan:
         """The finished plan."""
+        slots, pages = _joined(self.extend_slots), _joined(self.extend_pages)
+        if (
+            len(self.extend_slots) > 1
+        ):  # a prompt can get pages twice, and its pages must be adjacent
+            order = np.argsort(slots, kind="stable")
+            slots, pages = slots[order], pages[order]
         return StepPlan(
             step_id=step_id,
             release=release,
             admit=self.admit,
             block_tables=self.block_tables,
-            extend_slots=_pack_all(self.extend_slots),
-            extend_pages=_pack_all(self.extend_pages),
+            extend_slots=pack_ids(slots),
+            extend_pages=pack_ids(pages),
             prefill=self.prefill,
         )
 
@@ -70,6 +124,7 @@ class Planner:
         kv: KVCache,
         waiting: WaitingQueue,
         in_flight: StepsInFlight,
+        times: StepTimes,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -79,6 +134,7 @@ class Planner:
         self._kv = kv
         self._waiting = waiting
         self._in_flight = in_flight
+        self._times = times
         self._counters = counters
         self._clock = clock
         self._prefilling: dict[int, Sequence] = {}
@@ -86,16 +142,17 @@ class Planner:
         self._adopters: set[int] = set()
         """Slots whose block table has changed since it was last sent to the worker."""
         self._slots_to_release: list[int] = []
+        self.full_at: int | None = None
+        """Sequences that ran when the last plan could admit no more of those that wait; None: nothing stopped it."""
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute until a result or a request arrives."""
         self._kv.leases.expire()
         self._serve_the_unserved()
         while True:
-            draft = PlanDraft(prefill_budget=self._limits.max_prefill_tokens)
+            draft = PlanDraft()
             self._plan_decode(draft)
-            self._continue_prefills(draft)
-            self._admit_waiting(draft)
+            self._plan_prefill(draft)
             if draft.has_work or self._only_waits():
                 return self._seal(draft)
             if not self._is_stuck():
@@ -139,34 +196,90 @@ class Planner:
         ahead = np.maximum(missing, slots.pages_ahead(decoding))
         affordable = ahead.sum() <= self._kv.num_available
         draft.extend(*self._kv.grow_each(decoding, ahead if affordable else missing))
-        slots.planned[decoding] += 1
-        draft.num_decoding = len(decoding)
+        positions = slots.planned[decoding] + 1
+        slots.planned[decoding] = positions
+        draft.shape = StepShape(rows=len(decoding), context=int(positions.sum()))
 
-    def _continue_prefills(self, draft: PlanDraft) -> None:
-        for sequence in list(self._prefilling.values()):
-            if draft.prefill_budget <= 0:
-                return
-            if self._kv.adopt_longer_prefix(sequence):
-                self._adopters.add(sequence.slot)
-                self._count_cached(sequence)
-            self._plan_chunk(sequence, draft)
-
-    def _admit_waiting(self, draft: PlanDraft) -> None:
+    def _plan_prefill(self, draft: PlanDraft) -> None:
         self._waiting.refresh()
         self.admission.begin_step()
-        while draft.prefill_budget > 0 and len(self._waiting) and self._slots.num_free:
-            sequence, match = self._waiting.head()
+        self.full_at = None
+        if not self._prefilling and not len(self._waiting):
+            return
+        budget = draft.left = Budget(
+            min(self._limits.max_prefill_tokens, self._times.most_prefill_tokens()),
+            self._times.prefill_seconds(draft.shape),
+        )
+        if len(self._prefilling) > 1 or (self._prefilling and len(self._waiting)):
+            self._continue(self._oldest_prompt(), draft, budget.part(OLDEST_SHARE))
+        self._admit_waiting(draft, budget.part(NEWCOMERS_SHARE) if self._prefilling else budget)
+        for sequence in self._shortest_first():
+            if draft.left.is_spent:
+                break
+            self._continue(sequence, draft, draft.left)
+        self._admit_waiting(draft, draft.left, beside_partial=NO_BOUND)  # the others leave it over
+        if len(self._waiting) and not self._slots.num_free:
+            self.full_at = self._slots.num_used
+
+    def _oldest_prompt(self) -> Sequence:
+        """Of the partly computed prompts, the most urgent that was admitted first."""
+        return min(self._prefilling.values(), key=self._waiting.order.rank)
+
+    def _shortest_first(self) -> list[Sequence]:
+        """The partly computed prompts."""
+        rank = self._waiting.order.rank
+        return sorted(self._prefilling.values(), key=lambda s: (rank(s), self._rest(s)))
+
+    def _rest(self, sequence: Sequence) -> int:
+        """Tokens of a prompt that are not planned yet."""
+        return sequence.num_tokens - int(self._slots.planned[sequence.slot])
+
+    def _continue(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> None:
+        """Plan a chunk of a partly computed prompt, behind all that the tree has of it by now."""
+        if sequence.slot in draft.chunks:
+            if self._kv.has_longer_prefix(sequence):
+                return  # it is adopted in the next step, because a step has one chunk of each sequence
+        elif self._kv.adopt_longer_prefix(sequence):
+            self._adopters.add(sequence.slot)
+            self._count_cached(sequence)
+        self._plan_chunk(sequence, draft, self._chunk_within(sequence, draft, most))
+
+    def _admit_waiting(
+        self, draft: PlanDraft, most: Budget, beside_partial: int = MOST_PARTIAL
+    ) -> None:
+        """Admit waiting sequences, as far as slots, pages and ``most`` for their first chunks suffice."""
+        while len(self._waiting) and self._slots.num_free and self.full_at is None:
+            most = most.within(draft.left)
+            if most.is_spent:
+                return
+            is_crowded = len(self._prefilling) >= beside_partial
+            sequence, match = self._waiting.shortest() if is_crowded else self._waiting.head()
             if self._slots.num_used == 0:
                 self._kv.break_leases_for(sequence, match)
+            start = 0 if match is None else match.num_pages * self._slots.page_size
+            to_compute = sequence.num_tokens - start
+            if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):
+                return
+            if draft.prefill and self._tokens_within(most, start) < min(LEAST_CHUNK, to_compute):
+                return
             if not self.admission.has_room_for(sequence, match):
+                self.full_at = self._slots.num_used
                 return
             self._waiting.pop(sequence)
             self._admit(sequence, match, draft)
             self.admission.admitted()
-            self._plan_chunk(sequence, draft)
-            assert draft.prefill and draft.prefill[-1].slot == sequence.slot, (
-                "admitted without a page for its prompt"
-            )
+            most = self._plan_first_chunk(sequence, draft, most)
+
+    def _plan_first_chunk(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> Budget:
+        """Plan the first chunk of a sequence just admitted. Returns what is left of ``most``."""
+        before = draft.left
+        tokens = self._chunk_within(sequence, draft, most)
+        if tokens < self._rest(sequence) and len(self._waiting):
+            tokens = self._chunk_within(sequence, draft, most.part(0.5))
+        least = min(LEAST_CHUNK, most.tokens, self._rest(sequence))
+        self._plan_chunk(sequence, draft, max(tokens, least))
+        assert sequence.slot in draft.chunks, "admitted without a page for its prompt"
+        return most.minus(before.tokens - draft.left.tokens, before.seconds - draft.left.seconds)
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         self._kv.enter(sequence, match)
@@ -202,15 +315,34 @@ class Planner:
             sequence.account.cached_tokens += gain
             self._counters.cached_tokens += gain
 
-    def _plan_chunk(self, sequence: Sequence, draft: PlanDraft) -> None:
-        """Plan the next chunk of a prompt, as large as budget and pages allow."""
+    def _chunk_within(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> int:
+        """Tokens of the next chunk of a prompt; it ends with a page of the tree if it does not end the prompt."""
+        page_size = self._slots.page_size
+        start = int(self._slots.planned[sequence.slot])
+        most = most.within(draft.left)
+        tokens = self._tokens_within(most, start)
+        if not draft.prefill:
+            tokens = max(tokens, min(LEAST_CHUNK, most.tokens))
+        to_compute = sequence.num_tokens - start
+        if tokens >= to_compute:
+            return to_compute
+        over = (start + tokens) % page_size
+        if over < tokens:
+            return tokens - over
+        return 0 if draft.prefill else tokens
+
+    def _tokens_within(self, most: Budget, start: int) -> int:
+        """Prompt tokens from position ``start`` that ``most`` pays for."""
+        return min(most.tokens, self._times.tokens_within(max(most.seconds, 0), start))
+
+    def _plan_chunk(self, sequence: Sequence, draft: PlanDraft, tokens: int) -> None:
+        """Plan ``tokens`` more of a prompt, as far as pages and the size of a chunk allow."""
         slots, slot = self._slots, sequence.slot
-        start = int(slots.planned[slot])
-        end = min(
-            sequence.num_tokens,
-            start + self._limits.settings.chunked_prefill_size,
-            start + draft.prefill_budget,
-        )
+        start = first = int(slots.planned[slot])
+        index = draft.chunks.get(slot)
+        if index is not None:
+            first = draft.prefill[index].start
+        end = min(start + tokens, first + self._limits.settings.chunked_prefill_size)
         pages = self._kv.grow(sequence, end)
         end = min(end, int(slots.num_pages[slot]) * slots.page_size)
         if end <= start:
@@ -220,8 +352,13 @@ class Planner:
             draft.block_tables.append(BlockTable(slot, pack_ids(slots.block_table(slot))))
         else:
             draft.extend(np.full(len(pages), slot, dtype=np.int32), pages)
-        draft.prefill.append(Prefill(slot, start, end - start))
-        draft.prefill_budget -= end - start
+        if index is None:
+            draft.chunks[slot] = len(draft.prefill)
+            draft.prefill.append(Prefill(slot, first, end - first))
+        else:
+            draft.prefill[index] = Prefill(slot, first, end - first)
+        draft.left = draft.left.minus(end - start, self._times.chunk_seconds(start, end - start))
+        draft.shape = draft.shape.with_chunk(start, end - start)
         slots.planned[slot] = end
         sequence.num_reached = max(sequence.num_reached, end)
         self._kv.publish_prefill(sequence)
@@ -231,7 +368,8 @@ class Planner:
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
-        return draft.seal(self._in_flight.send(self._slots.sequences), released)
+        step_id = self._in_flight.send(self._slots.sequences, draft.shape)
+        return draft.seal(step_id, released)
 
     def _free_pages(self) -> None:
         """Retract a sequence; if only one runs, break a lease instead.
@@ -286,5 +424,5 @@ class Planner:
             self._kv.discard(sequence)
 
 
-def _pack_all(parts: list[NDArray[np.signedinteger]]) -> bytes:
-    return pack_ids(np.concatenate(parts)) if parts else b""
+def _joined(parts: list[NDArray[np.signedinteger]]) -> NDArray[np.signedinteger]:
+    return np.concatenate(parts) if parts else NO_PAGES

@@ -185,12 +185,15 @@ class SchedulerProcess:
     def _seconds_to_next_deadline(self) -> float | None:
         deadline = self.scheduler.next_deadline()
         times = [self.scheduler.kv.leases.seconds_to_next_expiry()]
+        times.append(self.scheduler.seconds_to_next_overdue())
         times.append(None if deadline is None else max(0.0, deadline - time.time()))
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _drop_expired(self) -> None:
         if dropped := self.scheduler.drop_expired(time.time()):
             self._send_tokens(TokenBatch(finished=dropped))
+        if refused := self.scheduler.refuse_overdue():
+            self._refuse(refused)
 
 
 def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:

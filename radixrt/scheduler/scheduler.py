@@ -7,7 +7,9 @@ to have ended has one surplus token in flight, which is dropped.
 """
 
 import heapq
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -34,11 +36,13 @@ from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue.queue_order import ORDERS
+from radixrt.scheduler.queue.wait_forecast import WaitForecast
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
+from radixrt.scheduler.step_times import StepTimes
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 
 _FAILURES = {
@@ -86,10 +90,24 @@ class Scheduler:
         )
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
+        self.step_times = StepTimes(limits.settings.max_step_ms)
         self.planner = Planner(
-            limits, self.slots, self.kv, self.waiting, self._in_flight, self.counters, clock
+            limits,
+            self.slots,
+            self.kv,
+            self.waiting,
+            self._in_flight,
+            self.step_times,
+            self.counters,
+            clock,
         )
         self._deadlines: list[tuple[float, int]] = []
+        self.waits = WaitForecast(
+            self.slots, self.waiting, self.planner.admission.outputs, self.step_times
+        )
+        self._max_wait_s = limits.settings.max_queue_seconds or math.inf
+        self._arrivals: deque[Sequence] = deque()
+        """Those that may have to be refused after --max-queue-seconds, and others that have run or ended meanwhile."""
 
     # ------------------------------------------------------------ arrivals and departures
 
@@ -122,6 +140,8 @@ class Scheduler:
             self.counters.refused += 1
             return lost
         sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
+        if late := self._refuse_late(sequence):
+            return late
         self._sequences[sequence.seq_id] = sequence
         if request.options.deadline is not None:
             heapq.heappush(self._deadlines, (request.options.deadline, sequence.seq_id))
@@ -130,6 +150,46 @@ class Scheduler:
         else:
             self.waiting.add(sequence)
         return None
+
+    def _refuse_late(self, sequence: Sequence) -> SequenceRefused | None:
+        """Refuse a sequence that would wait too long. One whose answer has begun on another engine is always accepted."""
+        if sequence.num_output > 0:
+            return None
+        waits, most_s = self.waits, self._max_wait_s
+        sequence.forecast_wait_s = waits.seconds(sequence.num_tokens, self.planner.full_at)
+        wait_s = waits.corrected(sequence.forecast_wait_s)
+        if sequence.options.deadline is not None:
+            most_s = min(most_s, max(0.0, sequence.options.deadline - time.time()))
+        if wait_s > most_s:
+            self.counters.refused += 1
+            return _too_late(sequence, f"would wait about {wait_s:.0f} s", wait_s - most_s)
+        if self._max_wait_s < math.inf:
+            self._arrivals.append(sequence)
+        return None
+
+    def refuse_overdue(self) -> list[SequenceRefused]:
+        """Drop the sequences that have waited for --max-queue-seconds; no forecast is always right."""
+        refused = []
+        while self.seconds_to_next_overdue() == 0:
+            sequence = self._arrivals.popleft()
+            wait_s = self.clock() - sequence.arrived
+            self.waits.observe(sequence.forecast_wait_s, wait_s)
+            self._remove(sequence)
+            more_s = self.waits.corrected(sequence.forecast_wait_s) - wait_s
+            refused.append(_too_late(sequence, f"has waited for {wait_s:.0f} s", more_s))
+        self.counters.refused += len(refused)
+        return refused
+
+    def seconds_to_next_overdue(self) -> float | None:
+        """Seconds until a waiting sequence will have waited for --max-queue-seconds; None if none waits."""
+        arrivals = self._arrivals
+        while arrivals and (
+            arrivals[0].first_planned is not None or arrivals[0].seq_id not in self._sequences
+        ):
+            arrivals.popleft()
+        if not arrivals:
+            return None
+        return max(0.0, arrivals[0].arrived + self._max_wait_s - self.clock())
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
@@ -238,6 +298,7 @@ class Scheduler:
             return False
         if sequence.first_token is None:
             report = draft.started[sequence.seq_id] = sequence.start(self.clock())
+            self._learn_wait(sequence, report)
             self.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV alone
@@ -251,6 +312,11 @@ class Scheduler:
             return True
         draft.finished[sequence.seq_id] = self._finish(sequence, reason, token)
         return False
+
+    def _learn_wait(self, sequence: Sequence, report: AnswerReport) -> None:
+        own_tokens = report.prompt_tokens - report.cached_tokens
+        own_s = own_tokens * self.step_times.seconds_per_prompt_token
+        self.waits.observe(sequence.forecast_wait_s, report.queued_s + report.prefill_s - own_s)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> AnswerReport:
         self._count_finish(sequence)
@@ -267,6 +333,8 @@ class Scheduler:
         counters.steps += 1
         counters.step_seconds.observe(result.step_s)
         counters.forward_seconds += result.forward_s
+        forced = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
+        self.step_times.observe(step.shape._replace(rows=step.shape.rows + forced), result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s
 
@@ -329,3 +397,8 @@ class Scheduler:
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )
+
+
+def _too_late(sequence: Sequence, wait: str, retry_after_s: float) -> SequenceRefused:
+    message = f"The server is busy: the request {wait} (--max-queue-seconds, or its timeout); retry later."
+    return SequenceRefused(sequence.seq_id, message, 503, max(1, min(60, math.ceil(retry_after_s))))

@@ -41,6 +41,8 @@ class Sequence:
         self.stop_tokens = frozenset((*sampling.stop_token_ids, *ends))
         """Tokens that end the answer."""
         self.arrived = arrived
+        self.forecast_wait_s = 0.0
+        """Forecast of its wait when it arrived (:mod:`radixrt.scheduler.queue.wait_forecast`), without correction."""
         self.grammar = request.grammar
         self.account = Account(self.options.tenant)
         """Of its tenant, once it is queued."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from radixrt.messages.steps import StepResult
 from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.step_times import StepShape
 
 
 @dataclass(slots=True)
@@ -14,6 +15,7 @@ class StepInFlight:
     step_id: int
     sequences: list[Sequence | None]
     """The sequence that gets the tokens, by slot; None: they are dropped."""
+    shape: StepShape
     follows: bool
     """It was sent while another step was in flight, so a worker that waited for it waited for the scheduler."""
 
@@ -28,11 +30,12 @@ class StepsInFlight:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def send(self, sequences: list[Sequence | None]) -> int:
+    def send(self, sequences: list[Sequence | None], shape: StepShape) -> int:
         """Note a step for the sequences in the slots now; returns its id."""
         step_id = self._next_id
         self._next_id += 1
-        self._steps.append(StepInFlight(step_id, sequences.copy(), follows=bool(self._steps)))
+        step = StepInFlight(step_id, sequences.copy(), shape, follows=bool(self._steps))
+        self._steps.append(step)
         return step_id
 
     def take(self, result: StepResult) -> StepInFlight:

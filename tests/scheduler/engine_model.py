@@ -30,6 +30,8 @@ def limits(**changes: object) -> SchedulerLimits:
     settings: dict = dict(
         max_running_requests=8,
         max_queued_requests=1000,
+        max_queue_seconds=0,
+        max_step_ms=0,
         max_prefill_tokens=64,
         chunked_prefill_size=32,
         context_length=256,

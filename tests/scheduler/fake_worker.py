@@ -5,6 +5,7 @@ page that was overwritten too early shows at once, in the row that reads it.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.steps import StepPlan, StepResult
@@ -70,6 +71,7 @@ class FakeWorker:
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
         self.num_held = 0
+        self.seconds_per_token = 0.0
 
     def step(self, plan: StepPlan) -> StepResult:
         for slot in plan.release:
@@ -96,6 +98,8 @@ class FakeWorker:
             )
         for table in plan.block_tables:
             self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
+        extended = [slot for slot, _ in groupby(unpack_ids(plan.extend_slots).tolist())]
+        assert len(extended) == len(set(extended)), "a slot's entries are not adjacent"
         for slot, page in zip(
             unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages), strict=True
         ):
@@ -170,7 +174,7 @@ class FakeWorker:
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
             held_slots=pack_ids(held),
-            step_s=0.01,
+            step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
         )
 
     def _sample(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> None:

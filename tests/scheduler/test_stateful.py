@@ -60,9 +60,10 @@ class Clock:
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 3, 4, 16]),
-        spare=st.integers(0, 2) | st.integers(0, 30),
+        spare=st.integers(0, 2) | st.integers(0, 30) | st.just(300),
         chunk=st.sampled_from([1, 7, 64]),
         budget=st.sampled_from([5, 64, 500]),
+        max_step_ms=st.sampled_from([0, None, 15]),
         slots=st.integers(1, 6),
         policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
         eviction=st.sampled_from(["lru", "fifo", "priority"]),
@@ -76,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare: int,
         chunk: int,
         budget: int,
+        max_step_ms: float | None,
         slots: int,
         policy: str,
         eviction: str,
@@ -92,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 context_length=CONTEXT,
                 chunked_prefill_size=chunk,
                 max_prefill_tokens=budget,
+                max_step_ms=max_step_ms,
                 max_running_requests=slots,
                 schedule_policy=policy,
                 eviction_policy=eviction,
@@ -101,6 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.clock,
             reckless=reckless,
         )
+        self.engine.worker.seconds_per_token = 0.001
 
     @rule(
         stem=st.sampled_from(STEMS),
@@ -126,6 +130,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_output = min(options["num_output"], len(tail) - 1, max_tokens - 1)  # type: ignore[type-var]
         options["num_output"] = max(0, num_output)
         self.engine.add(prompt, max_tokens, **options)  # type: ignore[arg-type]
+
+    @rule(
+        stem=st.sampled_from(STEMS),
+        cuts=st.lists(st.integers(1, 50), min_size=2, max_size=4),
+        new=st.integers(10, 1000),
+    )
+    def several_prompts_arrive_together(self, stem: list[int], cuts: list[int], new: int) -> None:
+        """They share the chunks of the next steps; with ``new`` tokens at their beginning, none of them is cached."""
+        for cut in cuts:
+            self.engine.add([new] * 8 + stem[:cut] + [cut], max_tokens=2)
 
     @precondition(lambda self: self.engine.requests)
     @rule(

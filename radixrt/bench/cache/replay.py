@@ -210,6 +210,8 @@ def scheduler_limits(trace: Trace, setup: Setup) -> SchedulerLimits:
         settings=SchedulerSettings(
             max_running_requests=setup.max_running,
             max_queued_requests=len(trace.requests),
+            max_queue_seconds=0,
+            max_step_ms=0,
             chunked_prefill_size=PREFILL_TOKENS_PER_STEP // symbol,
             schedule_policy=setup.schedule_policy,
             eviction_policy=setup.eviction_policy,

@@ -48,6 +48,7 @@ class _Line:
         self.account = account
         self.best: LazyHeap[int] = LazyHeap()
         self.oldest: LazyHeap[int] = LazyHeap()
+        self.shortest: LazyHeap[int] = LazyHeap()
         self.picks = 0
 
 
@@ -58,6 +59,9 @@ class WaitingQueue:
         self.order = order
         self.accounts = Accounts()
         self._kv = kv
+        self._to_compute = _PromptTokens()
+        self.most_output = 0
+        """Tokens that their answers have at most, all together."""
         self._waiting: dict[int, _Waiting] = {}
         self._lines: dict[str, _Line] = {}
         """By the tenant's name."""
@@ -72,11 +76,20 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def prompt_tokens(self) -> float:
+        """Prompt tokens that the waiting sequences add to the work: those neither cached nor shared among them."""
+        return self._to_compute.total
+
     def add(self, sequence: Sequence, *, retracted: bool = False) -> None:
         """Add a sequence that has just arrived, or one that was retracted."""
         waiting = self._waiting[sequence.seq_id] = _Waiting(sequence, retracted)
+        self._count_prompt(waiting, +1)
+        self.most_output += sequence.max_output
         rank = self.order.rank(sequence)
-        self._join_line(sequence).oldest.place(sequence.seq_id, rank, not retracted)
+        line = self._join_line(sequence)
+        line.oldest.place(sequence.seq_id, rank, not retracted)
+        line.shortest.place(sequence.seq_id, rank, sequence.num_tokens)
         if self._needs_prefixes:
             self._look_up(waiting)
 
@@ -96,10 +109,13 @@ class WaitingQueue:
         waiting = self._waiting.pop(seq_id, None)
         if waiting is None:
             return
+        self._count_prompt(waiting, -1)
+        self.most_output -= waiting.sequence.max_output
         self._kv.policy.forget(seq_id)
         line = self._busy[waiting.sequence.account.name]
         line.best.discard(seq_id)
         line.oldest.discard(seq_id)
+        line.shortest.discard(seq_id)
         if not len(line.oldest):
             del self._busy[line.account.name]
         if waiting.lacks is not None:
@@ -144,6 +160,13 @@ class WaitingQueue:
                 break
         return waiting.sequence, match
 
+    def shortest(self) -> tuple[Sequence, Match | None]:
+        """Of the most urgent sequences of the tenant whose turn it is, that with the fewest tokens to compute, and its cached prefix."""
+        waiting = self._waiting[self._next_line().shortest.first()]
+        match = self._kv.find_prefix(waiting.sequence)
+        self._place(waiting, match)
+        return waiting.sequence, match
+
     def has_place_for(self, tenant: Tenant, most: int) -> bool:
         """Whether a tenant may queue although ``most`` sequences wait: it has less than an even part of them, so those of others fill
         the queue. No queue gets much longer by it: the parts of t tenants are 1/2, 1/3, … 1/t."""
@@ -168,7 +191,7 @@ class WaitingQueue:
         )
 
     def pop(self, sequence: Sequence) -> None:
-        """Remove the head, which has been admitted."""
+        """Remove a sequence that has been admitted."""
         line = self._busy[sequence.account.name]
         if not self._waiting[sequence.seq_id].retracted:
             line.picks += 1
@@ -185,17 +208,49 @@ class WaitingQueue:
         """Note the length of a sequence's cached prefix, and give it its place in the order."""
         sequence, num_cached = waiting.sequence, 0 if match is None else match.num_pages
         if num_cached != waiting.num_cached:
+            self._count_prompt(waiting, -1)
             waiting.num_cached = num_cached
             line = self._busy[sequence.account.name]
             line.best.place(sequence.seq_id, *self._key(waiting))
             if waiting.lacks is not None:
                 self._watch.discard(sequence.seq_id, waiting.lacks)
             waiting.lacks = self._kv.page_lacked(sequence, num_cached)
+            self._count_prompt(waiting, +1)
+            rank, tokens = self.order.rank(sequence), self._tokens_to_compute(waiting)
+            line.shortest.place(sequence.seq_id, rank, tokens)
         if waiting.lacks is not None:
             self._watch.add(sequence.seq_id, waiting.lacks)
+
+    def _tokens_to_compute(self, waiting: _Waiting) -> int:
+        return waiting.sequence.num_tokens - max(waiting.num_cached, 0) * self._kv.page_size
+
+    def _count_prompt(self, waiting: _Waiting, sign: int) -> None:
+        """Add (1) or subtract (-1) a sequence's prompt."""
+        group = waiting.sequence.seq_id if waiting.lacks is None else waiting.lacks
+        self._to_compute.count(group, sign, self._tokens_to_compute(waiting))
 
     def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:
         """The order before age. Retracted sequences keep the order of their arrival: they have been picked before."""
         sequence, order = waiting.sequence, self.order
         cost = order.cost(sequence, waiting.num_cached * self._kv.page_size)
         return order.rank(sequence), not waiting.retracted, 0 if waiting.retracted else cost
+
+
+class _PromptTokens:
+    """Sums the tokens to compute of prompts. Sequences that lack the same page count together as one, of mean length: the
+    first computes most of it for the others."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._groups: dict[MissingPage | int, tuple[int, int]] = {}
+        """Number and tokens of the sequences, by the page that they lack, or the id of one that lacks none."""
+
+    def count(self, group: MissingPage | int, sign: int, tokens: int) -> None:
+        number, summed = self._groups.pop(group, (0, 0))
+        self.total -= summed / max(number, 1)
+        number, summed = number + sign, summed + sign * tokens
+        if number:
+            self._groups[group] = number, summed
+            self.total += summed / number
+        if not self._groups:
+            self.total = 0.0  # no rounding errors are left

@@ -121,6 +121,12 @@ class KVCache:
             pages, sequence.node = self.tree.pages_of(match), self.tree.lock_match(match)
         self._slots.put(sequence, pages)
 
+    def has_longer_prefix(self, sequence: Sequence) -> bool:
+        """Whether the tree may hold more of a running sequence's prompt than the sequence uses."""
+        assert sequence.node is not None
+        beyond = int(self._slots.num_tree_pages[sequence.slot]) * self.page_size
+        return self.tree.holds_first_page(sequence.node, sequence.cacheable_tokens()[beyond:])
+
     def adopt_longer_prefix(self, sequence: Sequence) -> int:
         """Switch to pages that other sequences have planned meanwhile, if they reach further.
 
@@ -130,10 +136,9 @@ class KVCache:
             Number of tokens that this sequence need not compute.
         """
         slots, slot = self._slots, sequence.slot
-        assert sequence.node is not None
-        beyond = int(slots.num_tree_pages[slot]) * self.page_size
-        if not self.tree.holds_first_page(sequence.node, sequence.cacheable_tokens()[beyond:]):
+        if not self.has_longer_prefix(sequence):
             return 0  # nothing new; saves a lookup of the whole prompt
+        assert sequence.node is not None
         match = self.find_prefix(sequence)
         gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])
         if match is None or gain <= 0:

@@ -1,0 +1,103 @@
+"""Forecasts the wait of a request that arrives now, so that it can be refused at once instead of after the wait.
+
+The wait is the time until the first token, without the time to compute the request's own prompt. The forecast counts the
+work ahead, in seconds of the worker: prompt tokens that are not cached, and the expected rest of each answer, both times the
+cost of a token in the last steps (:class:`radixrt.scheduler.step_times.StepTimes`).
+
+- While slots and pages are free, only prompts are ahead. Of a prompt that is partly computed, as much counts as the new
+  request has itself, because short prompts overtake long ones.
+- Otherwise a running answer must end for each waiting request. When the request is admitted, all other slots are taken by
+  answers somewhere in their middle, so their expected rest is not ahead. The rest of an answer met at a random moment is
+  E[n^2] / 2 E[n] tokens, for answers of n tokens (Cox, Renewal Theory, 1962).
+
+A factor corrects the forecast: the 90th percentile of the ratio of wait and forecast, followed over the requests that have
+got their first token. It is learned from forecasts without the factor, so the delay of a wait makes it not oscillate.
+
+Before the costs and the lengths of some answers are known, the forecast is 0: nothing is refused on a guess. Mooncake (Qin
+et al., FAST 2025) refuses early as well, by a prediction of the load on prefill and decode instances.
+"""
+
+import math
+
+import numpy as np
+
+from radixrt.scheduler.queue.admission import OutputHistory
+from radixrt.scheduler.queue.waiting_queue import WaitingQueue
+from radixrt.scheduler.slot_table import SlotTable
+from radixrt.scheduler.step_times import StepShape, StepTimes
+
+LEAST_ANSWERS = 8
+"""Answers that must have ended before lengths of answers count."""
+
+PERCENTILE, STEP = 0.9, 0.1
+"""Of the ratio of wait and forecast: what is followed, and the largest change of its logarithm by one request."""
+
+MOST_CORRECTION = 4.0
+SHORTEST_WAIT_S = 0.5
+"""Shorter waits say nothing about the forecast: they are of the order of some steps."""
+
+
+class WaitForecast:
+    """Reads the queue and the slots; learns from the waits of requests."""
+
+    def __init__(
+        self, slots: SlotTable, waiting: WaitingQueue, outputs: OutputHistory, times: StepTimes
+    ) -> None:
+        self._slots = slots
+        self._waiting = waiting
+        self._outputs = outputs
+        self._times = times
+        self._correction = 1.0
+
+    def seconds(self, num_tokens: int, full_at: int | None) -> float:
+        """The wait of a request whose prompt has ``num_tokens`` tokens, without the correction.
+
+        Args:
+            full_at: number of running sequences at which the last plan could admit no more; None: it could.
+        """
+        slots, waiting = self._slots, self._waiting
+        if not self._times.is_known:
+            return 0.0
+        wait = self._prompts_ahead(num_tokens)
+        is_full = full_at is not None or len(waiting) >= slots.num_free
+        if is_full and len(self._outputs) >= LEAST_ANSWERS:
+            wait = max(wait, self._work_ahead(full_at or len(slots.sequences)))
+        return wait
+
+    def corrected(self, forecast_s: float) -> float:
+        """A forecast times the learned factor."""
+        return forecast_s * self._correction
+
+    def observe(self, forecast_s: float, wait_s: float) -> None:
+        """Learn from a request: its forecast without the correction, and its wait or a lower bound of it."""
+        if forecast_s <= 0 or max(forecast_s, wait_s) < SHORTEST_WAIT_S:
+            return
+        longer = wait_s > forecast_s * self._correction
+        change = STEP * (PERCENTILE if longer else PERCENTILE - 1)
+        correction = self._correction * math.exp(change)
+        self._correction = min(max(correction, 1 / MOST_CORRECTION), MOST_CORRECTION)
+
+    def _prompts_ahead(self, num_tokens: int) -> float:
+        slots = self._slots
+        running = np.flatnonzero(slots.in_use)
+        rest = np.maximum(slots.known[running] - slots.planned[running], 0)
+        tokens = self._waiting.prompt_tokens + int(np.minimum(rest, num_tokens).sum())
+        decode = StepShape(int(slots.is_decoding.sum()), 0)
+        beside = self._times.seconds(decode)
+        for_prompts = self._times.prefill_seconds(decode)
+        return tokens * self._times.seconds_per_prompt_token * (1 + beside / for_prompts)
+
+    def _work_ahead(self, capacity: int) -> float:
+        """Work until a slot is free, if all work now is shared by ``capacity`` running sequences."""
+        slots, outputs = self._slots, self._outputs
+        running = np.flatnonzero(slots.in_use)
+        prompt_tokens = np.maximum(slots.known[running] - slots.planned[running], 0).sum()
+        num_output, max_output = slots.num_output(running), slots.max_output(running)
+        output_tokens = outputs.expected_rest(num_output, max_output).sum()
+        output_tokens -= (capacity - 1) * outputs.mean_rest()
+        waiting = min(len(self._waiting) * (outputs.mean() or 0.0), self._waiting.most_output)
+        return max(
+            0.0,
+            (self._waiting.prompt_tokens + prompt_tokens) * self._times.seconds_per_prompt_token
+            + (waiting + output_tokens) * self._times.seconds_per_output_token,
+        )

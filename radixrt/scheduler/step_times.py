@@ -1,0 +1,231 @@
+"""Learns the time of a step from its content, and sizes prefill chunks by it.
+
+A step's time is forecast as a sum: a constant, and a cost per decoding row, per token of context that these rows read, per
+prompt token, and per pair of a prompt token and a token that it attends to. The five costs are learned from the times that
+the worker reports (``StepResult.step_s``, which is the time on the device where steps overlap, and excludes waits for
+plans), by least squares with exponential forgetting:
+
+- Errors count relative to the longer one of the time and its forecast. A pause of the machine, twenty times a step, then
+  weighs as much as an error of a twentieth; a lasting change is learned within some hundred steps.
+- Costs are never negative (coordinate descent on the normal equations), so more work is never forecast to take less time.
+- A step makes the learner forget only the costs that it has a part in. So many decode steps leave the costs of prompts as
+  they are.
+
+Until the first times are known, a step computes at most twice the prompt tokens of the largest step before it.
+
+Sarathi-Serve (Agrawal et al., OSDI 2024) bounds the tokens of a step, so that running answers do not stall, and profiles
+the bound offline. Here it is a time, because the cost of a token depends on the device, the model and the context before it.
+"""
+
+import math
+import operator
+from typing import NamedTuple
+
+FORGETTING = 0.95
+"""Weight of a step for each step after it: the last 20 steps decide."""
+
+DECODE_STEPS_PER_UPDATE = 4
+"""Only every fourth pure decode step is learned from: they resemble each other, and each costs some microseconds."""
+
+WARM_UP_STEPS = 3
+"""Steps at the start whose times are not learned: kernels are loaded in them."""
+
+FIRST_TOKENS = 64
+"""Most prompt tokens of the first step."""
+
+STEPS_OF_ONE_ANSWER = 5.0
+LEAST_MS, MOST_MS = 25.0, 150.0
+"""The default of ``--max-step-ms``: five times the step of one running answer, within these bounds."""
+
+NO_BOUND, NO_BOUND_S = 1 << 30, 1e9
+"""More tokens, and more seconds, than any step has."""
+
+_KEPT = math.sqrt(FORGETTING)
+_UNITS = (1.0, 16.0, 16384.0, 128.0, 128.0 * 2048.0)
+"""Of the features, so that all are about 1."""
+
+_SWEEPS = 2
+"""Of the coordinate descent, after each step. It goes on from the costs before."""
+
+
+class StepShape(NamedTuple):
+    """The content of a step, as far as its time depends on it."""
+
+    rows: int
+    """Decoding sequences, one token each."""
+    context: int
+    """Tokens that these rows attend to."""
+    tokens: int = 0
+    """Prompt tokens."""
+    pairs: int = 0
+    """Pairs of a prompt token and a token before it."""
+
+    def with_chunk(self, start: int, tokens: int) -> "StepShape":
+        """This step with a further prefill chunk."""
+        pairs = self.pairs + attended_pairs(start, tokens)
+        return self._replace(tokens=self.tokens + tokens, pairs=pairs)
+
+
+def attended_pairs(start: int, tokens: int) -> int:
+    """Pairs of a token of a chunk and a token that it attends to.
+
+    >>> attended_pairs(10, 2)
+    22
+    """
+    return tokens * start + tokens * tokens // 2
+
+
+class StepTimes:
+    """Forecasts step times in seconds.
+
+    Args:
+        max_step_ms: as in :class:`radixrt.base.config.SchedulerSettings`: None is the default, 0 is no bound.
+    """
+
+    def __init__(self, max_step_ms: float | None) -> None:
+        self._max_step_ms = max_step_ms
+        self._costs = [0.0] * len(_UNITS)
+        """Seconds per unit of each feature."""
+        self._normal = [[0.0] * len(_UNITS) for _ in _UNITS]
+        """Weighted sum of the products of the features, [5, 5]."""
+        self._gradient = [0.0] * len(_UNITS)
+        """Weighted sum of the products of features and errors; 0 where the squared error is least."""
+        self._observed = 0
+        self._learned = 0
+        self._largest_prefill = FIRST_TOKENS // 2
+        self._decode_s = _RecentRatio()
+        self._prefill_s = _RecentRatio()
+
+    # ------------------------------------------------------------ learning
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn from a step; ``seconds`` of 0 stand for an unknown time."""
+        self._observed += 1
+        self._largest_prefill = max(self._largest_prefill, shape.tokens)
+        if seconds <= 0 or self._observed <= WARM_UP_STEPS:
+            return
+        if shape.tokens == 0 and self._observed % DECODE_STEPS_PER_UPDATE:
+            return
+        features = _features(shape)
+        self._update(features, seconds)
+        self._learned += 1
+        self._observe_rates(features, shape, seconds)
+
+    def _update(self, features: list[float], seconds: float) -> None:
+        forecast = _dot(features, self._costs)
+        longer = max(seconds, forecast)
+        weighted = [feature / (longer * longer) for feature in features]
+        kept = [_KEPT if feature else 1.0 for feature in features]
+        error = seconds - forecast
+        for i, row in enumerate(self._normal):
+            keep, weight = kept[i], weighted[i]
+            self._gradient[i] = keep * self._gradient[i] + weight * error
+            for j, feature in enumerate(features):
+                row[j] = keep * kept[j] * row[j] + weight * feature
+        for _ in range(_SWEEPS):
+            self._descend()
+
+    def _descend(self) -> None:
+        """Move each cost to the least squared error, but not below 0."""
+        costs, gradient = self._costs, self._gradient
+        for i, row in enumerate(self._normal):
+            if row[i] > 0:
+                change = max(gradient[i] / row[i], -costs[i])
+                costs[i] += change
+                for j, product in enumerate(row):
+                    gradient[j] -= change * product
+
+    def _observe_rates(self, features: list[float], shape: StepShape, seconds: float) -> None:
+        """Divide a step's time between its prompts and its answers, as forecast."""
+        prompts = _dot(features[3:], self._costs[3:])
+        share = prompts / (prompts + _dot(features[:3], self._costs[:3]) or 1.0)
+        if shape.tokens:
+            self._prefill_s.observe(seconds * share, shape.tokens)
+        if shape.rows:
+            self._decode_s.observe(seconds * (1 - share), shape.rows)
+
+    # ------------------------------------------------------------ forecasts
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps have been observed for a forecast."""
+        return self._learned >= 2 * len(_UNITS)
+
+    @property
+    def seconds_per_prompt_token(self) -> float:
+        """Of the last steps, without what a step costs in any case; 0 if unknown."""
+        return self._prefill_s.value
+
+    @property
+    def seconds_per_output_token(self) -> float:
+        """Of the last steps, with its share of what a step costs in any case; 0 if unknown."""
+        return self._decode_s.value
+
+    def seconds(self, shape: StepShape) -> float:
+        """The forecast time of a step."""
+        return _dot(_features(shape), self._costs)
+
+    def chunk_seconds(self, start: int, tokens: int) -> float:
+        """Time that a prefill chunk from position ``start`` adds to a step."""
+        by_token, by_pair = self._prefill_costs()
+        return by_token * tokens + by_pair * attended_pairs(start, tokens)
+
+    def tokens_within(self, seconds: float, start: int) -> int:
+        """Most prompt tokens from position ``start`` that add at most ``seconds`` to a step."""
+        by_token, by_pair = self._prefill_costs()
+        slope = by_token + by_pair * start
+        if by_pair > 0:
+            root = math.sqrt(slope * slope + 2 * by_pair * seconds)
+            return min(int((root - slope) / by_pair), NO_BOUND)
+        return min(int(seconds / slope), NO_BOUND) if slope > 0 else NO_BOUND
+
+    def _prefill_costs(self) -> tuple[float, float]:
+        """Seconds per prompt token, and per attended pair."""
+        return self._costs[3] / _UNITS[3], self._costs[4] / _UNITS[4]
+
+    # ------------------------------------------------------------ the bound of a step
+
+    @property
+    def max_step_s(self) -> float:
+        """The bound of a step's time: that of ``--max-step-ms``."""
+        if self._max_step_ms is None:
+            one_answer_ms = 1e3 * self.seconds(StepShape(rows=1, context=0))
+            most_ms = min(max(STEPS_OF_ONE_ANSWER * one_answer_ms, LEAST_MS), MOST_MS)
+            return most_ms / 1e3
+        return self._max_step_ms / 1e3 if self._max_step_ms > 0 else NO_BOUND_S
+
+    def prefill_seconds(self, decode: StepShape) -> float:
+        """Time for prompts in a step beside these decoding rows.
+
+        It is never less than a third of the rows' own time: where answers alone fill the step, prompts go on too.
+        """
+        most = self.max_step_s
+        decode_s = self.seconds(decode)
+        return max(most - decode_s, decode_s / 3)
+
+    def most_prefill_tokens(self) -> int:
+        """Most prompt tokens of the next step while costs are little known."""
+        return NO_BOUND if self._max_step_ms == 0 else 2 * self._largest_prefill
+
+
+def _features(shape: StepShape) -> list[float]:
+    return [count / unit for count, unit in zip((1, *shape), _UNITS, strict=True)]
+
+
+def _dot(left: list[float], right: list[float]) -> float:
+    return sum(map(operator.mul, left, right))
+
+
+class _RecentRatio:
+    """A ratio of two sums over the last steps."""
+
+    def __init__(self) -> None:
+        self._seconds = self._count = 0.0
+
+    def observe(self, seconds: float, count: int) -> None:
+        self._seconds = FORGETTING * self._seconds + seconds
+        self._count = FORGETTING * self._count + count
+
+    @property
+    def value(self) -> float:
+        return self._seconds / self._count if self._count else 0.0

@@ -1,0 +1,162 @@
+"""The queue is bounded by time: requests that would wait too long are refused at once."""
+
+import time
+
+import numpy as np
+import pytest
+
+from radixrt.scheduler.queue.wait_forecast import LEAST_ANSWERS
+from radixrt.scheduler.step_times import StepShape
+from tests.scheduler.engine_model import EngineModel, limits
+from tests.scheduler.timed_engine import Request, TimedEngine, percentile
+
+
+def device(shape: StepShape) -> float:
+    """About the 0.4 B shape on two cores."""
+    return 0.020 + 0.001 * shape.rows + 0.001 * shape.tokens + 1e-7 * shape.pairs
+
+
+SUSTAINABLE = 5.5
+"""Requests a second of :func:`load` that the device can just serve; the first test compares."""
+
+
+def load(rate: float, seconds: float, max_queue_seconds: float, prompt: int = 100) -> TimedEngine:
+    """Requests at random times."""
+    engine = TimedEngine(
+        device,
+        max_step_ms=None,
+        max_prefill_tokens=512,
+        max_running_requests=32,
+        max_queued_requests=4096,
+        max_queue_seconds=max_queue_seconds,
+    )
+    rng = np.random.default_rng(5)
+    for arrival_s in np.cumsum(rng.exponential(1 / rate, int(rate * seconds))).tolist():
+        output_tokens = int(rng.integers(10, 61))
+        engine.add(arrival_s, prompt, output_tokens, max_tokens=500)
+    engine.run()
+    assert all((r.finished_s is None) == (r.refused is not None) for r in engine.requests)
+    return engine
+
+
+def accepted(engine: TimedEngine) -> list[Request]:
+    return [request for request in engine.requests if request.refused is None]
+
+
+def late_refusals(engine: TimedEngine) -> int:
+    """Number of requests that were refused after a wait."""
+    return sum(r.refused_s is not None and r.refused_s > r.arrival_s for r in engine.requests)
+
+
+@pytest.mark.parametrize("most_s", [5.0, 30.0])
+def test_at_ten_times_the_load_an_answer_comes_at_most_the_bound_later(most_s: float) -> None:
+    normal = load(SUSTAINABLE, 120, most_s)
+    flood = load(10 * SUSTAINABLE, 120, most_s)
+    normal_s = [request.latency_s for request in accepted(normal)]
+    flood_s = [request.latency_s for request in accepted(flood)]
+    assert len(accepted(normal)) >= 0.98 * len(normal.requests), "that load can be served"
+    assert percentile(flood_s, 99) <= percentile(normal_s, 99) + most_s
+    # The server stays busy, and refuses most of the others at once.
+    assert len(flood_s) / max(r.finished_s or 0 for r in flood.requests) > 0.9 * SUSTAINABLE
+    refused = len(flood.requests) - len(flood_s)
+    assert late_refusals(flood) < 0.1 * refused
+    assert all(
+        r.refused.status == 503 and 1 <= (r.refused.retry_after_s or 0) <= 60
+        for r in flood.requests
+        if r.refused is not None
+    )
+
+
+def test_long_prompts_are_counted() -> None:
+    flood = load(10, 60, 5.0, prompt=1500)
+    learned = [r.ttft_s for r in accepted(flood) if r.arrival_s > 5]
+    assert len(learned) > 0.9 * (60 - 15) / 2.2, "the device computes one in 2.2 s, with its answer"
+    assert max(learned) < 5 + 3 * 1.6  # besides its wait, its own prompt beside others
+    assert max(r.ttft_s for r in accepted(flood)) < 4 * 5 + 3 * 1.6, (
+        "at the start without a forecast"
+    )
+    assert late_refusals(flood) < 0.1 * len(flood.requests)
+
+
+def test_cached_prefixes_are_not_counted() -> None:
+    document = np.arange(3000)
+    engine = TimedEngine(
+        device,
+        max_step_ms=None,
+        max_prefill_tokens=512,
+        max_running_requests=4,
+        max_queue_seconds=8,
+    )
+    for number in range(20):
+        engine.add(0.5 * number, 200, output_tokens=4)
+    engine.add(20.0, document, output_tokens=4)
+    readers = [
+        engine.add(30.0, np.append(document, [1 << 21, number]), output_tokens=4)
+        for number in range(16)
+    ]
+    document = document + 4000
+    together = [
+        engine.add(45.0, np.append(document, [1 << 21, number]), output_tokens=4)
+        for number in range(16)
+    ]
+    strangers = [engine.add(60.0, 3000, output_tokens=4) for _ in range(16)]
+    engine.run()
+    assert not any(reader.refused for reader in readers)
+    assert not any(reader.refused for reader in together), "they compute it once"
+    assert sum(stranger.refused is not None for stranger in strangers) > 8
+
+
+def test_nothing_is_refused_before_the_costs_are_known() -> None:
+    engine = TimedEngine(device, max_running_requests=2, max_queue_seconds=5, num_pages=10_000)
+    for _ in range(200):
+        engine.add(0.0, 300, output_tokens=30)
+    engine.run(until=lambda: engine.clock.now > 1)
+    assert not any(request.refused for request in engine.requests)
+    engine.run()
+    assert late_refusals(engine) > 100, "and the bound holds without a forecast"
+    assert max(r.token_s[0] - r.arrival_s for r in accepted(engine)) < 5 + 1.5
+
+
+def test_an_idle_server_accepts_the_first_request_after_a_flood() -> None:
+    engine = load(60, 30, 5.0)
+    after = engine.add(engine.clock.now + 1, 2000, output_tokens=10, max_tokens=4000)
+    engine.run()
+    assert after.refused is None and after.finished_s is not None
+
+
+def test_a_request_is_refused_if_its_timeout_is_shorter_than_the_wait() -> None:
+    engine = load(SUSTAINABLE, 30, 30.0)
+    now = engine.clock.now + 1
+    for _ in range(60):
+        engine.add(now, 100, output_tokens=50, max_tokens=500)
+    hurried = engine.add(now, 100, 5, deadline=time.time() + 1.0)
+    patient = engine.add(now, 100, 5, deadline=time.time() + 1000.0)
+    engine.run()
+    assert hurried.refused is not None and hurried.refused_s == hurried.arrival_s
+    assert patient.refused is None
+
+
+def test_answers_that_have_begun_are_never_refused_for_their_wait() -> None:
+    now = [0.0]
+    engine = EngineModel(limits(max_running_requests=1, max_queue_seconds=5), clock=lambda: now[0])
+    running = engine.add([1, 2, 3], max_tokens=50, ignore_eos=True)
+    engine.plan()
+    resumed = engine.add([4, 5, 6], max_tokens=5, num_output=1, ignore_eos=True)
+    new = engine.add([7, 8, 9], max_tokens=5, ignore_eos=True)
+    assert engine.scheduler.seconds_to_next_overdue() == 5
+    now[0] = 6.0
+    assert [refused.seq_id for refused in engine.scheduler.refuse_overdue()] == [new]
+    assert engine.scheduler.seconds_to_next_overdue() is None
+    engine._end(new, "refused")
+    engine.run()
+    assert engine.finished[running] == engine.finished[resumed] == "length"
+    assert engine.scheduler.counters.refused == 1
+
+
+def test_zero_is_no_bound() -> None:
+    engine = TimedEngine(device, max_running_requests=2, max_queue_seconds=0, num_pages=10_000)
+    for number in range(100 + LEAST_ANSWERS):
+        engine.add(0.1 * number, 300, output_tokens=30)
+    engine.run()
+    assert len(accepted(engine)) == len(engine.requests)
+    assert engine.scheduler.seconds_to_next_overdue() is None

@@ -1,0 +1,187 @@
+"""A step has a time: prefill chunks are sized by step times learned online, and prompts share the step."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from radixrt.scheduler.step_times import NO_BOUND, StepShape, StepTimes, attended_pairs
+from tests.scheduler.timed_engine import Request, TimedEngine, percentile
+
+LONG, SHORT = 7000, 60
+
+
+class Device:
+    """The true costs in seconds, about those of the 0.4 B shape on two cores. Times have noise of a tenth; of fifty steps,
+    one takes ``pause`` times as long."""
+
+    def __init__(self, slower: float = 1.0, pause: float = 1.0) -> None:
+        self.costs = 0.020 * slower, 0.001 * slower, 0.001 * slower, 1e-7 * slower
+        self._pause = pause
+        self._rng = np.random.default_rng(1)
+
+    def exact(self, shape: StepShape) -> float:
+        constant, row, token, pair = self.costs
+        return constant + row * shape.rows + token * shape.tokens + pair * shape.pairs
+
+    def __call__(self, shape: StepShape) -> float:
+        pause = self._pause if self._rng.random() < 0.02 else 1
+        return self.exact(shape) * float(self._rng.uniform(0.95, 1.05)) * pause
+
+
+def random_shapes(seed: int, count: int) -> list[StepShape]:
+    rng = np.random.default_rng(seed)
+    shapes = []
+    for _ in range(count):
+        shape = StepShape(rows=int(rng.integers(1, 33)), context=0)
+        if rng.random() < 0.7:
+            shape = shape.with_chunk(int(rng.integers(0, 6000)), int(rng.integers(16, 256)))
+        shapes.append(shape)
+    return shapes
+
+
+def test_forecasts_are_within_a_fifth_in_spite_of_noise_and_pauses() -> None:
+    truth, times = Device(pause=20), StepTimes(None)
+    for shape in random_shapes(0, 400):
+        times.observe(shape, truth(shape))
+    for shape in random_shapes(2, 100):
+        assert times.seconds(shape) == pytest.approx(truth.exact(shape), rel=0.2)
+
+
+def test_a_lasting_change_of_speed_is_learned() -> None:
+    times = StepTimes(None)
+    for truth in (Device(), Device(slower=3)):
+        for shape in random_shapes(0, 200):
+            times.observe(shape, truth.exact(shape))
+    for shape in random_shapes(2, 50):
+        assert times.seconds(shape) == pytest.approx(truth.exact(shape), rel=0.1)
+
+
+def test_ten_thousand_equal_decode_steps_do_not_make_it_forget_prompts() -> None:
+    truth, times = Device(pause=20), StepTimes(None)
+    for shape in random_shapes(0, 300):
+        times.observe(shape, truth(shape))
+    for _ in range(10_000):
+        times.observe(StepShape(8, 0), truth(StepShape(8, 0)))
+    long_step = StepShape(8, 0).with_chunk(3000, 128)
+    assert times.seconds(long_step) == pytest.approx(truth.exact(long_step), rel=0.25)
+
+
+@pytest.mark.parametrize("start", [0, 100, 6000])
+def test_tokens_within_a_time_take_that_time(start: int) -> None:
+    truth, times = Device(), StepTimes(None)
+    for shape in random_shapes(0, 200):
+        times.observe(shape, truth.exact(shape))
+    tokens = times.tokens_within(0.2, start)
+    assert times.chunk_seconds(start, tokens) <= 0.2001
+    assert times.chunk_seconds(start, tokens + 2) > 0.2
+    assert attended_pairs(start, 1) == start
+
+
+def test_bound_of_a_step() -> None:
+    truth = Device()
+    bounds = {}
+    for max_step_ms in (None, 0.0, 40.0):
+        times = StepTimes(max_step_ms)
+        for shape in random_shapes(0, 200):
+            times.observe(shape, truth.exact(shape))
+        bounds[max_step_ms] = times
+    assert bounds[None].max_step_s == pytest.approx(5 * 0.021, rel=0.05)
+    assert bounds[40.0].max_step_s == 0.04
+    assert bounds[0.0].tokens_within(bounds[0.0].prefill_seconds(StepShape(1, 0)), 0) > 1 << 24
+    assert bounds[0.0].most_prefill_tokens() == NO_BOUND
+    assert StepTimes(None).max_step_s == 0.025
+    crowded = StepShape(120, 0)
+    assert bounds[40.0].prefill_seconds(crowded) == pytest.approx(0.14 / 3, rel=0.05)
+
+
+def serve_beside_long_prompts(num_long: int, max_step_ms: float | None) -> TimedEngine:
+    """Short prompts every 0.4 s, after ``num_long`` long prompts that come together."""
+    engine = TimedEngine(
+        Device(),
+        max_step_ms=max_step_ms,
+        max_prefill_tokens=512,
+        chunked_prefill_size=2048,
+        max_running_requests=64,
+        num_pages=10_000,
+    )
+    for number in range(20):
+        engine.add(0.4 * number, SHORT, output_tokens=10)
+    for _ in range(num_long):
+        engine.add(8.0, LONG, output_tokens=5)
+    for number in range(50):
+        engine.add(8.1 + 0.4 * number, SHORT, output_tokens=10)
+    engine.run()
+    return engine
+
+
+def after_long(engine: TimedEngine) -> list[Request]:
+    return [r for r in engine.requests[20:] if r.output_tokens == 10]
+
+
+@pytest.mark.parametrize("num_long", [1, 4, 16])
+def test_short_prompts_wait_for_two_steps_beside_long_ones(num_long: int) -> None:
+    engine = serve_beside_long_prompts(num_long, None)
+    ttft = [request.ttft_s for request in after_long(engine)]
+    bound = engine.scheduler.step_times.max_step_s
+    # The step that runs, the step that is planned already, and its own; and the noise of these.
+    assert percentile(ttft, 90) < 1.25 * 3 * bound
+    by_tokens = [r.ttft_s for r in after_long(serve_beside_long_prompts(num_long, 0))]
+    assert percentile(by_tokens, 90) > 2 * percentile(ttft, 90)
+
+
+def test_running_answers_get_a_token_within_the_bound_beside_prefill() -> None:
+    gaps = {}
+    for max_step_ms in (None, 0):
+        engine = serve_beside_long_prompts(4, max_step_ms)
+        tokens = [request.token_s for request in after_long(engine)]
+        gaps[max_step_ms] = [b - a for seen in tokens for a, b in itertools.pairwise(seen)]
+    assert percentile(gaps[None], 95) < 0.150
+    assert percentile(gaps[0], 95) > 0.500
+
+
+def test_long_prompts_end_at_most_a_third_later_than_without_a_bound() -> None:
+    ends = {}
+    for max_step_ms in (None, 0):
+        engine = serve_beside_long_prompts(4, max_step_ms)
+        ends[max_step_ms] = max(r.latency_s for r in engine.requests if r.output_tokens == 5)
+    assert ends[None] < 1.33 * ends[0]
+
+
+def test_a_long_prompt_ends_under_an_endless_stream_of_shorter_ones() -> None:
+    engine = TimedEngine(
+        Device(), max_step_ms=None, max_prefill_tokens=512, max_running_requests=256
+    )
+    long = engine.add(1.0, 4000, output_tokens=1)
+    # More than a step can compute: 1.2 s of prompts in a second.
+    for number in range(800):
+        engine.add(0.05 * number, SHORT, output_tokens=1)
+    engine.run(until=lambda: bool(long.token_s))
+    # It gets a quarter of the time: 4 s of prompts, and 0.8 s for pairs of tokens.
+    assert long.ttft_s < 4 * 4.8 * 1.4
+    assert engine.clock.now < 0.05 * 800, "shorter ones were still coming"
+
+
+def test_sixteen_readers_of_one_new_document_compute_it_once_in_short_steps() -> None:
+    document = np.arange(3000)
+    engine = TimedEngine(Device(), max_step_ms=None, max_prefill_tokens=512, num_pages=8000)
+    for reader in range(16):
+        engine.add(0.001 * reader, np.append(document, [1 << 21, reader]), output_tokens=3)
+    engine.run(check=True)
+    computed = sum(shape.tokens for shape, _ in engine.steps)
+    assert (
+        computed <= len(document) + 16 * 2 * 16
+    )  # each its question and the page in which it begins
+
+
+def test_chunks_end_with_pages() -> None:
+    engine = TimedEngine(Device(), max_step_ms=60, max_prefill_tokens=512)
+    plans = []
+    plan = engine.scheduler.plan
+    engine.scheduler.plan = lambda: plans.append(plan()) or plans[-1]  # type: ignore[method-assign]
+    lengths = [1000, 333, 47, 2000]
+    for length in lengths:
+        engine.add(0.0, length, output_tokens=2)
+    engine.run(check=True)
+    ends = [chunk.start + chunk.num_tokens for p in plans if p for chunk in p.prefill]
+    assert all(end % 16 == 0 or end in lengths for end in ends) and len(ends) > 20
