@@ -22,6 +22,7 @@ from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
+    Call,
     CompileCall,
     DetokenizeCall,
     FlushCacheCall,
@@ -58,19 +59,6 @@ Value = TypeVar("Value")
 
 RunRequests = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
 """Runs requests of one answer each, which do not stream, side by side; returns the one chunk of each."""
-
-
-Call = (
-    TokenizeCall
-    | DetokenizeCall
-    | CompileCall
-    | FlushCacheCall
-    | PinCall
-    | ReleaseCacheCall
-    | CacheTreeCall
-    | StatsCall
-    | TenantStatsCall
-)
 
 
 @dataclass(eq=False)
@@ -120,7 +108,7 @@ class EngineClient:
         self._seeds = random.Random(random_seed)
         self._new_number = itertools.count()
         self._calls: dict[int, _OpenCall] = {}
-        self._leases = HeldLeases(lambda request: self.run([request]), self._repin)
+        self._leases = HeldLeases(lambda request: self.run([request]), self._pin)
         self._died: EngineDiedError | None = None
         self._receiving = loop.create_task(self._receive())
 
@@ -271,16 +259,7 @@ class EngineClient:
         Raises:
             RequestError: too much is pinned already, or ``ttl_s`` is too long.
         """
-        pinning = asyncio.ensure_future(
-            self._call(
-                PinCall,
-                LeaseGranted,
-                prompt=prompt,
-                cache_salt=cache_salt,
-                ttl_s=ttl_s,
-                tenant=tenant,
-            )
-        )
+        pinning = asyncio.ensure_future(self._pin(prompt, cache_salt, ttl_s, tenant))
         try:
             granted = await asyncio.shield(pinning)
             self._leases.add(granted.lease, prompt, cache_salt, ttl_s, tenant)
@@ -289,10 +268,14 @@ class EngineClient:
             pinning.add_done_callback(partial(self._give_back, tenant))
             raise
 
-    async def _repin(
-        self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant, lease: str
-    ) -> None:
-        await self._call(
+    async def _pin(
+        self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant, lease: str = ""
+    ) -> LeaseGranted:
+        """
+        Args:
+            lease: the id of a lease that a dead engine had granted; "": a new one.
+        """
+        return await self._call(
             PinCall,
             LeaseGranted,
             prompt=prompt,

@@ -115,3 +115,17 @@ class PinTokensCall(Message, frozen=True, kw_only=True):
     ttl_s: float
     lease: str = ""
     tenant: Tenant = NO_TENANT
+
+
+Call = (
+    TokenizeCall
+    | DetokenizeCall
+    | CompileCall
+    | FlushCacheCall
+    | PinCall
+    | ReleaseCacheCall
+    | CacheTreeCall
+    | StatsCall
+    | TenantStatsCall
+)
+"""A call of the api, which the tokenizer process answers or hands on."""

@@ -6,15 +6,12 @@ api ── tokenizer ── scheduler ── worker
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheTreeCall,
-    CompileCall,
-    DetokenizeCall,
+    Call,
     FlushCacheCall,
-    PinCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
-    TokenizeCall,
 )
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.replies import CallReply
@@ -22,19 +19,7 @@ from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan, StepResult
 
-ToTokenizerFromApi = (
-    GenerateRequest
-    | AbortRequest
-    | TokenizeCall
-    | DetokenizeCall
-    | CompileCall
-    | FlushCacheCall
-    | PinCall
-    | ReleaseCacheCall
-    | CacheTreeCall
-    | StatsCall
-    | TenantStatsCall
-)
+ToTokenizerFromApi = GenerateRequest | AbortRequest | Call
 
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
 

@@ -11,6 +11,7 @@ import msgspec
 
 from radixrt.messages.calls import (
     CacheTreeCall,
+    Call,
     CompileCall,
     DetokenizeCall,
     FlushCacheCall,
@@ -35,18 +36,6 @@ from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
-
-Call = (
-    TokenizeCall
-    | DetokenizeCall
-    | CompileCall
-    | PinCall
-    | FlushCacheCall
-    | ReleaseCacheCall
-    | CacheTreeCall
-    | StatsCall
-    | TenantStatsCall
-)
 
 _Tree = dict[str, Any]
 """A :class:`radixrt.messages.cache_tree.CacheTree` as builtins."""
