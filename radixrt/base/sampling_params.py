@@ -13,6 +13,9 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 4096
+MAX_ALLOWED_TOKEN_IDS = 16384
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256
 MAX_N = 128
 
 
@@ -51,6 +54,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Subtracted from a token's logit once for each time it is in the answer (OpenAI)."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of the given token ids."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these tokens are sampled. The answer ends at an end token only if that is among them, or where a grammar
+    allows the end (vLLM)."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that the answer does not contain: the tokens of each, and of each behind a space, are not sampled in this
+    order (vLLM). Other tokens of the same text are not forbidden."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the answer does not contain. The tokenizer process adds those of ``bad_words``."""
     seed: int | None = None
     """The same seed, prompt and settings give the same answer in any batch."""
     stop: tuple[str, ...] = ()
@@ -75,6 +86,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def restricts_tokens(self) -> bool:
+        """Some tokens are not sampled at all, or not at some points."""
+        return self.allowed_token_ids is not None or bool(
+            self.bad_words or self.bad_words_token_ids
+        )
 
     def validate(self, vocab_size: int | None = None) -> "SamplingParams":
         """Return these settings with each value of its declared type (a single ``stop`` string, a list),
@@ -129,6 +147,39 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, bias in (self.logit_bias or {}).items():
             _require_token("logit_bias", token, vocab_size)
             _require_in_range("logit_bias", bias, -100.0, 100.0)
+        self._check_restrictions(vocab_size)
+
+    def _check_restrictions(self, vocab_size: int | None) -> None:
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            if not 0 < len(allowed) <= MAX_ALLOWED_TOKEN_IDS:
+                raise RequestError(
+                    f"allowed_token_ids takes 1 to {MAX_ALLOWED_TOKEN_IDS} tokens, not {len(allowed)}.",
+                    param="allowed_token_ids",
+                )
+            for token in (min(allowed), max(allowed)):
+                _require_token("allowed_token_ids", token, vocab_size)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise RequestError(
+                f"bad_words takes at most {MAX_BAD_WORDS} strings, not {len(self.bad_words)}.",
+                param="bad_words",
+            )
+        if not all(0 < len(word) <= MAX_BAD_WORD_CHARS for word in self.bad_words):
+            raise RequestError(
+                f"A string of bad_words must have 1 to {MAX_BAD_WORD_CHARS} characters.",
+                param="bad_words",
+            )
+        sequences = self.bad_words_token_ids
+        most = 2 * MAX_BAD_WORDS
+        if len(sequences) > most or not all(
+            0 < len(one) <= MAX_BAD_WORD_CHARS for one in sequences
+        ):
+            raise RequestError(
+                f"bad_words_token_ids takes at most {most} sequences of 1 to {MAX_BAD_WORD_CHARS} tokens.",
+                param="bad_words_token_ids",
+            )
+        for token in {token for one in sequences for token in one}:
+            _require_token("bad_words_token_ids", token, vocab_size)
 
 
 PREFILL_ONLY = SamplingParams(max_tokens=0, temperature=0.0)
@@ -156,7 +207,7 @@ def _of_declared_types(params: SamplingParams) -> SamplingParams:
     fields = msgspec.structs.asdict(params)
     if isinstance(params.stop, str):
         fields["stop"] = (params.stop,)
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids"):
         if fields[name] is None:
             fields[name] = ()
     return converted(fields, SamplingParams)

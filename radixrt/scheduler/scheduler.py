@@ -54,7 +54,8 @@ _FAILURES = {
     GRAMMAR_FAILED: (
         422,
         "The answer can't continue within its grammar: no token of the model's vocabulary fits, or the grammar is too "
-        "complex at this point. Simplify the schema, regex or grammar.",
+        "complex at this point. Simplify the schema, regex or grammar, and if the request has allowed_token_ids or "
+        "bad_words, allow more tokens.",
     ),
 }
 """HTTP status and reason, by the mark that stands in place of a token."""

@@ -176,6 +176,10 @@ class TokenizerProcess:
         if sampling.max_tokens is None and options.tenant.max_tokens is not None:
             max_tokens = min(max_tokens, options.tenant.max_tokens)
         sampling = replace(sampling, max_tokens=max_tokens)
+        if sampling.bad_words:
+            own = sampling.bad_words_token_ids
+            found = self._vocabulary.encode_bad_words(sampling.bad_words)
+            sampling = replace(sampling, bad_words=(), bad_words_token_ids=own + found)
         options = replace(options, cache_hints=hints, sampling=sampling)
         return _Encoded(replace(request, options=options), text, token_ids)
 

@@ -88,6 +88,21 @@ class Vocabulary:
         """Token ids of a text, and where in it, in characters, each of them ends."""
         return encode_aside_with_ends(self.backend, text)
 
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of texts that an answer must not contain: of each text without spaces at its beginning, and of
+        the same behind one space, unless that ends with the first."""
+        texts = [word.lstrip(" ") or word for word in words]
+        both = [text for word in texts for text in (word, f" {word}")]
+        found = self.backend.encode_batch_fast(both, add_special_tokens=False)
+        ids = [tuple(one.ids) for one in found]
+        sequences = [
+            one
+            for bare, spaced in zip(ids[::2], ids[1::2], strict=True)
+            for one in ((bare,) if spaced[-len(bare) :] == bare else (bare, spaced))
+            if one
+        ]
+        return tuple(dict.fromkeys(sequences))
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         texts: list[str] = self.backend.decode_batch(
             [list(ids)], skip_special_tokens=skip_special_tokens

@@ -187,10 +187,12 @@ class ModelRunner:
         token_ids = unpack_ids(admit.token_ids)
         self._batch.admit(admit)
         self._sampling.admit(admit.slot, admit.sampling, token_ids, admit.num_output)
+        output = token_ids[len(token_ids) - admit.num_output :]
         if admit.grammar is not None:
-            output = token_ids[len(token_ids) - admit.num_output :]
-            may_jump = admit.sampling.logprobs is None  # a forced token has no logits
+            # A forced token has no logits, and would not be checked against the request's own lists.
+            may_jump = admit.sampling.logprobs is None and not admit.sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
+        self.matchers.restrict(admit.slot, admit.sampling, output)
 
     # ------------------------------------------------------------ on the device
 

@@ -80,6 +80,7 @@ def test_fields_beyond_openais_reach_the_scheduler(server: RunningServer) -> Non
     extra = {
         "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 2, "ignore_eos": True,
         "stop_token_ids": [60], "cache_salt": "tenant", "timeout": 100,
+        "allowed_token_ids": [50, 60], "bad_words": ["the"],
     }  # fmt: skip
     server.openai.completions.create(
         model="tiny", prompt="hi", seed=7, logit_bias={"5": -100}, max_tokens=4, extra_body=extra
@@ -89,6 +90,9 @@ def test_fields_beyond_openais_reach_the_scheduler(server: RunningServer) -> Non
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (5, 0.1, 1.2)
     assert (sampling.min_tokens, sampling.ignore_eos, sampling.seed) == (2, True, 7)
     assert (sampling.stop_token_ids, sampling.logit_bias) == ((60,), {5: -100.0})
+    assert sampling.allowed_token_ids == (50, 60)
+    own = server.vocabulary.encode
+    assert sampling.bad_words_token_ids == (tuple(own("the", False)), tuple(own(" the", False)))
     assert request.options.cache_salt == "tenant" and request.options.deadline is not None
 
 

@@ -81,10 +81,12 @@ def test_logprobs_of_answer_and_prompt(server: RunningServer) -> None:
 
 def test_sampling_params_have_sglangs_names(server: RunningServer) -> None:
     settings = {"max_new_tokens": 9, "min_new_tokens": 2, "sampling_seed": 3, "no_stop_trim": True}
+    settings |= {"allowed_token_ids": [5], "bad_words": ["of the"]}
     post(server, "/generate", text="hi", sampling_params=settings)
     sampling = server.scheduler.requests[-1].sampling
     assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (9, 2, 3)
-    assert sampling.include_stop_str_in_output
+    assert sampling.include_stop_str_in_output and sampling.allowed_token_ids == (5,)
+    assert tuple(server.vocabulary.encode("of the", False)) in sampling.bad_words_token_ids
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ def test_sampling_params_have_sglangs_names(server: RunningServer) -> None:
         ({"input_ids": [[1], 2]}, "input_ids"),
         ({"text": "a", "sampling_params": {"temperature": "x"}}, "temperature"),
         ({"text": "a", "sampling_params": {"json_schema": "{"}}, "json_schema"),
+        ({"text": "a", "sampling_params": {"bad_words": [""]}}, "sampling_params.bad_words"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "1 entries for 2 prompts"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "different"),
         ({"text": ["a", "b"], "return_logprob": [True]}, "1 entries for 2 prompts"),

@@ -38,6 +38,16 @@ def test_part_of_a_character_has_its_own_bytes_and_a_replacement_character_as_te
     assert logprob.token == "\ufffd" and "\U0001f98a".encode().startswith(logprob.token_bytes)
 
 
+def test_a_bad_word_is_forbidden_at_the_beginning_of_a_text_and_behind_a_space() -> None:
+    vocabulary = VOCABULARIES["byte_level"]
+    bare, spaced = (tuple(vocabulary.encode(text, False)) for text in ("fox jumps", " fox jumps"))
+    assert bare != spaced and len(bare) > 1
+    assert vocabulary.encode_bad_words(["  fox jumps", "fox jumps"]) == (bare, spaced)
+    digit, spaced_digit = (tuple(vocabulary.encode(text, False)) for text in ("7", " 7"))
+    assert spaced_digit[-1:] == digit, "the longer sequence would forbid nothing more"
+    assert vocabulary.encode_bad_words(["7"]) == (digit,)
+
+
 def test_an_id_without_a_token_is_empty() -> None:
     assert VOCABULARIES["byte_level"].token_bytes(100_000) == b""
 

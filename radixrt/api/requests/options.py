@@ -16,7 +16,11 @@ from radixrt.constrained.requests import check_sampling
 from radixrt.kv.cache_hint import hints_of
 from radixrt.messages.requests import RequestOptions
 
-_SAME_NAME = set(SamplingParams.__struct_fields__) - {"logprobs", "prompt_logprobs_start"}
+_SAME_NAME = set(SamplingParams.__struct_fields__) - {
+    "logprobs",
+    "prompt_logprobs_start",
+    "bad_words_token_ids",
+}
 """Fields of completions and chat with the same name and meaning here; ``logprobs`` means another thing in each."""
 
 LONGEST_STOP_STRING = 1024

@@ -91,6 +91,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -196,7 +198,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 UNSUPPORTED = (
     "stop_regex", "functions", "function_call", "suffix", "use_beam_search", "length_penalty",
-    "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "thinking_token_budget", "documents",
+    "truncate_prompt_tokens", "thinking_token_budget", "documents",
     "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
     "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",
     "logits_processors", "return_hidden_states", "token_ids_logprob",

@@ -3,7 +3,7 @@
 A grammar is loaded once (:mod:`radixrt.worker.sampling.grammar_loader`) and its matcher forked for every sequence
 that uses it. The bitmask is filled by threads beside the forward pass; the sampler applies it. A row whose mask is not
 ready in time is not sampled in this step. Then the matchers take the sampled tokens. They can also list the tokens that
-must follow (jump-forward).
+must follow (jump-forward). Lists of allowed tokens and forbidden token sequences restrict the same bitmask.
 """
 
 import logging
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
@@ -21,6 +22,7 @@ from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow_only, forbid
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.sampling.mask_filling import SLOW_S, MaskFiller, MaskJob
+from radixrt.worker.sampling.restrictions import TokenRestriction
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,8 @@ class SlotMatchers:
         self._decide = decide
         self._filler = MaskFiller()
         self._by_slot: dict[int, _SlotMatcher] = {}
+        self._restrictions: dict[int, TokenRestriction] = {}
+        """Of the slots whose requests have ``allowed_token_ids`` or ``bad_words``."""
 
     def admit(self, slot: int, use: GrammarUse, output: TokenIds, *, may_jump: bool) -> None:
         """Hold the sequence of a slot to a grammar.
@@ -112,13 +116,26 @@ class SlotMatchers:
             entry.forbidden = ForbiddenPaths(entry.matcher, paths, self._num_words)
         self._take(entry, output[use.excluded_from :].tolist())
 
+    def restrict(self, slot: int, sampling: SamplingParams, output: TokenIds) -> None:
+        """Hold the sequence of a slot to its ``allowed_token_ids`` and ``bad_words_token_ids``, if it has any. If it has a
+        grammar, it was admitted before.
+
+        Args:
+            output: the tokens generated before a retraction.
+        """
+        if not sampling.restricts_tokens:
+            return
+        ends = self._eos_token_ids if slot in self._by_slot else []
+        self._restrictions[slot] = TokenRestriction(sampling, output, self._num_words, ends)
+
     def release(self, slot: int) -> None:
         self._by_slot.pop(slot, None)
+        self._restrictions.pop(slot, None)
 
     @property
     def holds_any(self) -> bool:
-        """Some sequence is held to a grammar."""
-        return bool(self._by_slot)
+        """Some sequence is held to a grammar or to a list of tokens."""
+        return bool(self._by_slot or self._restrictions)
 
     # ------------------------------------------------------------ a step
 
@@ -160,38 +177,53 @@ class SlotMatchers:
 
     def mask(self, slots: NDArray[np.int64]) -> TokenMask | None:
         """The allowed tokens of the rows ``slots`` [rows], which are ready; None if no row is constrained."""
-        if not self._by_slot:
+        if not self.holds_any:
             return None
-        rows = [row for row, slot in enumerate(slots.tolist()) if slot in self._by_slot]
+        held = self._by_slot.keys() | self._restrictions.keys()
+        rows = [row for row, slot in enumerate(slots.tolist()) if slot in held]
         if not rows:
             return None
-        entries = [self._by_slot[int(slots[row])] for row in rows]
         bits = np.full((len(rows), self._num_words), ALL_TOKENS, dtype=np.int32)
-        for row, one in zip(bits, entries, strict=True):
-            if one.job is not None:
-                _take_mask(one, one.job, row)
-            elif one.next_token is not None:
-                allow_only(row, one.next_token)
-                one.next_token = None
-            elif one.begin_after:
-                forbid(row, self._eos_token_ids)
-            one.failed = one.failed or not row.any()
-            if one.failed:
+        for row, slot in zip(bits, slots[rows].tolist(), strict=True):
+            if (entry := self._by_slot.get(slot)) is not None:
+                self._apply_grammar(entry, row)
+            if (restriction := self._restrictions.get(slot)) is not None:
+                restriction.apply(row)
+                restriction.failed = not row.any()
+            if not row.any():
                 row.fill(ALL_TOKENS)  # the sampled token is not used
         return TokenMask(np.array(rows, dtype=np.int64), bits)
 
+    def _apply_grammar(self, entry: _SlotMatcher, row: BitmaskRow) -> None:
+        if entry.job is not None:
+            _take_mask(entry, entry.job, row)
+        elif entry.next_token is not None:
+            allow_only(row, entry.next_token)
+            entry.next_token = None
+        elif entry.begin_after:
+            forbid(row, self._eos_token_ids)
+        entry.failed = entry.failed or not row.any()
+        if entry.failed:
+            row.fill(ALL_TOKENS)  # the sampled token is not used
+
     def failed(self, slots: NDArray[np.int64]) -> set[int]:
         """Those of ``slots`` [rows] that can't go on."""
-        held = self._by_slot
-        return {slot for slot in slots.tolist() if slot in held and held[slot].failed}
+        held = (self._by_slot, self._restrictions)
+        return {
+            slot
+            for slot in slots.tolist()
+            if any((one := of.get(slot)) is not None and one.failed for of in held)
+        }
 
     def advance(self, slots: NDArray[np.int64], token_ids: TokenIds) -> list[int]:
         """Take the sampled tokens [rows] of ``slots`` [rows]; returns the slots that can't go on."""
         failed: list[int] = []
-        if not self._by_slot:
+        if not self.holds_any:
             return failed
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
-            entry = self._by_slot.get(slot)
+            entry, restriction = self._by_slot.get(slot), self._restrictions.get(slot)
+            if restriction is not None and token >= 0:
+                restriction.advance([token])
             if entry is None or token < 0:
                 continue
             self._take(entry, [token])
