@@ -54,6 +54,7 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     # beyond OpenAI's, as in chat
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    replay_reasoning: bool | None = None
 
 
 _UNSUPPORTED = ("background", "conversation", "prompt", "moderation")

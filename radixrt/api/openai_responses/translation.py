@@ -43,6 +43,9 @@ def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
         parallel_tool_calls=fields.parallel_tool_calls,
         reasoning_effort=fields.reasoning_effort or (reasoning.effort if reasoning else None),
         chat_template_kwargs=fields.chat_template_kwargs,
+        replay_reasoning=fields.store is not False
+        if fields.replay_reasoning is None
+        else fields.replay_reasoning,
         logprobs=bool(fields.top_logprobs) or TEXT_LOGPROBS in (fields.include or ()) or None,
         top_logprobs=fields.top_logprobs,
     )

@@ -83,6 +83,7 @@ def chat_prompt(
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
         cache_breakpoints=cache_breakpoints(new, tools, len(before) + len(kept)),
+        replay_reasoning=bool(fields.replay_reasoning),
     )
 
 

@@ -170,6 +170,7 @@ class PromptRequest(QueueFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
+    replay_reasoning: bool | None = None
     rid: str | None = None
 
 
@@ -192,6 +193,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     """False: the reasoning is left out of the response."""
     separate_reasoning: bool | None = None
     """False: the reasoning stays in the content."""
+    replay_reasoning: bool | None = None
+    """Repeat earlier answers of the model as it generated them, with their reasoning."""
 
 
 UNSUPPORTED = (
