@@ -50,6 +50,8 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     """"disabled": an input that is too long is an error."""
     metadata: dict[str, Any] | None = None
     """Returned as it is."""
+    safety_identifier: str | None = None
+    """The same."""
 
     # beyond OpenAI's, as in chat
     reasoning_effort: str | None = None

@@ -180,8 +180,9 @@ def _part(part: Any, where: str) -> dict[str, Any]:
             f"{where} is of type {kind!r:.50}; this server takes text parts only.", param=where
         )
     translated = {"type": "text", "text": _string(part, field, where)}
-    if part.get("cache_control") is not None:
-        translated["cache_control"] = part["cache_control"]
+    for name in ("cache_control", "prompt_cache_breakpoint"):
+        if part.get(name) is not None:
+            translated[name] = part[name]
     return translated
 
 

@@ -63,6 +63,15 @@ class QueueFields(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
 
+class PromptCacheOptions(msgspec.Struct, kw_only=True):
+    """OpenAI's options of the prompt cache."""
+
+    mode: str | None = None
+    """"implicit" or "explicit": ``ttl`` is for the breakpoints only."""
+    ttl: str | None = None
+    """"30m": retention level "high" for this time, of the whole request, and of breakpoints that have no time."""
+
+
 class GenerationFields(ConstraintFields, kw_only=True):
     """Common fields of completions and chat. None: not given."""
 
@@ -114,6 +123,13 @@ class GenerationFields(ConstraintFields, kw_only=True):
     """Of a stream: tell of each value of the JSON when it begins and when it is complete."""
     return_times: bool | None = None
     """Return the times of the first answer, in seconds: queued, prefill, total."""
+
+    # OpenAI's, about the cache
+    prompt_cache_key: str | None = None
+    """The session of ``cache``."""
+    prompt_cache_retention: str | None = None
+    """"24h": retention level "high" for this time; "in_memory"."""
+    prompt_cache_options: PromptCacheOptions | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -199,7 +215,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 UNSUPPORTED = (
     "stop_regex", "functions", "function_call", "suffix", "use_beam_search", "length_penalty",
-    "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "thinking_token_budget", "documents",
+    "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "thinking_token_budget",
+    "thinking_budget", "max_reasoning_tokens", "documents",
     "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
     "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",
     "logits_processors", "return_hidden_states", "token_ids_logprob",
