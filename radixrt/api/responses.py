@@ -35,8 +35,11 @@ class Usage:
             "cache_write_tokens": sum(report.cache_write_tokens for report in first),
         }
         usage = usage_json(sum(prompts.values()), output_tokens, details)
-        if reasoning := 0 if self._hides_output else sum(r.reasoning_tokens for r in every):
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        usage["completion_tokens_details"] = {
+            "reasoning_tokens": 0 if self._hides_output else sum(r.reasoning_tokens for r in every),
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        }
         if retries := sum(report.retries for report in every):
             usage["structured_output_retries"] = retries
         return usage

@@ -218,9 +218,17 @@ class EngineClient:
         else:
             opened.abort()
 
-    async def tokenize(self, prompt: Prompt, tenant: Tenant = NO_TENANT) -> Tokenized:
-        """A prompt, also one some times longer than the context, as token ids and as text."""
-        return await self._call(TokenizeCall, Tokenized, prompt=prompt, tenant=tenant)
+    async def tokenize(
+        self, prompt: Prompt, tenant: Tenant = NO_TENANT, cache_salt: str = ""
+    ) -> Tokenized:
+        """A prompt, also one some times longer than the context, as token ids and as text.
+
+        Args:
+            cache_salt: that of the chat; its earlier answers are the tokens that were generated.
+        """
+        return await self._call(
+            TokenizeCall, Tokenized, prompt=prompt, tenant=tenant, cache_salt=cache_salt
+        )
 
     async def detokenize(
         self,

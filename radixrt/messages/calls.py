@@ -15,6 +15,8 @@ class TokenizeCall(Message, frozen=True):
     call_id: int
     prompt: Prompt
     tenant: Tenant = NO_TENANT
+    cache_salt: str = ""
+    """Of the requests whose kept answers the prompt may repeat."""
 
 
 class DetokenizeCall(Message, frozen=True):

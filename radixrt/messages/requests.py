@@ -40,6 +40,8 @@ class ChatPrompt(Message, frozen=True):
     template_kwargs: dict[str, Any] | None = None
     cache_breakpoints: list[CacheBreakpoint] = []
     """The tokenizer process turns them into :class:`Retention`."""
+    replay_reasoning: bool = False
+    """Earlier answers are as the model generated them, where the tokenizer process still has them."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

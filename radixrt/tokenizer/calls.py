@@ -29,7 +29,7 @@ from radixrt.messages.replies import (
     CompileReport,
     Tokenized,
 )
-from radixrt.messages.requests import NO_TENANT, Prompt
+from radixrt.messages.requests import NO_TENANT
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
@@ -65,7 +65,7 @@ class Calls:
         match call:
             case TokenizeCall():
                 size = size_in_chars(call.prompt)
-                self._enqueue(call, size, lambda: self._tokenize(call.prompt, size))
+                self._enqueue(call, size, lambda: self._tokenize(call, size))
             case DetokenizeCall():
                 size = num_ids(call.token_ids)
                 self._enqueue(call, size, lambda: self._detokenize(call))
@@ -119,10 +119,10 @@ class Calls:
 
     # ------------------------------------------------------------ one call each
 
-    def _tokenize(self, prompt: Prompt, size: int) -> Tokenized:
+    def _tokenize(self, call: TokenizeCall, size: int) -> Tokenized:
         self.limits.check_call(size, is_text=True)
         of_any_length = dataclasses.replace(self.limits, context_length=2**31)
-        text, token_ids = self.encoder.encode(prompt, of_any_length)
+        text, token_ids = self.encoder.encode(call.prompt, of_any_length, call.cache_salt)
         prompt_text = self.vocabulary.decode(token_ids) if text is None else text
         return Tokenized(token_ids=token_ids, prompt=prompt_text)
 

@@ -39,6 +39,7 @@ from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
+from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -54,6 +55,8 @@ class _Encoded:
     text: str | None
     """Of the prompt; None if it came in tokens."""
     token_ids: list[int]
+    turn: OpenTurn | None
+    """Keeps the answer for the chat's later requests."""
 
 
 class TokenizerProcess:
@@ -166,7 +169,7 @@ class TokenizerProcess:
         options, sampling = request.options, request.sampling
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        text, token_ids, retain = self._encoder.encode_with_breakpoints(
+        text, token_ids, retain, turn = self._encoder.encode_with_breakpoints(
             request.prompt, self._limits, options.cache_salt
         )
         hints = options.cache_hints
@@ -181,7 +184,7 @@ class TokenizerProcess:
             found = self._vocabulary.encode_bad_words(sampling.bad_words)
             sampling = replace(sampling, bad_words=(), bad_words_token_ids=own + found)
         options = replace(options, cache_hints=hints, sampling=sampling)
-        return _Encoded(replace(request, options=options), text, token_ids)
+        return _Encoded(replace(request, options=options), text, token_ids, turn)
 
     def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
         """Hand the n answers of a request to the scheduler."""
@@ -212,6 +215,7 @@ class TokenizerProcess:
                 rendered_chat=encoded.text
                 if chat and not self._config.debug_reencode_answers
                 else None,
+                turn=None if self._config.debug_reencode_answers else encoded.turn,
                 unenforced=() if compiled is None else compiled.unenforced,
             )
             checked = None if compiled is None else self._constraints.checked(sequence, compiled)

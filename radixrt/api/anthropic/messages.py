@@ -16,6 +16,7 @@ from radixrt.api.anthropic.translation import to_chat
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
 from radixrt.api.http.events import EventStream, event, json_response, while_connected
+from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.requests.prompts import chat_prompt
@@ -67,7 +68,9 @@ def message_routes(state: ServerState) -> APIRouter:
     @router.takes("/v1/messages/count_tokens", CountTokensRequest, refuse_unsupported_fields)
     async def count_tokens(request: Request, fields: CountTokensRequest) -> Response:
         chat = to_chat(fields)
-        tokenized = await state.client.tokenize(chat_prompt(chat, chat.messages, []))
+        prompt = chat_prompt(chat, chat.messages, [])
+        tenant = caller_of(request).tenant
+        tokenized = await state.client.tokenize(prompt, tenant, fields.cache_salt or "")
         return json_response({"input_tokens": len(tokenized.token_ids)})
 
     return router

@@ -53,6 +53,7 @@ class MessagesRequest(GenerationFields, kw_only=True):
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    replay_reasoning: bool | None = None
 
 
 class CountTokensRequest(MessagesRequest, kw_only=True):

@@ -54,6 +54,7 @@ def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
         continue_final_message=(bool(messages) and messages[-1].role == "assistant") or None,
         reasoning_effort=fields.reasoning_effort or (output.effort if output else None),
         chat_template_kwargs=_template_kwargs(fields),
+        replay_reasoning=fields.replay_reasoning is not False,
         include_reasoning=not (thinking and thinking.display == "omitted"),
         logprobs=fields.logprobs,
         top_logprobs=fields.top_logprobs,

@@ -86,6 +86,7 @@ def _numbers(report: AnswerReport) -> dict[str, Any]:
         "total_duration": int(report.total_s * _NS),
         "load_duration": 0,
         "prompt_eval_count": report.prompt_tokens,
+        "cached_tokens": report.cached_tokens,
         "prompt_eval_duration": int(report.prefill_s * _NS),
         "eval_count": report.output_tokens,
         "eval_duration": int(generating_s * _NS),

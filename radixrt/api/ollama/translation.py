@@ -28,7 +28,9 @@ def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
         _message(message, f"messages[{index}]")
         for index, message in enumerate(fields.messages or ())
     ]
-    return _chat(fields, messages, fields.tools)
+    chat = _chat(fields, messages, fields.tools)
+    chat.replay_reasoning = fields.replay_reasoning
+    return chat
 
 
 def chat_of_prompt(fields: GenerateRequest) -> ChatCompletionRequest:

@@ -50,10 +50,13 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     """"disabled": an input that is too long is an error."""
     metadata: dict[str, Any] | None = None
     """Returned as it is."""
+    safety_identifier: str | None = None
+    """The same."""
 
     # beyond OpenAI's, as in chat
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    replay_reasoning: bool | None = None
 
 
 _UNSUPPORTED = ("background", "conversation", "prompt", "moderation")

@@ -43,6 +43,9 @@ def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
         parallel_tool_calls=fields.parallel_tool_calls,
         reasoning_effort=fields.reasoning_effort or (reasoning.effort if reasoning else None),
         chat_template_kwargs=fields.chat_template_kwargs,
+        replay_reasoning=fields.store is not False
+        if fields.replay_reasoning is None
+        else fields.replay_reasoning,
         logprobs=bool(fields.top_logprobs) or TEXT_LOGPROBS in (fields.include or ()) or None,
         top_logprobs=fields.top_logprobs,
     )
@@ -177,8 +180,9 @@ def _part(part: Any, where: str) -> dict[str, Any]:
             f"{where} is of type {kind!r:.50}; this server takes text parts only.", param=where
         )
     translated = {"type": "text", "text": _string(part, field, where)}
-    if part.get("cache_control") is not None:
-        translated["cache_control"] = part["cache_control"]
+    for name in ("cache_control", "prompt_cache_breakpoint"):
+        if part.get(name) is not None:
+            translated[name] = part[name]
     return translated
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.api.requests.prompt_cache import DEFAULT_TTL, TTL_S
 from radixrt.api.requests.protocol import CacheControl, ChatMessage
 from radixrt.base.errors import RequestError
 from radixrt.messages.requests import CacheBreakpoint
@@ -18,21 +19,27 @@ _TTL_S = {"5m": 300.0, "1h": 3600.0}
 
 
 def cache_breakpoints(
-    messages: list[ChatMessage], tools: list[dict[str, Any]] | None, num_before: int = 0
+    messages: list[ChatMessage],
+    tools: list[dict[str, Any]] | None,
+    num_before: int = 0,
+    default_ttl: str | None = None,
 ) -> list[CacheBreakpoint]:
     """One for each message, and the tools, that has any; a message with several is kept for the longest time.
 
     Args:
         num_before: number of messages before these.
+        default_ttl: of OpenAI's breakpoints, the last four of which count.
 
     Raises:
         RequestError: there are too many, or one is malformed or in a place where it has no meaning.
     """
     ttls: dict[int, float] = {}
-    count = 0
-    for index, control in (*_of_tools(tools or []), *_of_messages(messages)):
-        count += 1
+    marks = [*_of_tools(tools or []), *_of_messages(messages)]
+    count = len(marks)
+    for index, control in marks:
         ttls[index] = max(ttls.get(index, 0.0), _TTL_S[control.ttl or "5m"])
+    for index, ttl_s in [*_of_openai(messages, default_ttl)][-MOST_BREAKPOINTS:]:
+        ttls[index] = max(ttls.get(index, 0.0), ttl_s)
     if count > MOST_BREAKPOINTS:
         raise RequestError(
             f"The request has {count} cache_control marks; at most {MOST_BREAKPOINTS} are allowed. Each keeps all that "
@@ -60,6 +67,22 @@ def _of_messages(messages: list[ChatMessage]) -> Iterator[tuple[int, CacheContro
             for number, part in enumerate(marked):
                 if (mark := part.get("cache_control")) is not None:
                     yield index, _parsed(mark, f"{where}.{name}[{number}].cache_control")
+
+
+def _of_openai(messages: list[ChatMessage], default_ttl: str | None) -> Iterator[tuple[int, float]]:
+    """OpenAI's breakpoints, and their seconds."""
+    for index, message in enumerate(messages):
+        for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if (mark := part.get("prompt_cache_breakpoint")) is None:
+                continue
+            where = f"messages[{index}].content[{number}].prompt_cache_breakpoint"
+            ttl = (mark.get("ttl") if isinstance(mark, dict) else mark) or default_ttl or DEFAULT_TTL  # fmt: skip
+            if not isinstance(mark, dict) or mark.get("mode") != "explicit" or ttl not in tuple(TTL_S):  # fmt: skip
+                raise RequestError(
+                    f'{where} must be {{"mode": "explicit"}}, optionally with "ttl": "30m" (the default) or "12h".',
+                    param=where,
+                )
+            yield index, TTL_S[ttl]
 
 
 def _of_tools(tools: list[dict[str, Any]]) -> Iterator[tuple[int, CacheControl]]:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from radixrt.api.http.keys import Caller
+from radixrt.api.requests.prompt_cache import with_prompt_cache
 from radixrt.api.requests.protocol import GenerationFields, QueueFields
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
@@ -94,7 +95,7 @@ def request_options(
     Raises:
         RequestError: a value is out of its range; names the field.
     """
-    hints = hints_of(fields.cache)
+    hints = with_prompt_cache(hints_of(fields.cache), fields)
     return RequestOptions(
         sampling=sampling or SamplingParams(),
         tenant=caller.tenant,

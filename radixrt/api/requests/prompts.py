@@ -82,8 +82,17 @@ def chat_prompt(
         add_generation_prompt=opens_turn,
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
-        cache_breakpoints=cache_breakpoints(new, tools, len(before) + len(kept)),
+        cache_breakpoints=cache_breakpoints(
+            new, tools, len(before) + len(kept), _breakpoint_ttl(fields)
+        ),
+        replay_reasoning=bool(fields.replay_reasoning),
     )
+
+
+def _breakpoint_ttl(fields: ChatCompletionRequest | PromptRequest) -> str | None:
+    options = getattr(fields, "prompt_cache_options", None)
+    ttl: str | None = options and options.ttl
+    return ttl
 
 
 def parse_prompts(

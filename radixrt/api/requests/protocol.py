@@ -63,6 +63,15 @@ class QueueFields(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
 
+class PromptCacheOptions(msgspec.Struct, kw_only=True):
+    """OpenAI's options of the prompt cache."""
+
+    mode: str | None = None
+    """"implicit" or "explicit": ``ttl`` is for the breakpoints only."""
+    ttl: str | None = None
+    """"30m": retention level "high" for this time, of the whole request, and of breakpoints that have no time."""
+
+
 class GenerationFields(ConstraintFields, kw_only=True):
     """Common fields of completions and chat. None: not given."""
 
@@ -116,6 +125,13 @@ class GenerationFields(ConstraintFields, kw_only=True):
     """Of a stream: tell of each value of the JSON when it begins and when it is complete."""
     return_times: bool | None = None
     """Return the times of the first answer, in seconds: queued, prefill, total."""
+
+    # OpenAI's, about the cache
+    prompt_cache_key: str | None = None
+    """The session of ``cache``."""
+    prompt_cache_retention: str | None = None
+    """"24h": retention level "high" for this time; "in_memory"."""
+    prompt_cache_options: PromptCacheOptions | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -172,6 +188,7 @@ class PromptRequest(QueueFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
+    replay_reasoning: bool | None = None
     rid: str | None = None
 
 
@@ -194,11 +211,14 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     """False: the reasoning is left out of the response."""
     separate_reasoning: bool | None = None
     """False: the reasoning stays in the content."""
+    replay_reasoning: bool | None = None
+    """Repeat earlier answers of the model as it generated them, with their reasoning."""
 
 
 UNSUPPORTED = (
     "stop_regex", "functions", "function_call", "suffix", "use_beam_search", "length_penalty",
-    "truncate_prompt_tokens", "thinking_token_budget", "documents",
+    "truncate_prompt_tokens", "thinking_token_budget", "thinking_budget", "max_reasoning_tokens",
+    "documents",
     "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
     "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",
     "logits_processors", "return_hidden_states", "token_ids_logprob",

@@ -21,6 +21,7 @@ from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer.stop_strings import StopStringFinder
 from radixrt.tokenizer.answer.value_events import AnswerValues
+from radixrt.tokenizer.prompt.kept_turns import AnswerParts, OpenTurn
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 PROGRESS_TOKENS = 64
@@ -68,6 +69,7 @@ class AnswerState:
         prompt: PromptInfo | None = None,
         continues_prompt: bool,
         rendered_chat: str | None = None,
+        turn: OpenTurn | None = None,
         unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
         """
@@ -76,6 +78,7 @@ class AnswerState:
             prompt: to send with the first chunk.
             continues_prompt: the text goes on from the prompt's text, without a new beginning.
             rendered_chat: the prompt as text, if the chat's next request should find the tokens of this answer.
+            turn: keeps the answer, if the chat's next request should repeat it as it was written.
             unenforced: parts of the constraint that the answer is not held to.
         """
         sampling = request.sampling
@@ -87,6 +90,11 @@ class AnswerState:
         self._rendered_chat = rendered_chat
         self._all_ids: list[int] = []
         """Of the text, where there is a rendered chat."""
+        self._turn = turn
+        self._parts = AnswerParts()
+        """Of an answer that the turn keeps."""
+        self._written: str | None = None
+        """The complete answer as generated, if it is kept."""
         self._prompt_ids = prompt_ids if sampling.prompt_logprobs is not None else []
         self._detokenizer = IncrementalDetokenizer(
             vocabulary.backend,
@@ -168,6 +176,10 @@ class AnswerState:
             return self._progress() if self._num_tokens >= self._report_at else None
         text = "".join(self._text)
         reasoning, text, tool_calls = self._parser.split(text, is_last=self.finished)
+        if self._turn is not None:
+            self._parts.add(text, reasoning, tool_calls)
+            if self._written is not None:
+                self._turn.keep(self._written, self._parts)
         self._report = msgspec.structs.replace(
             self._report,
             output_tokens=self._num_tokens,
@@ -252,9 +264,9 @@ class AnswerState:
         """Let the chat's next request find this answer's tokens, unless some left no text."""
         ids = self._all_ids
         if ids and self._vocabulary.special_ids.isdisjoint(ids):
-            text = self._vocabulary.decode(ids)
+            self._written = self._vocabulary.decode(ids)
             salt = self.request.options.cache_salt
-            self._vocabulary.segments.answers.keep(rendered_chat, text, ids, salt)
+            self._vocabulary.segments.answers.keep(rendered_chat, self._written, ids, salt)
 
     def _take_prompt(self) -> PromptInfo | None:
         prompt, self._prompt = self._prompt, None

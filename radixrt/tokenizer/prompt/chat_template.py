@@ -6,6 +6,7 @@ another as the system. So special-token strings inside messages are replaced by 
 rendering and become plain text again only after the template's own control tokens are set.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -25,6 +26,7 @@ from radixrt.tokenizer.prompt.breakpoints import (
     num_tokens_within,
     substitute,
 )
+from radixrt.tokenizer.prompt.kept_turns import History, KeptTurn, KeptTurns, OpenTurn
 from radixrt.tokenizer.prompt.literals import Literals
 from radixrt.tokenizer.prompt.segments import CheckLength, Segment, any_length, joined
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
@@ -40,6 +42,8 @@ class RenderedChat:
     """For each cache breakpoint: number of leading characters that are settled by the messages before it."""
     answer_ends: list[int]
     """Where in the text the contents of assistants' messages end."""
+    turn: OpenTurn | None = None
+    """Keeps the answer to a chat whose later requests are to repeat it."""
 
 
 class ChatTemplate:
@@ -51,9 +55,13 @@ class ChatTemplate:
         strings = [token.content for token in vocabulary.special_tokens.values()]
         self._special = Literals(strings) if strings else None
         self._nonce = secrets.token_hex(8)
+        self._turns = KeptTurns()
 
-    def render(self, prompt: ChatPrompt) -> RenderedChat:
+    def render(self, prompt: ChatPrompt, salt: str = "") -> RenderedChat:
         """Run the template.
+
+        Args:
+            salt: kept answers are repeated only in requests with the same one.
 
         Raises:
             RequestError: the model has no template, or the template refuses the conversation.
@@ -62,19 +70,29 @@ class ChatTemplate:
         messages = self._hide_special_tokens(prompt.messages, literals)
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
-        text = self._render(prompt, messages, tools, kwargs)
+        history = History(prompt, salt) if prompt.replay_reasoning and not literals else None
+        turn, text = self._replay(prompt, history, messages, tools, kwargs)
         beginning = msgspec.structs.replace(
             prompt, add_generation_prompt=False, continue_final_message=False
         )
 
         def render_some(some: Messages) -> str:
-            return self._render(beginning, some, tools, kwargs)
+            is_beginning = len(some) <= len(messages) and some[-1] is messages[len(some) - 1]
+            kept = history if is_beginning else None
+            return self._replay(beginning, kept, some, tools, kwargs)[1]
 
         agreed = [
             agreed_length(render_some, text, messages, breakpoint.message)
             for breakpoint in prompt.cache_breakpoints
         ]
-        return RenderedChat(text, literals, agreed, _answer_ends(text, messages))
+        ends = _answer_ends(text, messages)
+        if turn is not None:
+            kept_ends = [kept.end for kept in turn.chain()]
+            ends = sorted({*kept_ends, *(end for end in ends if end > turn.end)})
+        opened = None
+        if history is not None and not prompt.continue_final_message:
+            opened = OpenTurn(self._turns, history, text, turn)
+        return RenderedChat(text, literals, agreed, ends, opened)
 
     def encode(
         self, chat: RenderedChat, salt: str, check_length: CheckLength = any_length
@@ -103,6 +121,33 @@ class ChatTemplate:
                 return count + num_tokens_within(ends, length - segment.start)
             count += len(segment.ids)
         return count
+
+    def _replay(
+        self,
+        prompt: ChatPrompt,
+        history: History | None,
+        messages: Messages,
+        tools: Any,
+        kwargs: dict[str, Any],
+    ) -> tuple[KeptTurn | None, str]:
+        """The chat, rendered, and the kept turn with which it begins.
+
+        Behind that turn is the text that the template writes behind its answer; a mark in place of the answer shows it.
+
+        Args:
+            history: None: no turn is repeated.
+        """
+        found = self._turns.last(history, len(messages)) if history is not None else None
+        if found is not None:
+            index, turn = found
+            mark = self._placeholder("answer", index)
+            marked = [*messages]
+            marked[index] = {"role": "assistant", "content": mark}
+            with contextlib.suppress(RequestError):  # the template wants the calls of tools
+                _, *behind = self._render(prompt, marked, tools, kwargs).split(mark)
+                if len(behind) == 1:
+                    return turn, "".join(kept.text for kept in turn.chain()) + behind[0]
+        return None, self._render(prompt, messages, tools, kwargs)
 
     def _render(self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]) -> str:
         if not self._vocabulary.hf.chat_template:

@@ -1,5 +1,7 @@
 """Encodes prompts of all forms into token ids."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from radixrt.base.errors import RequestError
@@ -7,7 +9,18 @@ from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.requests import ChatPrompt, Prompt, Retention, TextPrompt, TokenPrompt
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
+from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.vocabulary import Vocabulary
+
+
+class EncodedPrompt(NamedTuple):
+    text: str | None
+    """None if it came in tokens."""
+    token_ids: list[int]
+    retain: list[Retention]
+    """For its cache breakpoints."""
+    turn: OpenTurn | None
+    """Keeps the answer to a chat whose later requests are to repeat it."""
 
 
 class PromptEncoder:
@@ -26,14 +39,15 @@ class PromptEncoder:
         Raises:
             RequestError: it is empty, far too long, not text, or refused by the chat template.
         """
-        text, ids, _ = self.encode_with_breakpoints(prompt, limits, salt)
-        return text, ids
+        encoded = self.encode_with_breakpoints(prompt, limits, salt)
+        return encoded.text, encoded.token_ids
 
     def encode_with_breakpoints(
         self, prompt: Prompt, limits: Limits, salt: str = ""
-    ) -> tuple[str | None, list[int], list[Retention]]:
+    ) -> EncodedPrompt:
         """As :meth:`encode`, and the retention that the cache breakpoints of a chat ask for."""
         retain: list[Retention] = []
+        turn: OpenTurn | None = None
         match prompt:
             case TokenPrompt():
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
@@ -48,14 +62,15 @@ class PromptEncoder:
                     ),
                 )
             case ChatPrompt():
-                chat = self._template.render(prompt)
+                chat = self._template.render(prompt, salt)
                 limits.check_text(chat.text, self._vocabulary.longest_token)
                 text, ids, lengths = self._template.encode(chat, salt, limits.check_num_tokens)
+                turn = chat.turn
                 for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
                     if length:
                         retain.append(Retention("high", length, breakpoint.ttl_s))
         limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
-        return text, ids, retain
+        return EncodedPrompt(text, ids, retain, turn)
 
 
 def size_in_chars(prompt: Prompt) -> int:
