@@ -19,7 +19,7 @@ def main() -> None:
         ("queue", queue, "1 and 10 times the sustainable rate with --max-queue-seconds"),
     ):
         command = commands.add_parser(name, help=summary)
-        command.add_argument("--quick", action="store_true", help="few requests, a small model")
+        command.add_argument("--quick", action="store_true", help="fewer requests, one round")
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     arguments = parser.parse_args()

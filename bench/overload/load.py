@@ -3,24 +3,27 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 
 import httpx
 
-from radixrt.bench.client import RequestRecord, Target
-from radixrt.bench.serve import Pace, closed_loop, send_all
-from radixrt.bench.workloads import WorkloadSettings, make_workload
+from radixrt.bench.client import RequestRecord, Target, converse
+from radixrt.bench.serve import Pace, closed_loop
+from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
 
 VOCABULARY = 300
 """Token ids of prompts are below it in every model."""
 GIVE_UP_S = 300.0
+CLIENTS = 64
+"""Each with its own connections: a request costs httpx time for every open connection of its client."""
 
 
 class Load:
     """A client of one server. No two of its prompts share a page, but those of a ``shared-prefix`` workload."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str, model: str) -> None:
-        self._client = client
+    def __init__(self, clients: Sequence[httpx.AsyncClient], url: str, model: str) -> None:
+        self._clients = clients
         self._target = Target(f"{url}/v1", model, return_token_ids=True)
         self._url = url
         self._seeds: Iterator[int] = itertools.count()
@@ -57,13 +60,19 @@ class Load:
             seed=next(self._seeds),
         )
         records: list[RequestRecord] = []
+
+        async def converse_once(number: int, conversation: Conversation) -> None:
+            client = self._clients[number % len(self._clients)]
+            async for record in converse(client, self._target, number, conversation):
+                records.append(record)
+
         conversations = make_workload(settings, VOCABULARY)
-        await send_all(self._client, self._target, conversations, pace, records.append)
+        await pace([partial(converse_once, *each) for each in enumerate(conversations)])
         return records
 
     async def flush_cache(self) -> None:
         """Empty the server's cache; nothing may run."""
-        (await self._client.post(f"{self._url}/flush_cache")).raise_for_status()
+        (await self._clients[0].post(f"{self._url}/flush_cache")).raise_for_status()
 
     @contextlib.asynccontextmanager
     async def always(
@@ -94,9 +103,15 @@ class Load:
 async def load_on(url: str) -> AsyncIterator[Load]:
     """A client of the server at this URL, which ends without ``/v1``."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=GIVE_UP_S, limits=limits) as client:
-        models = (await client.get(f"{url}/v1/models")).raise_for_status().json()
-        yield Load(client, url, models["data"][0]["id"])
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(timeout=GIVE_UP_S, limits=limits, verify=False)
+            )
+            for _ in range(CLIENTS)
+        ]
+        models = (await clients[0].get(f"{url}/v1/models")).raise_for_status().json()
+        yield Load(clients, url, models["data"][0]["id"])
 
 
 def require_all(records: list[RequestRecord]) -> list[RequestRecord]:

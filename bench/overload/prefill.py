@@ -22,7 +22,7 @@ from bench.overload.load import Load, load_on, require_all
 from radixrt.bench.report import summarize
 from radixrt.bench.serve import closed_loop, open_loop
 
-SIDES = {"default": (), "--max-step-ms 0": ("--max-step-ms", "0")}
+UNBOUNDED = "--max-step-ms 0"
 
 SHORT_TOKENS, LONG_TOKENS = 64, 7000
 LONG_PROMPTS = 2
@@ -33,27 +33,34 @@ WARM_UP = 24
 
 CONCURRENCY = 16
 
+Sides = dict[str, list[str]]
+"""Flags of each server."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each measurement, by turns")
     parser.add_argument("--only", choices=("ttft", "itl"), help="one of the two tables")
+    parser.add_argument("--also", type=float, nargs="+", default=[], metavar="MS", help="further values of --max-step-ms")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> None:
     rounds = 1 if arguments.quick else arguments.rounds
+    sides: dict[str, list[str]] = {"default": []}
+    for value in [0.0, *arguments.also]:
+        sides[f"--max-step-ms {value:g}"] = ["--max-step-ms", str(value)]
     if arguments.only != "itl":
-        rows = asyncio.run(_first_tokens(rounds, 20 if arguments.quick else 40))
+        rows = asyncio.run(_first_tokens(sides, rounds, 20 if arguments.quick else 40))
         print("\n".join(markdown(rows)), "\n")
     if arguments.only != "ttft":
-        rows = asyncio.run(_running_answers(rounds, 12 if arguments.quick else 24))
+        rows = asyncio.run(_running_answers(sides, rounds, 12 if arguments.quick else 24))
         print("\n".join(markdown(rows)))
 
 
-async def _first_tokens(rounds: int, count: int) -> list[dict[str, Any]]:
+async def _first_tokens(sides: Sides, rounds: int, count: int) -> list[dict[str, Any]]:
     """Short prompts alone, and beside long ones."""
     seconds: dict[tuple[str, str], list[float]] = {}
     longs: dict[tuple[str, str], list[float]] = {}
-    async with _both_sides(small=True) as loads:
+    async with _servers(sides, small=True) as loads:
         for number in range(rounds):
             for side, load in loads.items():
                 alone = await _short_prompts(load, count, number)
@@ -93,11 +100,11 @@ async def _short_prompts(load: Load, count: int, seed: int) -> list[float]:
     return [record.ttft for record in require_all(records)]
 
 
-async def _running_answers(rounds: int, count: int) -> list[dict[str, Any]]:
+async def _running_answers(sides: Sides, rounds: int, count: int) -> list[dict[str, Any]]:
     """The workload of ``python -m bench.serving`` in which prompts of shared documents arrive beside answers."""
-    gaps: dict[str, list[float]] = {side: [] for side in SIDES}
-    speeds: dict[str, list[float]] = {side: [] for side in SIDES}
-    async with _both_sides() as loads:
+    gaps: dict[str, list[float]] = {side: [] for side in sides}
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
+    async with _servers(sides) as loads:
         for number in range(rounds):
             turns = list(loads.items())
             for side, load in turns if number % 2 == 0 else reversed(turns):
@@ -114,21 +121,21 @@ async def _running_answers(rounds: int, count: int) -> list[dict[str, Any]]:
                 )
                 gaps[side] += [gap for record in records for gap in record.inter_token_latencies]
                 speeds[side].append(summarize(records).output_tokens_per_s)
-    base = float(np.median(speeds["--max-step-ms 0"]))
+    base = float(np.median(speeds[UNBOUNDED]))
     return [
         {
             "server": side,
             "ITL p50, ms": f"{_percentiles_ms(gaps[side])[0]:.1f}",
             "ITL p99, ms": f"{_percentiles_ms(gaps[side])[1]:.1f}",
             "output tokens/s": median_and_range(speeds[side]),
-            "ratio to --max-step-ms 0": f"{float(np.median(speeds[side])) / base:.3f}",
+            f"ratio to {UNBOUNDED}": f"{float(np.median(speeds[side])) / base:.3f}",
         }
-        for side in SIDES
+        for side in sides
     ]
 
 
 @contextlib.asynccontextmanager
-async def _both_sides(small: bool = False) -> AsyncIterator[dict[str, Load]]:
+async def _servers(sides: Sides, small: bool = False) -> AsyncIterator[dict[str, Load]]:
     """A server of each side with the same untrained model, warm."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -137,7 +144,7 @@ async def _both_sides(small: bool = False) -> AsyncIterator[dict[str, Load]]:
         else:
             write_dummy_checkpoint(Path(folder))
         loads = {}
-        for side, flags in SIDES.items():
+        for side, flags in sides.items():
             url = stack.enter_context(
                 local_server(folder, "--load-format", "dummy", "--log-level", "warning", *flags)
             )

@@ -60,7 +60,7 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
         settings = _workload_settings(arguments)
         warmup = make_workload(_warmup_settings(settings, arguments.warmup), vocab_size)
         conversations = make_workload(settings, vocab_size)
-        await send_all(client, target, warmup, closed_loop(4), lambda record: None)
+        await _send_all(client, target, warmup, closed_loop(4), lambda record: None)
         if arguments.flush_cache:
             response = await client.post(f"{_root(arguments.base_url)}/flush_cache")
             if response.status_code != 200:
@@ -77,7 +77,7 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
                 shown = progress.tasks[bar].fields["tokens"]
                 progress.update(bar, advance=1, tokens=shown + record.output_tokens)
 
-            await send_all(client, target, conversations, pace, collect)
+            await _send_all(client, target, conversations, pace, collect)
         return records
 
 
@@ -194,7 +194,7 @@ def open_loop(rate: float, seed: int) -> Pace:
     return run_all
 
 
-async def send_all(
+async def _send_all(
     client: httpx.AsyncClient,
     target: Target,
     conversations: Sequence[Conversation],
