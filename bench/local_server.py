@@ -7,11 +7,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import psutil
 
 from bench import children
 from radixrt.base.errors import ConfigError
 
 START_TIMEOUT_S = 120
+PROCESSES = ("api", "tokenizer", "scheduler", "worker")
+"""Of a server, apart from the supervisor."""
 
 
 @contextlib.contextmanager
@@ -45,6 +50,21 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def server_pids(url: str) -> dict[str, int]:
+    """The processes of the server that listens at this address, in the order of :data:`PROCESSES`."""
+    port = str(urlsplit(url).port)
+    pids: dict[str, int] = {}
+    for supervisor in psutil.process_iter(["cmdline"]):
+        if port in (supervisor.info["cmdline"] or ()):
+            for process in supervisor.children(recursive=True):
+                pids |= {
+                    name: process.pid
+                    for name in PROCESSES
+                    if f"radixrt.{name}" in process.cmdline()
+                }
+    return {name: pids[name] for name in PROCESSES}
 
 
 def _wait_until_alive(url: str, process: subprocess.Popen[bytes]) -> None:

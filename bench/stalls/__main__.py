@@ -16,17 +16,13 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import psutil
-
-from bench.local_server import local_server
+from bench.local_server import PROCESSES, local_server, server_pids
 from bench.markdown import markdown
 from bench.stalls.bodies import ATTACKS
 from bench.stalls.sender import post, send
 from radixrt.bench.output import write_json
 
-PROCESSES = ("api", "tokenizer", "scheduler", "worker")
 QUIET_S = 1.0
 """Before and after each request."""
 
@@ -107,21 +103,6 @@ def measure(url: str, stream: Stream, name: str) -> dict[str, Any]:
     }
 
 
-def server_pids(url: str) -> list[int]:
-    """The processes of the server that listens at this address, in the order of :data:`PROCESSES`."""
-    port = str(urlsplit(url).port)
-    pids: dict[str, int] = {}
-    for supervisor in psutil.process_iter(["cmdline"]):
-        if port in (supervisor.info["cmdline"] or ()):
-            for process in supervisor.children(recursive=True):
-                pids |= {
-                    name: process.pid
-                    for name in PROCESSES
-                    if f"radixrt.{name}" in process.cmdline()
-                }
-    return [pids[name] for name in PROCESSES]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of the names of requests; default: all")
@@ -135,7 +116,7 @@ def main() -> None:
     ]
     rows = []
     with local_server(arguments.model_path, "--log-level", "error") as url:
-        stream = Stream(url, server_pids(url))
+        stream = Stream(url, list(server_pids(url).values()))
         stream.start()
         for name in chosen:
             rows.append(measure(url, stream, name))

@@ -60,14 +60,14 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
         settings = _workload_settings(arguments)
         warmup = make_workload(_warmup_settings(settings, arguments.warmup), vocab_size)
         conversations = make_workload(settings, vocab_size)
-        await _send_all(client, target, warmup, _closed_loop(4), lambda record: None)
+        await _send_all(client, target, warmup, closed_loop(4), lambda record: None)
         if arguments.flush_cache:
             response = await client.post(f"{_root(arguments.base_url)}/flush_cache")
             if response.status_code != 200:
                 raise ConfigError(f"--flush-cache: the server answers {response.status_code}.")
-        pace = _closed_loop(arguments.concurrency)
+        pace = closed_loop(arguments.concurrency)
         if arguments.rate is not None:
-            pace = _open_loop(arguments.rate, arguments.seed)
+            pace = open_loop(arguments.rate, arguments.seed)
         records: list[RequestRecord] = []
         with _progress() as progress:
             bar = progress.add_task("", total=sum(len(c.turns) for c in conversations), tokens=0)
@@ -161,7 +161,7 @@ Pace = Callable[[Sequence[Callable[[], Awaitable[None]]]], Awaitable[None]]
 """Runs conversations, each at the time it is due."""
 
 
-def _closed_loop(concurrency: int) -> Pace:
+def closed_loop(concurrency: int) -> Pace:
     """The next conversation starts when one of ``concurrency`` others has ended."""
 
     async def run_all(conversations: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -176,7 +176,7 @@ def _closed_loop(concurrency: int) -> Pace:
     return run_all
 
 
-def _open_loop(rate: float, seed: int) -> Pace:
+def open_loop(rate: float, seed: int) -> Pace:
     """Conversations start as a Poisson process, whether the server keeps up or not."""
 
     async def run_all(conversations: Sequence[Callable[[], Awaitable[None]]]) -> None:
