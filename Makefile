@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-check gpu-bench help install kernels serve test test-tree test-scheduler torture soak lint format bench peers bench-peers bench-lang eval-demo docs clean
+.PHONY: fuzz-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler torture soak lint format bench peers bench-peers bench-lang eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ test-scheduler: install ## 5,000 random histories of the scheduler against a dic
 
 torture: install ## Kill and stop every process of a server under load, a hundred times, and flood it; up to 20 minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture tests/server/test_takeover.py tests/server/test_floods.py $(ARGS)
+
+fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
+	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)
 
 soak: install ## A server under a mixed load for SOAK_MINUTES=60; fails if an invariant breaks or a process grows
 	$(BIN)/python -m tests.torture.soak

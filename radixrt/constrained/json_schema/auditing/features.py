@@ -131,13 +131,21 @@ def _inside(type_name: str, keyword: str, node: dict[str, Any]) -> Iterator[Feat
         if len(value) > 1:
             yield Feature("patternProperties/several", (keyword,))
     elif TYPE_OF[keyword] == "number":
-        variant = number_variant(value)
-        if variant:
+        variant = number_variant(value) or ("near" if _is_near(keyword, node) else "")
+        if variant and (variant != "near" or type_name == "number"):
             yield Feature(f"{type_name}/{keyword}:{variant}", (keyword,))
     elif keyword in ("properties", "required"):
         kinds = {_kind_of_text(name).partition(":")[2] for name in value}
         for kind in sorted(kinds - {""}):
             yield Feature(f"{keyword}/name:{kind}", (keyword,))
+
+
+def _is_near(keyword: str, node: dict[str, Any]) -> bool:
+    """Whether this is an open bound and another one is less than one away, as 0.5 is from 0."""
+    others = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    return keyword.startswith("exclusive") and any(
+        0 < abs(node[other] - node[keyword]) < 1 for other in others if other in node
+    )
 
 
 def number_variant(value: float) -> str:
