@@ -1,0 +1,162 @@
+"""Tries clients and agents, unmodified but for the base URL, against a server with a tiny random model: ``make test-clients``.
+
+They live in environments of their own, in ``.clients``. What they send is not kept.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.clients.checkpoint import make_agent_checkpoint
+from tests.servers import Server, serving
+
+HERE = Path(__file__).parent
+LIMIT_S = 300
+QUESTION = "Say hello in one sentence."
+CACHED_SHARE = 0.95
+"""Least part of the prompt of an agent's next turn that comes from the cache: what is new is short."""
+
+
+def make_environments(folder: Path) -> tuple[Path, Path]:
+    """Install the clients, where they are not yet. Returns Python and the folder of the JavaScript packages."""
+    python, node = folder / "python" / "bin" / "python", folder / "node"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder / "python"], check=True)
+        packages = ["-r", HERE / "requirements.txt"]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    if shutil.which("npm") and not (node / "node_modules").exists():
+        node.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / "package.json", node)
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund"], cwd=node, check=True)
+    return python, node
+
+
+def sdk_commands(url: str, python: Path, node: Path) -> dict[str, list[str]]:
+    """The checks of the SDKs."""
+    script = HERE / "with_python.py"
+    named = subprocess.run([python, script], capture_output=True, text=True, check=True)
+    commands = {
+        name: [str(python), str(script), url, name] for name in named.stdout.split("\n")[:-1]
+    }
+    if not (node / "node_modules").exists():
+        print("npm is missing: clients in JavaScript are left out.")
+        return commands
+    shutil.copy(HERE / "with_node.mjs", node)
+    listed = subprocess.run(["node", node / "with_node.mjs"], capture_output=True, text=True, check=True)  # fmt: skip
+    for name in listed.stdout.split("\n")[:-1]:
+        commands[name] = ["node", str(node / "with_node.mjs"), url, name]
+    return commands
+
+
+def agent_commands(url: str, node: Path, home: Path) -> dict[str, list[str]]:
+    """The agents that act by themselves."""
+    bin_folder = node / "node_modules" / ".bin"
+    provider = {"name": "local", "base_url": f"{url}/v1", "wire_api": "responses"}
+    config = ", ".join(f"{name}={json.dumps(value)}" for name, value in provider.items())
+    codex = [
+        str(bin_folder / "codex"), "exec", "--skip-git-repo-check",
+        "-c", f"model_providers.local={{{config}}}", "-c", "model_provider=local", "-m", "tiny",
+        "-C", str(home), QUESTION,
+    ]  # fmt: skip
+    claude = [str(bin_folder / "claude"), "-p", QUESTION, "--model", "tiny", "--output-format", "json"]  # fmt: skip
+    return {
+        "Codex": codex,
+        "Codex, next turn": [*codex[:-3], "resume", "--last", "Again."],
+        "Claude Code": claude,
+        "Claude Code, next turn": [*claude, "--continue"],
+    }
+
+
+def agent_environment(url: str, home: Path) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "CODEX_HOME": str(home),
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "none",
+        "ANTHROPIC_SMALL_FAST_MODEL": "tiny",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "300",
+        "DISABLE_AUTOUPDATER": "1",
+    }
+
+
+def run(command: list[str], env: dict[str, str], cwd: Path) -> tuple[bool, float, str]:
+    """Whether it succeeded, its seconds, and the end of its output."""
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT_S,
+        )
+        output, succeeded = done.stdout, done.returncode == 0
+    except subprocess.TimeoutExpired as error:
+        output, succeeded = error.stdout or b"", False
+    text = output.decode(errors="replace")
+    return succeeded, time.monotonic() - begin, text[-1500:]
+
+
+def counts(server: Server) -> dict[str, int]:
+    """Answers, prompt tokens and cached tokens so far."""
+    text = httpx.get(f"{server.url}/metrics", timeout=30).text
+    found = dict.fromkeys(("answers", "prompt_tokens", "cached_tokens"), 0)
+    for line in text.splitlines():
+        for name in found:
+            if line.startswith(f"radixrt_{name}_total"):
+                found[name] += int(float(line.split()[-1]))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--environments", type=Path, default=Path(".clients"))
+    parser.add_argument("--only", nargs="*", help="names of checks")
+    args = parser.parse_args()
+    python, node = make_environments(args.environments.absolute())
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "home"
+        home.mkdir()
+        model = make_agent_checkpoint(Path(folder) / "tiny")
+        flags = ("--served-model-name", "tiny", "--max-total-tokens", "140000")
+        with serving(model, *flags) as server:
+            sdks = sdk_commands(server.url, python, node)
+            agents = (
+                agent_commands(server.url, node, home) if (node / "node_modules").exists() else {}
+            )
+            print(f"{'client':<24} {'result':<7} {'seconds':>7} {'requests':>8} {'prompt':>8} {'cached':>8}")  # fmt: skip
+            for name, command in (sdks | agents).items():
+                if args.only and name not in args.only:
+                    continue
+                env = agent_environment(server.url, home) if name in agents else dict(os.environ)
+                before = counts(server)
+                succeeded, seconds, output = run(command, env, home)
+                after = counts(server)
+                answers, prompt, cached = (after[key] - before[key] for key in before)
+                repeats = cached >= CACHED_SHARE * prompt or not name.endswith("next turn")
+                result = "works" if succeeded and answers and repeats else "fails"
+                print(f"{name:<24} {result:<7} {seconds:>7.1f} {answers:>8} {prompt:>8} {cached:>8}", flush=True)  # fmt: skip
+                if result == "fails":
+                    failures.append(f"---- {name}\n{output}")
+            server_errors = [line for line in server.log if "Traceback" in line]
+    print("\n".join(failures))
+    if server_errors:
+        print(f"The server's log has {len(server_errors)} tracebacks.")
+    return 1 if failures or server_errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""A tiny random checkpoint with the context length and the chat template that agents need."""
+
+from pathlib import Path
+
+from tests.checkpoints import make_checkpoint, make_tokenizer
+
+CONTEXT = 131072
+
+_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    '{% for c in m.tool_calls or [] %}<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_agent_checkpoint(folder: Path) -> Path:
+    """Save a tiny Llama whose answers are random."""
+    from transformers import PreTrainedTokenizerFast
+
+    make_checkpoint("llama", folder, max_position_embeddings=CONTEXT, num_hidden_layers=1)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(make_tokenizer(folder))
+    tokenizer.chat_template = _TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
