@@ -67,11 +67,13 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         paces = Paces()
         connection = partial(Connection, paces=paces, slow_readers=state.metrics.slow_readers)
         max_open = config.max_running_requests + config.max_queued_requests
+        app = build_app(state)
+        shapes = app.state.error_shapes
         server = _Server(
             state,
             channels,
             uvicorn.Config(
-                Gate(build_app(state), max_open, paces.starts, state.metrics.refused),
+                Gate(app, max_open, paces.starts, state.metrics.refused, shapes),
                 http=connection,  # type: ignore[arg-type]
                 lifespan="off",
                 ws="none",

@@ -206,6 +206,44 @@ def test_a_text_far_too_long_is_told_a_lower_bound_of_its_tokens(server: Running
     assert "at least" in error["message"]
 
 
+CALL = {"id": "a", "name": "f", "call_id": "a"}
+BIG = {"a": 2**70}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/responses", {"input": [{"type": [], "role": "user", "content": "hi"}]}, "input[0].type"),
+        ("/v1/responses", {"input": "hi", "metadata": BIG}, "64-bit"),
+        ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search", **BIG}], "stream": True}, "64-bit"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "hi"}] * 10_001}, "input has 10001"),
+        ("/v1/messages", {**CHAT, "max_tokens": 1, "tool_choice": {"type": {}}}, "tool_choice.type"),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "assistant", "content": [{"type": "tool_use", **CALL, "input": BIG}]}]}, "64-bit"),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}] * 10_001}]}, "messages has 10001"),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}] * 10_001}]}, "messages has 10001"),
+        ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": BIG}}]}]}, "64-bit"),
+        ("/api/chat", {**CHAT, "think": "a" * 1025}, "reasoning_effort"),
+    ],
+)  # fmt: skip
+def test_limits_and_types_hold_in_other_apis_forms(
+    server: RunningServer, path: str, body: dict[str, Any], words: str
+) -> None:
+    with server.http as http:
+        response = http.post(path, json=body)
+    assert response.status_code == 400 and words in response.text, response.text
+
+
+def test_types_of_tools_in_the_log_are_few_and_short(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = [{"type": f"{number} " + "x" * 1000} for number in range(300)]
+    with server.http as http, caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert http.post("/v1/messages/count_tokens", json={**CHAT, "tools": tools}).is_success
+    lines = [r.getMessage() for r in caplog.records if "Skipped tools" in r.getMessage()]
+    assert 0 < len(lines) <= 100 and max(map(len, lines)) < 200
+
+
 def test_a_missing_field_is_named(server: RunningServer) -> None:
     status, error = post(server, "/v1/completions", {"max_tokens": 1})
     assert (status, error["message"]) == (400, "prompt is missing.")

@@ -76,6 +76,9 @@ def test_what_is_too_much_is_refused_before_any_work(full_server: RunningServer)
     assert response.status_code == 503 and response.headers["retry-after"] == "2"
     assert "3 open requests" in response.json()["error"]["message"]
     assert metric(full_server, "refused_requests_total") == refused + 1
+    message = httpx.post(f"{full_server.url}/v1/messages", content=b"", timeout=20).json()
+    assert (message["type"], message["error"]["type"]) == ("error", "overloaded_error")
+    assert isinstance(httpx.post(f"{full_server.url}/api/chat", timeout=20).json()["error"], str)
 
 
 def test_a_full_server_tells_its_state_and_lets_work_be_ended(full_server: RunningServer) -> None:

@@ -225,6 +225,16 @@ class Run:
             "a process of a dead engine is left",
         )
 
+    async def begun(self, number: int) -> None:
+        """Wait until the server runs, or has answered, this number of requests: a drain refuses those that come later."""
+        while True:
+            answered = sum(self.answered.values())  # first, so that no request counts twice
+            load = (await self.client.get("/load")).json()["server_load"]
+            if answered + load >= number:
+                assert load, "all answers have ended"
+                return
+            await asyncio.sleep(0.01)
+
     async def new_grammar(self) -> None:
         """Ask with a grammar that no engine has."""
         number = self.rng.randrange(10**6, 10**7)
@@ -287,9 +297,14 @@ def test_a_death_during_a_drain_loses_nothing(model: Path, victim: str) -> None:
             run = Run(server, random.Random(f"{SEED} {victim}"), client)
             await run.undisturbed()
             asking = [asyncio.create_task(run.ask_once(index, index)) for index in range(CLIENTS)]
-            while len([a for a in run.open.values() if a.num_events]) < 16:
-                await asyncio.sleep(0.01)
+            while not any(found.num_events for found in run.open.values()):
+                assert sum(run.answered.values()) < CLIENTS, "all answers have ended"
+                await asyncio.sleep(0.001)
+            processes = run.pids()
+            processes["worker"].suspend()  # no answer ends before the last request has come
+            await run.begun(CLIENTS)
             server.process.terminate()
+            processes["worker"].resume()
             await asyncio.sleep(run.rng.uniform(0, 0.3))
             run.pids()[victim].kill()
             await asyncio.gather(*asking)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import orjson
 
 from radixrt.api.anthropic.protocol import Blocks, InputMessage, MessagesRequest
+from radixrt.api.requests.json_text import json_text
 from radixrt.api.requests.protocol import (
     CacheControl,
     ChatCompletionRequest,
@@ -24,6 +24,7 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
+_MOST_WARNINGS = 100
 _skipped_tools: set[str] = set()
 """Types of tools that the log has named."""
 
@@ -173,7 +174,7 @@ def _of_call(block: dict[str, Any], where: str) -> dict[str, Any]:
         "type": "function",
         "function": {
             "name": _string(block, "name", where),
-            "arguments": orjson.dumps(arguments).decode(),
+            "arguments": json_text(arguments, f"{where}.input"),
         },
     }
     if "cache_control" in block:
@@ -234,10 +235,11 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     """The tools that the client runs. A mark on any of them keeps all of them, so it moves to the last."""
     if not tools:
         return None
-    own = [tool for tool in tools if tool.get("type", "custom") == "custom"]
-    for kind in {str(tool.get("type")) for tool in tools} - {"custom", "None"} - _skipped_tools:
-        log.warning("Skipped tools of the type %.80r, which the server would have to run.", kind)
-        _skipped_tools.add(kind) if len(_skipped_tools) < 100 else None
+    own = [tool for tool in tools if tool.get("type") in (None, "custom")]
+    kinds = {str(tool.get("type"))[:80] for tool in tools} - {"custom", "None"} - _skipped_tools
+    for kind in sorted(kinds)[: _MOST_WARNINGS - len(_skipped_tools)]:
+        log.warning("Skipped tools of the type %r, which the server would have to run.", kind)
+        _skipped_tools.add(kind)
     translated = [_tool(tool, index) for index, tool in enumerate(own)]
     marks = [tool["cache_control"] for tool in own if tool.get("cache_control")]
     if marks:
@@ -262,7 +264,7 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | 
     if kind == "tool":
         name = _string(choice, "name", "tool_choice")
         return {"type": "function", "function": {"name": name}}, parallel
-    if kind not in _TOOL_CHOICES:
+    if not isinstance(kind, str) or kind not in _TOOL_CHOICES:
         raise RequestError(
             f"tool_choice.type must be auto, any, tool or none, not {kind!r:.50}.",
             param="tool_choice.type",

@@ -6,13 +6,13 @@ Here a few begin in each turn, in the order in which they came, and the loop ser
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from radixrt.api.http.errors import error_body
+from radixrt.api.http.errors import OPENAI_ERRORS, ErrorShape
 from radixrt.api.http.middleware import OPEN_PATHS, new_id
 from radixrt.base.errors import RequestError
 
@@ -67,12 +67,20 @@ class Paces:
 class Gate:
     """ASGI middleware, outside of all others."""
 
-    def __init__(self, app: ASGIApp, max_open: int, starts: Pace, refused: Counter) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_open: int,
+        starts: Pace,
+        refused: Counter,
+        shapes: Sequence[ErrorShape] = (),
+    ) -> None:
         """
         Args:
             max_open: most POST requests at a time.
             starts: the pace at which requests begin.
             refused: counts the refused ones.
+            shapes: of the paths whose errors are not in OpenAI's form.
         """
         self.app = app
         self._refused = refused
@@ -84,12 +92,10 @@ class Gate:
             status=503,
             retry_after_s=RETRY_AFTER_S,
         )
-        self._refusal = orjson.dumps(error_body(error))
-        self._refusal_headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(self._refusal)).encode()),
-            (b"retry-after", str(RETRY_AFTER_S).encode()),
+        self._refusals = [
+            (shape.path, orjson.dumps(shape.body(error))) for shape in (*shapes, OPENAI_ERRORS)
         ]
+        """Bodies, by the beginning of the path."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -98,9 +104,7 @@ class Gate:
         counts = scope["method"] == "POST" and scope["path"] not in CONTROL_PATHS
         if counts and self._open >= self._max_open:
             self._refused.inc()
-            named = (b"x-request-id", new_id("req").encode())
-            await send({"type": "http.response.start", "status": 503, "headers": [*self._refusal_headers, named]})  # fmt: skip
-            await send({"type": "http.response.body", "body": self._refusal})
+            await self._refuse(scope["path"], send)
             return
         self._open += counts
         try:
@@ -108,6 +112,18 @@ class Gate:
             await self.app(scope, receive, send)
         finally:
             self._open -= counts
+
+    async def _refuse(self, path: str, send: Send) -> None:
+        found = (body for start, body in self._refusals if path.startswith(start))
+        body = next(found, self._refusals[-1][1])
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"retry-after", str(RETRY_AFTER_S).encode()),
+            (b"x-request-id", new_id("req").encode()),
+        ]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     async def _turn_to_start(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -3,9 +3,8 @@
 import re
 from typing import Any
 
-import orjson
-
 from radixrt.api.ollama.protocol import ChatRequest, GenerateRequest, OllamaFields, OllamaMessage
+from radixrt.api.requests.json_text import json_text
 from radixrt.api.requests.protocol import (
     ChatCompletionRequest,
     ChatMessage,
@@ -143,6 +142,6 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where} needs a function with a name.", param=where)
-    arguments = orjson.dumps(function.get("arguments") or {}).decode()
+    arguments = json_text(function.get("arguments") or {}, f"{where}.function.arguments")
     translated = {"name": function["name"], "arguments": arguments}
     return {"id": call.get("id") or f"call_{where}", "type": "function", "function": translated}

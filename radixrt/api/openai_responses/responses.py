@@ -18,6 +18,7 @@ from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.openai_responses.events import Event, ResponseEvents
 from radixrt.api.openai_responses.protocol import ResponsesRequest, refuse_unsupported_fields
 from radixrt.api.openai_responses.translation import to_chat
+from radixrt.api.requests.json_text import json_text
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.state import ServerState
 from radixrt.base.errors import EngineDiedError, RequestError
@@ -36,6 +37,7 @@ def response_routes(state: ServerState) -> APIRouter:
         request.state.request_id = prepared.id
         sampling = prepared.requests[0].sampling
         made = ResponseEvents(fields, prepared.id, state.config.model_name, sampling)
+        json_text(made.response)  # the response returns its metadata, tools and format
         if fields.stream:
             return EventStream(_stream(made, prepared, state))
         return json_response(await while_connected(request, _whole(made, prepared, state)))

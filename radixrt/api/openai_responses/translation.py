@@ -74,9 +74,10 @@ def _messages(items: Items | None) -> Iterator[ChatMessage]:
     open_turn: ChatMessage | None = None
     for index, item in enumerate(items or ()):
         where = f"input[{index}]"
-        read = _ITEMS.get(item.get("type", "message"))
+        kind = "message" if item.get("type") is None else _string(item, "type", where)
+        read = _ITEMS.get(kind)
         if read is None:
-            _warn_once("items", str(item.get("type")))
+            _warn_once("items", kind)
             continue
         message = read(item, where)
         if message.role != "assistant":

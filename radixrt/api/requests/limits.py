@@ -8,6 +8,7 @@ from radixrt.base.sampling_params import MAX_LOGIT_BIAS
 
 MOST_ENTRIES: Mapping[str, int] = {
     "messages": 10_000,
+    "input": 10_000,
     "tools": 1024,
     "logit_bias": MAX_LOGIT_BIAS,
     "chat_template_kwargs": 1024,
@@ -18,6 +19,7 @@ MOST_CHARACTERS: Mapping[str, int] = {
     "cache_salt": 1024,
     "model": 1024,
     "continue_from": 1024,
+    "previous_response_id": 1024,
     "lease": 1024,
     "guided_decoding_backend": 1024,
     "reasoning_effort": 1024,

@@ -9,6 +9,7 @@ from fastapi import Request
 
 from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.requests.cache_control import cache_breakpoints, without_cache_control
+from radixrt.api.requests.limits import check_lengths
 from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, PromptRequest
 from radixrt.api.requests.template_messages import to_template_messages
 from radixrt.api.requests.tools import offered_tools
@@ -53,6 +54,8 @@ def chat_prompt(
     Raises:
         RequestError: there are no messages, or a chat template can't take them.
     """
+    # Again, since a request in another API's form has been checked under its own names.
+    check_lengths({"messages": new, "reasoning_effort": fields.reasoning_effort})
     tools = offered_tools(fields)
     check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
     before = [{"role": "system", "content": instructions}] if instructions else []
