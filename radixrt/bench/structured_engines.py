@@ -78,6 +78,22 @@ def router(schema: str, facts: TokenizerFacts) -> Held:
     return Held(plan.backend, load_grammar(grammar, facts), plan.checks)
 
 
+def any_order(schema: str, facts: TokenizerFacts) -> Held:
+    """As the server does it for a schema with ``"x-property-order": "any"``.
+
+    Raises:
+        Refused: it would answer with a 400.
+    """
+    try:
+        plan = plan_json_schema(schema, backend="llguidance")
+        grammar = llguidance.compile_in_any_order(plan.schema, facts, "flexible")
+    except CannotEnforce as error:
+        raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
+    except CannotCompile as error:
+        raise Refused(str(error)) from error
+    return Held(plan.backend, load_grammar(grammar, facts), plan.checks)
+
+
 def alone(backend: str) -> Engine:
     """One library, given the schema as it is."""
 
@@ -101,6 +117,7 @@ def _grammar(backend: str, schema: str, facts: TokenizerFacts) -> Grammar:
 
 ENGINES: dict[str, Engine] = {
     "router": router,
+    "any-order": any_order,
     "llguidance": alone("llguidance"),
     "xgrammar": alone("xgrammar"),
 }

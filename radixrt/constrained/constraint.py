@@ -16,6 +16,8 @@ class JsonSchema(_Constraint, frozen=True, kw_only=True):
     """JSON text. The order of its keys is kept: properties are generated in this order."""
     strict: bool = True
     """False: keywords that can't be enforced are left out, and reported. True: they are an error."""
+    any_order: bool = False
+    """Objects take their properties in any order, not only in the schema's."""
 
 
 class AnyJson(_Constraint, frozen=True, kw_only=True):

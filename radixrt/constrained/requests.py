@@ -30,6 +30,8 @@ MAX_EBNF_CHARS = 256 << 10
 """Of an EBNF grammar, whose compilation takes more than linear time and memory."""
 MAX_JSON_MARKS = 100_000
 """Brackets, commas and colons of a schema that comes as text, those in its strings too: a bound on its values."""
+PROPERTY_ORDER = "x-property-order"
+"""Keyword at the root of a schema: ``any`` or ``schema``, the default."""
 _NO_TYPES = (int, float, bytes, list, tuple, types.FunctionType, types.MethodType)
 _EBNF_RULE = re.compile(r"^[^\S\n]*+[\w.-]++\s*+::=", re.MULTILINE)
 """Without backtracking: a text of empty lines takes no longer than others."""
@@ -55,7 +57,21 @@ def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
             f"{param} must be a JSON schema: an object or a boolean, not {_json_type(schema)}.",
             param=param,
         )
-    return JsonSchema(schema=json_text(schema, param), strict=strict)
+    text = json_text(schema, param)
+    order = schema.get(PROPERTY_ORDER) if isinstance(schema, dict) else None
+    any_order = order is not None and takes_any_order(order, f"{param}.{PROPERTY_ORDER}")
+    return JsonSchema(schema=text, strict=strict, any_order=any_order)
+
+
+def takes_any_order(order: Any, param: str) -> bool:
+    """Whether objects take their properties in any order.
+
+    Raises:
+        RequestError: the value is neither ``any`` nor ``schema``.
+    """
+    if order not in ("any", "schema"):
+        raise RequestError(f'{param} must be "any" or "schema".', param=param)
+    return bool(order == "any")
 
 
 def any_json(object_only: bool = True) -> AnyJson:

@@ -34,6 +34,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 CHAT = {"messages": HELLO}
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
 HELD = JsonSchema(schema=json.dumps(SCHEMA))
+ANY_ORDER = JsonSchema(schema=json.dumps(SCHEMA), any_order=True)
 GBNF = 'root ::= "a"'
 STRUCTURAL = {
     "structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}],
@@ -71,6 +72,12 @@ def post(server: RunningServer, path: str, body: object) -> tuple[int, dict[str,
         ({"response_format": {"type": "structural_tag", **STRUCTURAL}}, STRUCTURAL_HELD),
         ({"guided_json": SCHEMA}, HELD),
         ({"guided_json": json.dumps(SCHEMA)}, HELD),
+        ({"guided_json": SCHEMA, "property_order": "any"}, ANY_ORDER),
+        (openai_form() | {"property_order": "any"}, ANY_ORDER),
+        (
+            {"json_schema": {"x-property-order": "any"} | SCHEMA, "property_order": "schema"},
+            JsonSchema(schema=json.dumps({"x-property-order": "any"} | SCHEMA)),
+        ),
         ({"guided_regex": "a+"}, Regex(pattern="a+")),
         ({"guided_choice": ["b", "a"]}, Choice(options=("b", "a"))),
         ({"guided_grammar": GBNF}, Ebnf(grammar=GBNF)),
@@ -110,6 +117,9 @@ BAD = [
     (openai_form(schema=5), "response_format.json_schema.schema", "integer"),
     (openai_form(stritc=True), "response_format.json_schema", "'stritc'"),
     ({"guided_json": 5}, "guided_json", "object"),
+    ({"guided_json": SCHEMA, "property_order": "all"}, "property_order", '"any" or "schema"'),
+    ({"regex": "a", "property_order": "any"}, "property_order", "JSON schema"),
+    ({"guided_json": {"x-property-order": 1}}, "guided_json.x-property-order", "schema"),
     ({"guided_json": "{"}, "guided_json", "not valid JSON"),
     ({"guided_regex": ["a"]}, "guided_regex", "string"),
     ({"guided_regex": ""}, "guided_regex", "empty"),

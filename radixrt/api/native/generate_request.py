@@ -52,6 +52,7 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: dict[str, Any] | str | None = None
+    property_order: str | None = None
 
 
 _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -181,7 +182,7 @@ def _given_sampling(
 
     def check(one: dict[str, Any]) -> NativeSampling:
         with native_names():
-            refuse(one, "sampling_params.", _CONSTRAINTS)
+            refuse(one, "sampling_params.", (*_CONSTRAINTS, "property_order"))
             return to_struct(one, NativeSampling)
 
     if isinstance(params, list):
@@ -206,7 +207,10 @@ def _sampling(
     """
     settings: dict[str, Any] = {}
     for name in NativeSampling.__struct_fields__:
-        if name not in _CONSTRAINTS and (value := getattr(given, name)) is not None:
+        if (
+            name not in (*_CONSTRAINTS, "property_order")
+            and (value := getattr(given, name)) is not None
+        ):
             settings[_RENAMED.get(name, name)] = value
     if _max_new_tokens(given) is None:
         settings["max_tokens"] = max(DEFAULT_MAX_NEW_TOKENS, given.min_new_tokens or 0)

@@ -42,6 +42,7 @@ def asked_constraint(
         getattr(fields, "guided_whitespace_pattern", None), "guided_whitespace_pattern", config
     )
     constraint = requests.only_one(asked)
+    constraint = _in_order(constraint, getattr(fields, "property_order", None), prefix)
     return AskedConstraint(constraint, asked[0][0].partition(".")[0] if asked else "")
 
 
@@ -108,6 +109,17 @@ def _openai_schema(value: Any, param: str) -> JsonSchema:
     if not isinstance(strict, bool | None):
         raise RequestError(f"{param}.strict must be a boolean.", param=f"{param}.strict")
     return requests.json_schema(value["schema"], f"{param}.schema", strict is not False)
+
+
+def _in_order(constraint: Constraint | None, order: str | None, prefix: str) -> Constraint | None:
+    """The constraint with the request's order of properties; it wins over the schema's own."""
+    if order is None:
+        return constraint
+    name = f"{prefix}property_order"
+    any_order = requests.takes_any_order(order, name)
+    if not isinstance(constraint, JsonSchema):
+        raise RequestError(f"{name} goes with a JSON schema, and there is none.", param=name)
+    return msgspec.structs.replace(constraint, any_order=any_order)
 
 
 Reader = Callable[[Any, str], Constraint | None]

@@ -52,6 +52,8 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: dict[str, Any] | str | None = None
+    property_order: str | None = None
+    """Of the objects of a JSON schema: "any", or "schema", the default."""
 
 
 class QueueFields(msgspec.Struct, kw_only=True):

@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from radixrt.base.config import WhitespaceName
+from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
@@ -63,6 +64,16 @@ def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespa
     except ValueError as error:
         raise CannotCompile(_sentence(str(error))) from error
     return _checked(source, facts)
+
+
+def compile_in_any_order(schema: Any, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:
+    """As :func:`compile_json_schema`, of a normalised schema; objects take their properties in any order.
+
+    Raises:
+        CannotCompile: llguidance refuses the schema.
+    """
+    lark = lark_in_any_order(schema, json_schema_options(whitespace))
+    return _checked(LLMatcher.grammar_from_lark(lark), facts)
 
 
 def compile_any_json(

@@ -11,6 +11,7 @@ from typing import Any
 
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
+from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.constraint import (
     AnyJson,
@@ -160,7 +161,13 @@ class _TagGrammar:
         name, content, end = f"content_{index}", tag.content, self._literal(tag.end)
         match content:
             case JsonSchema() | AnyJson():
-                self._named.append({"name": name, "json_schema": self._schema(tag)})
+                schema = self._schema(tag)
+                if isinstance(content, JsonSchema) and content.any_order:
+                    options = llguidance.json_schema_options(self._whitespace)
+                    text = lark_in_any_order(schema, options)
+                    self._named.append({"name": name, "lark_grammar": text})
+                else:
+                    self._named.append({"name": name, "json_schema": schema})
                 return f"@{name} {end}"
             case Lark():
                 check_lark(content.grammar)

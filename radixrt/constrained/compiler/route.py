@@ -1,6 +1,7 @@
 """Chooses the backend of a constraint, compiles it, and turns refusals into errors of the request."""
 
 import json
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +22,9 @@ from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Compiled, Grammar
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+
+if TYPE_CHECKING:
+    from radixrt.constrained.json_schema.auditing.audit import JsonPlan
 
 
 class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +104,11 @@ def _json_schema(
     from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 
     wanted = "auto" if options.backend == "fsm" else options.backend
+    if constraint.any_order:
+        try:
+            return _in_any_order(constraint, facts, options)
+        except (CannotCompile, CannotEnforce):
+            pass  # the order of the schema is one of the orders
     plan = plan_json_schema(constraint.schema, strict=constraint.strict, backend=wanted)
     schema = json.dumps(plan.schema, ensure_ascii=False)
     if plan.backend == "xgrammar":
@@ -108,6 +117,19 @@ def _json_schema(
         grammar = xgrammar.compile_json_schema(schema, facts, options.whitespace)
     else:
         grammar = llguidance.compile_json_schema(schema, facts, options.whitespace)
+    return _planned(grammar, plan)
+
+
+def _in_any_order(
+    constraint: JsonSchema, facts: TokenizerFacts, options: CompileOptions
+) -> Compiled:
+    from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+
+    plan = plan_json_schema(constraint.schema, strict=constraint.strict, backend="llguidance")
+    return _planned(llguidance.compile_in_any_order(plan.schema, facts, options.whitespace), plan)
+
+
+def _planned(grammar: Grammar, plan: "JsonPlan") -> Compiled:
     return Compiled(
         grammar=grammar,
         checks=plan.checks,

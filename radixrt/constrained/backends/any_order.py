@@ -1,0 +1,210 @@
+"""Writes a JSON schema as a Lark grammar whose objects take their properties in any order.
+
+A rule of an object has a parameter, a bit for each declared property, as llguidance's parametric grammars have it: a
+property may come while its bit is clear and sets it, and the object may close when the bits of all required properties are
+set. So no required property is missing, none comes twice, and the grammar has as many rules as the schema has objects.
+"""
+
+import json
+from typing import Any
+
+from radixrt.constrained.json_schema.walk import reference_target
+
+MAX_PROPERTIES = 64
+"""Declared properties of an object in any order: the bits of a parameter. An object with more keeps the schema's order."""
+
+_STRING = r'/"([^"\\\x00-\x1F]|\\[nrbtf\\"])*"/'
+_OBJECT_WORDS = {"type", "properties", "required", "additionalProperties", "minProperties"}
+_ARRAY_WORDS = {"type", "items", "minItems", "maxItems"}
+
+
+def lark_in_any_order(schema: Any, options: dict[str, Any]) -> str:
+    """The Lark text of a schema for which llguidance has a JSON grammar.
+
+    Objects and their values are written in Lark down to schemas without any order left to choose; those stay JSON schemas.
+    Where an object with a choice of order is within a keyword that Lark can't express, such as ``oneOf``, it keeps the
+    schema's order.
+
+    Args:
+        schema: normalised; its references are to its ``$defs``.
+        options: of llguidance's converter, with ``whitespace_pattern``.
+    """
+    return _Writer(schema, options).text()
+
+
+class _Writer:
+    """Writes one rule for each different schema in it."""
+
+    def __init__(self, schema: Any, options: dict[str, Any]) -> None:
+        self._options = options
+        self._gap = options["whitespace_pattern"]
+        self._definitions: dict[str, Any] = (
+            schema.get("$defs", {}) if isinstance(schema, dict) else {}
+        )
+        self._names: dict[str, str] = {}
+        """Rules by the text of their schema."""
+        self._lines: list[str] = []
+        self._root = schema
+        if isinstance(schema, dict):
+            self._root = {
+                word: value for word, value in schema.items() if word not in ("$defs", "x-guidance")
+            }
+        self._choices = self._find_choices(self._root)
+
+    def text(self) -> str:
+        start = self._rule(self._root)
+        return "\n".join([f"start: {start}", *self._lines, ""])
+
+    # ------------------------------------------------------------ which rule
+
+    def _rule(self, node: Any) -> str:
+        """The name of the rule of a schema."""
+        key = json.dumps(node)
+        if key not in self._names:
+            name = self._names[key] = f"value_{len(self._names)}"
+            self._lines.append(f"{name}: {self._body(node, name)}")
+        return self._names[key]
+
+    def _body(self, node: Any, name: str) -> str:
+        parts = self._parts(node)
+        if parts is None or json.dumps(node) not in self._choices:
+            return f"%json {json.dumps(self._leaf(node), ensure_ascii=False)}"
+        if "$ref" in node:
+            return self._rule(parts[0])
+        if "anyOf" in node:
+            leaves = [one for one in parts if json.dumps(one) not in self._choices]
+            others = [one for one in parts if json.dumps(one) in self._choices]
+            if leaves:
+                others.append(leaves[0] if len(leaves) == 1 else {"anyOf": leaves})
+            return " | ".join(map(self._rule, others))
+        return self._array(node) if node["type"] == "array" else self._object(node, name)
+
+    def _find_choices(self, start: Any) -> set[str]:
+        """The texts of the schemas in whose values an order is left to choose."""
+        users: dict[str, list[str]] = {}
+        waiting, found = [start], set()
+        while waiting:
+            node = waiting.pop()
+            key = json.dumps(node)
+            parts = self._parts(node)
+            if parts is not None and _members(node) > 1:
+                found.add(key)
+            for part in parts or ():
+                below = json.dumps(part)
+                if below not in users:
+                    waiting.append(part)
+                users.setdefault(below, []).append(key)
+        changed = list(found)
+        while changed:
+            above = set(users.get(changed.pop(), ())) - found
+            found |= above
+            changed += above
+        return found
+
+    def _parts(self, node: Any) -> list[Any] | None:
+        """The schemas within a schema that Lark can express; None: it can't."""
+        if not isinstance(node, dict):
+            return None
+        if node.keys() == {"$ref"}:
+            target = reference_target(node)
+            return None if target is None else [self._definitions[str(target[1])]]
+        if node.keys() == {"anyOf"}:
+            kinds = [self._kind(branch) for branch in node["anyOf"]]
+            large = [kind for kind in kinds if kind in ("object", "array")]
+            # llguidance follows one JSON grammar at a time, so no two may begin at the same place.
+            return None if None in kinds or len({*large}) < len(large) else list(node["anyOf"])
+        if node.get("type") == "array" and node.keys() <= _ARRAY_WORDS and "items" in node:
+            return [node["items"]]
+        if node.get("type") == "object" and node.keys() <= _OBJECT_WORDS:
+            names = _declared(node)
+            written = [json.dumps(name, ensure_ascii=False) for name in names]
+            plain = not any("\\u" in one or "\x7f" in one for one in written)
+            if plain and len(names) <= MAX_PROPERTIES and node.get("minProperties", 0) <= 1:
+                return [*names.values(), node.get("additionalProperties", True)]
+        return None
+
+    def _kind(self, node: Any) -> str | None:
+        """The type of all values of a schema, ``scalar`` for a list of scalars; None: not known."""
+        if (target := reference_target(node)) is not None:
+            node = self._definitions[str(target[1])]
+        if not isinstance(node, dict):
+            return None
+        if any(isinstance(value, dict | list) for value in node.get("enum", ())):
+            return None
+        kind = node.get("type", "scalar" if "enum" in node else None)
+        return kind if isinstance(kind, str) else None
+
+    def _leaf(self, node: Any) -> dict[str, Any]:
+        if not isinstance(node, dict):
+            node = {} if node else {"enum": []}
+        definitions = {"$defs": self._definitions} if "$ref" in json.dumps(node) else {}
+        return {**node, **definitions, "x-guidance": self._options}
+
+    # ------------------------------------------------------------ rules
+
+    def _array(self, node: dict[str, Any]) -> str:
+        item = self._rule(node["items"])
+        least, most = node.get("minItems", 0), node.get("maxItems")
+        if most == 0:
+            return f"{self._mark('[')} {self._mark(']', before=True)}"
+        items = item
+        if most != 1:
+            more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+            items += f" ({self._mark(',', before=True)} {item}){more}"
+        items = items if least else f"({items})?"
+        return f"{self._mark('[')} {items} {self._mark(']', before=True)}"
+
+    def _object(self, node: dict[str, Any], name: str) -> str:
+        declared, required = _declared(node), set(node.get("required", ()))
+        additional = node.get("additionalProperties", True)
+        names = [*(one for one in declared if one in required)]
+        names += [one for one in declared if one not in required and declared[one] is not False]
+        members = [
+            f"{self._key(json.dumps(one, ensure_ascii=False))} {self._rule(declared[one])} "
+            f"{name}_rest::set_bit({bit}) %if bit_clear({bit})"
+            for bit, one in enumerate(names)
+        ]
+        comma = f"{self._mark(',', before=True)} {name}_member::_"
+        if additional is not False:
+            taken = "|".join(_escaped(json.dumps(one, ensure_ascii=False)) for one in declared)
+            other = f"{_STRING} & ~/({taken})/" if taken else _STRING
+            self._lines.append(f"{name.upper()}_OTHER: {other}")
+            colon = f"/{self._gap}:{self._gap}/"
+            members.append(f"{name.upper()}_OTHER {colon} {self._rule(additional)} {name}_rest::_")
+        else:
+            comma += f" %if not(is_ones([0:{len(names)}]))"
+        may_end = f'"" %if is_ones([0:{len(required)}])' if required else '""'
+        self._lines.append(f"{name}_member::_: " + "\n | ".join(members))
+        self._lines.append(f"{name}_rest::_: {may_end}\n | {comma}")
+        first = f"{name}_member::0"
+        if not required and not node.get("minProperties"):
+            first = f"({first})?"
+        return f"{self._mark('{')} {first} {self._mark('}', before=True)}"
+
+    def _key(self, quoted: str) -> str:
+        return f"/{_escaped(quoted)}{self._gap}:{self._gap}/"
+
+    def _mark(self, mark: str, *, before: bool = False) -> str:
+        """A mark of JSON with the white space behind it, or before and behind it."""
+        gap = self._gap
+        behind = "" if mark in "]}" else gap
+        return f"/{gap if before else ''}\\{mark}{behind}/"
+
+
+def _declared(node: dict[str, Any]) -> dict[str, Any]:
+    """The schemas of the properties that are declared or required, by name."""
+    additional = node.get("additionalProperties", True)
+    required = {name: additional for name in node.get("required", ())}
+    return {**required, **node.get("properties", {})}
+
+
+def _members(node: dict[str, Any]) -> int:
+    """How many different kinds of properties may stand in an order of their own; 0: the schema is of no object."""
+    if node.get("type") != "object":
+        return 0
+    return len(_declared(node)) + (node.get("additionalProperties", True) is not False)
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression between slashes."""
+    return "".join(f"\\{c}" if c in r"\/.^$|?*+()[]{}&~-#" else c for c in text)
