@@ -212,11 +212,11 @@ def _hard_numbers() -> Iterator[Probe]:
         ):
             schema = {"type": "number", **both_bounds}
             yield Probe(f"number/{next(iter(both_bounds))}:fraction", schema, texts)
-    for whole, other in ((0, 0.5), (2, 2.25), (10, 10.01), (-10, -9.5), (0, -0.5), (1, 0.5), (-10, -10.25)):  # fmt: skip
+    for whole, other in ((0, 0.5), (2, 2.25), (10, 10.01), (-10, -9.5), (0, -0.5), (1, 0.5), (-10, -10.25), (0, 1e-09), (0, -1e-09)):  # fmt: skip
         limited, limit = ("Minimum", "maximum") if whole < other else ("Maximum", "minimum")
         schema = {"type": "number", f"exclusive{limited}": whole, limit: other}
         near = texts_of([whole, float(whole), other, (whole + other) / 2])
-        yield Probe(f"number/exclusive{limited}:near", schema, (*texts, *near))
+        yield Probe(f"number/exclusive{limited}:near", schema, (*texts, *near, ""))
     for step in (0.01, 0.1, 0.25, 1.5):
         yield Probe("number/multipleOf:fraction", {"type": "number", "multipleOf": step}, texts)
         both = {"type": "number", "minimum": 0, "maximum": 3, "multipleOf": step}

@@ -126,7 +126,7 @@ class SchemaMaker:
             case "string":
                 return self._of(TEXTS)
             case "integer" | "number":
-                low = schema.get("minimum", schema.get("exclusiveMinimum", -2))
+                low: Any = schema.get("minimum", schema.get("exclusiveMinimum", -2))
                 return self._of((low, low + 1, math.floor(low), *NUMBERS))
             case "boolean":
                 return self._chance(0.5)
@@ -230,6 +230,9 @@ def failures_of(
     for _ in range(WALKS):
         walked = _walk(held, facts, rng)
         outcome = "unfinished"
+        if walked is not None and not _is_json(walked):
+            failures.append(f"writes {walked!r}, which is not JSON")
+            continue
         if walked is not None and "Infinity" in json.dumps(json.loads(walked)):
             outcome = "with numbers beyond float64"
         elif walked is not None:
@@ -238,6 +241,14 @@ def failures_of(
         if walked is not None and outcome == "finished" and not judge.is_valid(walked):
             failures.append(f"writes {walked}")
     return failures
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _accepts(held: Held, text: str, facts: TokenizerFacts) -> bool:

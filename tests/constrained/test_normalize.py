@@ -63,7 +63,6 @@ NO_CHECK_LEFT = {
         "else": {"required": ["b"]},
     },
     "dependencies": {"type": "object", "dependencies": {"a": ["b"], "c": {"minProperties": 1, **CLOSED}}},
-    "unique booleans and more": {"type": "array", "items": {"enum": [1, 2, "a"]}, "uniqueItems": True},
     "names of an enum": {"type": "object", "propertyNames": {"enum": ["a", "kind"]}},
     "names of a pattern": {"type": "object", "propertyNames": {"pattern": "^[ab]$"}},
     "at least one": {"type": "object", **CLOSED, "minProperties": 1},

@@ -26,7 +26,6 @@ from radixrt.constrained.json_schema.walk import (
     mapped,
     met_with,
     pointer_of,
-    reference_target,
     without_origins,
 )
 
@@ -161,8 +160,10 @@ class _Attempt:
             if error is None:
                 return
             if "nsatisfiable" in error:
-                self._deny_empty_definitions(search.empty_definitions(), error)
-                continue
+                reason = error.splitlines()[0].removeprefix("Unsatisfiable schema: ")
+                raise CannotEnforce(
+                    "schema", "", f"no value satisfies it, or a part of it: {reason}."
+                )
             found = search.blamed(error)
             for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
@@ -172,19 +173,6 @@ class _Attempt:
         raise CannotEnforce(
             "schema", "", f"{self.backend} can't compile it: {error}. Make it smaller or simpler."
         )
-
-    def _deny_empty_definitions(self, empty: set[Place], error: str) -> None:
-        """Write false for references to definitions that no value satisfies: llguidance refuses a schema that has any.
-
-        Raises:
-            CannotEnforce: there is none; no value satisfies the whole.
-        """
-        denied = [place for place, node in met_with(self.schema) if reference_target(node) in empty]
-        if not denied or () in denied:
-            reason = error.splitlines()[0].removeprefix("Unsatisfiable schema: ")
-            raise CannotEnforce("schema", "", f"no value satisfies it: {reason}.")
-        for place in denied:
-            at(self.schema, place[:-1])[place[-1]] = False
 
     def _find_faults(self) -> None:
         """Remove the keywords that the table does not list as enforced, from the root down."""

@@ -33,15 +33,6 @@ class Search:
         self._seen: set[Place] = set()
         self._errors: dict[str, str | None] = {}
 
-    def empty_definitions(self) -> set[Place]:
-        """Referenced definitions that, according to the library, no value satisfies."""
-        targets = {reference_target(node) for _, node in met_with(self._schema)}
-        return {
-            target
-            for target in targets
-            if target and "nsatisfiable" in (self._error_of(at(self._schema, target)) or "")
-        }
-
     def blamed(self, error: str) -> list[Blame]:
         """Keywords to give up; empty if none is found within the budget."""
         self._seen = set()

@@ -1,16 +1,11 @@
 """Normalises a conjunction of schemas for arrays."""
 
-import itertools
-import math
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
 from radixrt.constrained.json_schema.normal.flatten import Raw
 from radixrt.constrained.json_schema.normal.node import Node, NodeOf
 from radixrt.constrained.json_schema.normal.scalars import denied_values
-
-MAX_SEQUENCES = 130
-"""Arrays of distinct items that are written out one by one."""
 
 
 def item_conjuncts(simple: list[Raw], index: int | None) -> list[Schema]:
@@ -62,9 +57,6 @@ class ArrayForm:
             form["minItems"] = self.least
         denied = denied_values(self._simple, "array")
         if any(raw.get("uniqueItems") for raw in self._simple) and self.most not in (0, 1):
-            sequences = self._distinct_sequences()
-            if sequences is not None and not contained and not denied:
-                return sequences
             form["uniqueItems"] = True
         if denied:
             form["not"] = {"enum": denied}
@@ -110,17 +102,3 @@ class ArrayForm:
             self.tail = self._node_of(item_conjuncts(self._simple, None))
             if self.tail.is_never:
                 self.most = len(self.prefix)
-
-    def _distinct_sequences(self) -> list[Node] | None:
-        """Every array of distinct items, where these are few."""
-        values = None if self.prefix or self.tail is None else self.tail.finite_values()
-        if values is None:
-            return None
-        most = len(values) if self.most is None else min(self.most, len(values))
-        lengths = range(self.least, most + 1)
-        if sum(math.perm(len(values), length) for length in lengths) > MAX_SEQUENCES:
-            return None
-        sequences = [
-            list(items) for length in lengths for items in itertools.permutations(values, length)
-        ]
-        return [Node(self._origin, {"enum": sequences})] if sequences else []

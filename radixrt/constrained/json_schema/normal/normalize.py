@@ -198,7 +198,7 @@ class Normalizer:
         words = {ORIGIN, *ANY_TYPE, *OF_TYPE.get("number" if kind == "integer" else kind, ())}
         about = [{word: raw[word] for word in raw if word in words} for raw in simple]
         if kind == "object":
-            return ObjectForm(self.node, self._judge, about).nodes()
+            return ObjectForm(self.node, about).nodes()
         if kind == "array":
             return ArrayForm(self.node, about).nodes()
         if kind == "string":

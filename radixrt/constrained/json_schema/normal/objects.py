@@ -1,7 +1,5 @@
 """Normalises a conjunction of schemas for objects."""
 
-import itertools
-import math
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
@@ -10,10 +8,6 @@ from radixrt.constrained.json_schema.normal.matching import matches
 from radixrt.constrained.json_schema.normal.node import Node, NodeOf
 from radixrt.constrained.json_schema.normal.scalars import denied_values
 from radixrt.constrained.json_schema.normal.shapes import Shape, add_shape, shapes_of
-from radixrt.constrained.json_schema.normal.validity import Judge
-
-MAX_SUBSETS = 40
-"""Sets of properties that are written out one by one where their number is bounded."""
 
 
 def required_names(simple: list[Raw]) -> list[str]:
@@ -23,9 +17,8 @@ def required_names(simple: list[Raw]) -> list[str]:
 class ObjectForm:
     """The object keywords of a conjunction, combined."""
 
-    def __init__(self, node_of: NodeOf, judge: Judge, simple: list[Raw]) -> None:
+    def __init__(self, node_of: NodeOf, simple: list[Raw]) -> None:
         self._node_of = node_of
-        self._judge = judge
         self._simple = simple
         self._origin = simple[0].get(ORIGIN, "") if simple else ""
         self._shapes = shapes_of(simple)
@@ -56,10 +49,9 @@ class ObjectForm:
             self.least = 0
         if self.most == len(self.required) and self._all_certain:
             self._leave_only_required()
-            is_closed = True
         if is_closed and self.most is not None and self.most >= len(self.properties):
             self.most = None
-        return self._subsets() if is_closed else [Node(self._origin, self._form())]
+        return [Node(self._origin, self._form())]
 
     # Names
 
@@ -74,12 +66,6 @@ class ObjectForm:
             add_shape(self._shapes, shape)
             return
         self._names_left = names
-        closed = next((shape for shape in self._shapes if shape.closed), None)
-        if closed is not None:
-            kept, certain = self._judge.sort(list(closed.properties), names)
-            if certain:
-                closed.properties = {name: closed.properties[name] for name in kept}
-                self._names_left = []
 
     # Properties
 
@@ -121,31 +107,6 @@ class ObjectForm:
         """As many properties as are required, and no other."""
         self.properties = {name: self.properties[name] for name in self.required}
         self.patterns, self.most, self.additional = {}, None, Node(self._origin, False)
-
-    def _subsets(self) -> list[Node]:
-        """The possible sets of properties of a closed object, where a bound on their number needs them and they are few.
-        Libraries enforce a minimum of one property themselves."""
-        optional = [name for name in self.properties if name not in self.required]
-        fewest = max(self.least - len(self.required), 0)
-        if self.most is None:
-            sizes = range(fewest, fewest + 1)
-        else:
-            room = self.most - len(self.required)
-            sizes = range(fewest or room, room + 1)
-        is_bound = self.least > 1 or self.most is not None
-        if not is_bound or sum(math.comb(len(optional), size) for size in sizes) > MAX_SUBSETS:
-            return [Node(self._origin, self._form())]
-        every, required, is_open = self.properties, self.required, self.most is None
-        self.least, self.most = 0, None
-        nodes = []
-        for chosen in (names for size in sizes for names in itertools.combinations(optional, size)):
-            # Without a maximum, distinguished by the first properties that are present; any may follow.
-            later = optional[optional.index(chosen[-1]) + 1 :] if is_open else ()
-            kept = {*required, *chosen, *later}
-            self.properties = {name: node for name, node in every.items() if name in kept}
-            self.required = [*required, *(chosen if fewest else ())]
-            nodes.append(Node(self._origin, self._form()))
-        return nodes
 
     # Words
 
