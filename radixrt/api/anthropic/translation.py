@@ -1,12 +1,12 @@
 """Translates a request for a message into the chat request that has the same meaning."""
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from radixrt.api.anthropic.protocol import Blocks, InputMessage, MessagesRequest
+from radixrt.api.requests.items import string_in, warn_of_skipped
 from radixrt.api.requests.json_text import json_text
 from radixrt.api.requests.protocol import (
     CacheControl,
@@ -16,17 +16,11 @@ from radixrt.api.requests.protocol import (
 )
 from radixrt.base.errors import RequestError
 
-log = logging.getLogger(__name__)
-
 BILLING_HEADER = "x-anthropic-billing-header:"
 """Begins a line that Claude Code writes first into the system prompt. It differs in each request, so no prefix would be shared."""
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
-
-_MOST_WARNINGS = 100
-_skipped_tools: set[str] = set()
-"""Types of tools that the log has named."""
 
 
 def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
@@ -137,7 +131,7 @@ def _of_result(block: dict[str, Any], where: str) -> ChatMessage:
     content = block.get("content") or ""
     return ChatMessage(
         role="tool",
-        tool_call_id=_string(block, "tool_use_id", where),
+        tool_call_id=string_in(block, "tool_use_id", where),
         content=content if isinstance(content, str) else _texts(content, f"{where}.content"),
         cache_control=_mark(block, where),
     )
@@ -154,7 +148,7 @@ def _of_assistant(content: Blocks, where: str) -> ChatMessage:
         if kind == "tool_use":
             calls.append(_of_call(block, place))
         elif kind == "thinking":
-            reasoning.append(_string(block, "thinking", place))
+            reasoning.append(string_in(block, "thinking", place))
         elif kind != "redacted_thinking":
             texts += _texts([block], where, number)
     return ChatMessage(
@@ -170,10 +164,10 @@ def _of_call(block: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise RequestError(f"{where}.input must be an object.", param=f"{where}.input")
     call = {
-        "id": _string(block, "id", where),
+        "id": string_in(block, "id", where),
         "type": "function",
         "function": {
-            "name": _string(block, "name", where),
+            "name": string_in(block, "name", where),
             "arguments": json_text(arguments, f"{where}.input"),
         },
     }
@@ -201,7 +195,7 @@ def _text(block: Any, where: str) -> dict[str, Any]:
         return {k: v for k, v in block.items() if k in ("type", "text", "cache_control")}
     source = block.get("source") if kind == "document" else None
     if isinstance(source, dict) and source.get("type") == "text":
-        part = {"type": "text", "text": _string(source, "data", f"{where}.source")}
+        part = {"type": "text", "text": string_in(source, "data", f"{where}.source")}
         return part | {k: v for k, v in block.items() if k == "cache_control"}
     raise RequestError(
         f"{where} is of type {kind!r:.50}; this server takes text, plain-text documents, tool_use, tool_result and thinking "
@@ -221,13 +215,6 @@ def _mark(block: dict[str, Any], where: str) -> CacheControl | None:
         ) from error
 
 
-def _string(block: dict[str, Any], name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise RequestError(f"{where}.{name} must be a string.", param=f"{where}.{name}")
-    return value
-
-
 # ---------------------------------------------------------------- tools
 
 
@@ -236,10 +223,9 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     if not tools:
         return None
     own = [tool for tool in tools if tool.get("type") in (None, "custom")]
-    kinds = {str(tool.get("type"))[:80] for tool in tools} - {"custom", "None"} - _skipped_tools
-    for kind in sorted(kinds)[: _MOST_WARNINGS - len(_skipped_tools)]:
-        log.warning("Skipped tools of the type %r, which the server would have to run.", kind)
-        _skipped_tools.add(kind)
+    for tool in tools:
+        if tool.get("type", "custom") != "custom":
+            warn_of_skipped("tools", tool["type"])
     translated = [_tool(tool, index) for index, tool in enumerate(own)]
     marks = [tool["cache_control"] for tool in own if tool.get("cache_control")]
     if marks:
@@ -248,7 +234,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
 
 
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    function = {"name": _string(tool, "name", f"tools[{index}]")}
+    function = {"name": string_in(tool, "name", f"tools[{index}]")}
     for theirs, ours in (("description", "description"), ("input_schema", "parameters"), ("strict", "strict")):  # fmt: skip
         if tool.get(theirs) is not None:
             function[ours] = tool[theirs]
@@ -262,7 +248,7 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | 
     parallel = False if choice.get("disable_parallel_tool_use") else None
     kind = choice.get("type")
     if kind == "tool":
-        name = _string(choice, "name", "tool_choice")
+        name = string_in(choice, "name", "tool_choice")
         return {"type": "function", "function": {"name": name}}, parallel
     if not isinstance(kind, str) or kind not in _TOOL_CHOICES:
         raise RequestError(

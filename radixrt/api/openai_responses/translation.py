@@ -2,22 +2,16 @@
 
 import base64
 import binascii
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 from radixrt.api.openai_responses.protocol import TEXT_LOGPROBS, Items, ResponsesRequest
+from radixrt.api.requests.items import string_in, warn_of_skipped
 from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, GenerationFields
 from radixrt.base.errors import RequestError
 
-log = logging.getLogger(__name__)
-
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text", "summary_text": "text"}  # fmt: skip
 """The field of each type of content part that holds its text."""
-
-_MOST_WARNINGS = 100
-_skipped: set[str] = set()
-"""Types of tools and items that the log has named."""
 
 
 def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
@@ -74,10 +68,10 @@ def _messages(items: Items | None) -> Iterator[ChatMessage]:
     open_turn: ChatMessage | None = None
     for index, item in enumerate(items or ()):
         where = f"input[{index}]"
-        kind = "message" if item.get("type") is None else _string(item, "type", where)
+        kind = "message" if item.get("type") is None else string_in(item, "type", where)
         read = _ITEMS.get(kind)
         if read is None:
-            _warn_once("items", kind)
+            warn_of_skipped("items", kind)
             continue
         message = read(item, where)
         if message.role != "assistant":
@@ -108,17 +102,17 @@ def _join(turn: ChatMessage, message: ChatMessage) -> None:
 
 
 def _message(item: dict[str, Any], where: str) -> ChatMessage:
-    role = _string(item, "role", where)
+    role = string_in(item, "role", where)
     return ChatMessage(role=role, content=_parts(item.get("content"), f"{where}.content"))
 
 
 def _function_call(item: dict[str, Any], where: str) -> ChatMessage:
     call = {
-        "id": _string(item, "call_id", where),
+        "id": string_in(item, "call_id", where),
         "type": "function",
         "function": {
-            "name": _string(item, "name", where),
-            "arguments": _string(item, "arguments", where),
+            "name": string_in(item, "name", where),
+            "arguments": string_in(item, "arguments", where),
         },
     }
     return ChatMessage(role="assistant", content=[], tool_calls=[call])
@@ -127,7 +121,7 @@ def _function_call(item: dict[str, Any], where: str) -> ChatMessage:
 def _function_call_output(item: dict[str, Any], where: str) -> ChatMessage:
     return ChatMessage(
         role="tool",
-        tool_call_id=_string(item, "call_id", where),
+        tool_call_id=string_in(item, "call_id", where),
         content=_parts(item.get("output"), f"{where}.output"),
     )
 
@@ -136,7 +130,7 @@ def _reasoning(item: dict[str, Any], where: str) -> ChatMessage:
     """The text itself, if the client has kept it in one of its forms."""
     text = "".join(part["text"] for part in _parts(item.get("content") or [], f"{where}.content"))
     if not text and item.get("encrypted_content") is not None:
-        text = _unsealed(_string(item, "encrypted_content", where))
+        text = _unsealed(string_in(item, "encrypted_content", where))
     if not text:
         parts = _parts(item.get("summary") or [], f"{where}.summary")
         text = "".join(part["text"] for part in parts)
@@ -180,18 +174,11 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         raise RequestError(
             f"{where} is of type {kind!r:.50}; this server takes text parts only.", param=where
         )
-    translated = {"type": "text", "text": _string(part, field, where)}
+    translated = {"type": "text", "text": string_in(part, field, where)}
     for name in ("cache_control", "prompt_cache_breakpoint"):
         if part.get(name) is not None:
             translated[name] = part[name]
     return translated
-
-
-def _string(item: dict[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise RequestError(f"{where}.{name} must be a string.", param=f"{where}.{name}")
-    return value
 
 
 # ---------------------------------------------------------------- tools
@@ -202,9 +189,9 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     functions = []
     for index, tool in enumerate(tools or ()):
         if tool.get("type") != "function":
-            _warn_once("tools", str(tool.get("type")))
+            warn_of_skipped("tools", tool.get("type"))
             continue
-        function: dict[str, Any] = {"name": _string(tool, "name", f"tools[{index}]")}
+        function: dict[str, Any] = {"name": string_in(tool, "name", f"tools[{index}]")}
         for name in ("description", "parameters"):
             if tool.get(name) is not None:
                 function[name] = tool[name]
@@ -217,14 +204,16 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": _string(choice, "name", "tool_choice")}}
+        return {"type": "function", "function": {"name": string_in(choice, "name", "tool_choice")}}
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("tools")
         if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
             raise RequestError(
                 "tool_choice.tools must be a list of tools.", param="tool_choice.tools"
             )
-        names = [_string(tool, "name", f"tool_choice.tools[{i}]") for i, tool in enumerate(allowed)]
+        names = [
+            string_in(tool, "name", f"tool_choice.tools[{i}]") for i, tool in enumerate(allowed)
+        ]
         functions = [{"type": "function", "function": {"name": name}} for name in names]
         inner = {"mode": choice.get("mode", "auto"), "tools": functions}
         return {"type": "allowed_tools", "allowed_tools": inner}
@@ -232,10 +221,3 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
         'tool_choice must be "auto", "none", "required", or of the type function or allowed_tools.',
         param="tool_choice",
     )
-
-
-def _warn_once(what: str, kind: str) -> None:
-    kind = kind[:80]
-    if kind not in _skipped and len(_skipped) < _MOST_WARNINGS:
-        _skipped.add(kind)
-        log.warning("Skipped %s of the type %r, which this server does not have.", what, kind)
