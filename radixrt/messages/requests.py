@@ -86,6 +86,10 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_pinned_fraction: float = 1.0
     """Share of the KV pool that the namespace may pin at a time."""
 
+    def at_most(self, max_tokens: int) -> int:
+        """A default of ``max_tokens``, within the tenant's limit."""
+        return max_tokens if self.max_tokens is None else min(max_tokens, self.max_tokens)
+
     def salt(self, own: str | None) -> str:
         """The cache salt of a request that brings the salt ``own``. No two namespaces have one in common: the text before
         the first NUL is the namespace.

@@ -479,3 +479,16 @@ def test_rates_refill_evenly_and_a_debt_is_paid_back_first() -> None:
 def test_a_keys_own_limits_come_before_those_of_the_file() -> None:
     own = KeyLimits(max_tokens=5).over(KeyLimits(max_tokens=9, requests_per_minute=7))
     assert own == KeyLimits(max_tokens=5, requests_per_minute=7)
+
+
+def test_a_default_length_is_within_the_keys_limit(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = limited(start_server, tmp_path, max_tokens=5)
+    server.answer_endlessly()
+    with server.http as http:
+        http.headers["authorization"] = "Bearer alice-key"
+        completion = http.post("/v1/completions", json={"prompt": "hi"}).json()
+        native = http.post("/generate", json={"text": "hi"}).json()
+    assert completion["usage"]["completion_tokens"] == 5
+    assert native["meta_info"]["completion_tokens"] == 5

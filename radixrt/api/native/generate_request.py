@@ -19,7 +19,7 @@ from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt
+from radixrt.messages.requests import GenerateRequest, Prompt, Tenant, TextPrompt
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's."""
@@ -106,7 +106,13 @@ class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
             strict=True,
         )
         sampling = [
-            _sampling(one, (top or 0) if wants else None, -1 if start is None else start, state)
+            _sampling(
+                one,
+                (top or 0) if wants else None,
+                -1 if start is None else start,
+                state,
+                caller.tenant,
+            )
             for one, (wants, top, start) in zip(given, settings, strict=True)
         ]
         structured = [_constraint(*both, state) for both in zip(given, sampling, strict=True)]
@@ -195,7 +201,11 @@ def _max_new_tokens(given: NativeSampling) -> int | None:
 
 
 def _sampling(
-    given: NativeSampling, logprobs: int | None, prompt_start: int, state: ServerState
+    given: NativeSampling,
+    logprobs: int | None,
+    prompt_start: int,
+    state: ServerState,
+    tenant: Tenant,
 ) -> SamplingParams:
     """
     Args:
@@ -213,7 +223,9 @@ def _sampling(
         ):
             settings[_RENAMED.get(name, name)] = value
     if _max_new_tokens(given) is None:
-        settings["max_tokens"] = max(DEFAULT_MAX_NEW_TOKENS, given.min_new_tokens or 0)
+        settings["max_tokens"] = max(
+            tenant.at_most(DEFAULT_MAX_NEW_TOKENS), given.min_new_tokens or 0
+        )
     elif _max_new_tokens(given) == 0:
         settings["max_tokens"] = 1
     settings["logprobs"] = logprobs

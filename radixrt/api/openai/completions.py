@@ -22,7 +22,7 @@ from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.requests import GenerateRequest
+from radixrt.messages.requests import GenerateRequest, Tenant
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
@@ -56,7 +56,7 @@ def prepare_completion(
         lambda count: state.check_answer_count(count, fields.n or 1),
     )
     constraint = asked_constraint(fields, state.config)
-    overrides = _overrides(fields)
+    overrides = _overrides(fields, caller_of(request).tenant)
     options = generation_options(
         fields, state, caller_of(request), constraint.constraint, len(prompts), **overrides
     )
@@ -106,7 +106,7 @@ def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str 
     return continuation.text + fields.prompt
 
 
-def _overrides(fields: CompletionRequest) -> dict[str, Any]:
+def _overrides(fields: CompletionRequest, tenant: Tenant) -> dict[str, Any]:
     """The sampling settings that differ from the request's fields.
 
     With ``max_tokens`` 0, which scores a text with ``echo``, one token is generated and thrown away.
@@ -120,7 +120,7 @@ def _overrides(fields: CompletionRequest) -> dict[str, Any]:
             raise RequestError("max_tokens must be at least 1 without echo.", param="max_tokens")
         overrides["max_tokens"] = 1
     elif fields.max_tokens is None:
-        overrides["max_tokens"] = max(DEFAULT_MAX_TOKENS, fields.min_tokens or 0)
+        overrides["max_tokens"] = max(tenant.at_most(DEFAULT_MAX_TOKENS), fields.min_tokens or 0)
     if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
         overrides["prompt_logprobs"] = fields.logprobs
     return overrides
