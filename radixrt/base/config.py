@@ -91,7 +91,7 @@ class SchedulerSettings:
     max_step_ms: float | None = _scheduling(
         None,
         "Longest step, in milliseconds: prefill chunks are sized for it by the times of the last steps; if not given, five "
-        "times the step of one answer, but from 25 to 150; 0 is no limit.",
+        "times the step of one answer, but from 15 to 150; 0 is no limit.",
         at_least=0,
     )
     chunked_prefill_size: int = _scheduling(

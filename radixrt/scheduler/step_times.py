@@ -34,7 +34,7 @@ FIRST_TOKENS = 64
 """Most prompt tokens of the first step."""
 
 STEPS_OF_ONE_ANSWER = 5.0
-LEAST_MS, MOST_MS = 25.0, 150.0
+LEAST_MS, MOST_MS = 15.0, 150.0
 """The default of ``--max-step-ms``: five times the step of one running answer, within these bounds."""
 
 NO_BOUND, NO_BOUND_S = 1 << 30, 1e9
