@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from radixrt.scheduler.step_times import NO_BOUND, StepShape, StepTimes, attended_pairs
+from radixrt.scheduler.step_times import LEAST_MS, NO_BOUND, StepShape, StepTimes, attended_pairs
 from tests.scheduler.timed_engine import Request, TimedEngine, percentile
 
 LONG, SHORT = 7000, 60
@@ -90,7 +90,7 @@ def test_bound_of_a_step() -> None:
     assert bounds[40.0].max_step_s == 0.04
     assert bounds[0.0].tokens_within(bounds[0.0].prefill_seconds(StepShape(1, 0)), 0) > 1 << 24
     assert bounds[0.0].most_prefill_tokens() == NO_BOUND
-    assert StepTimes(None).max_step_s == 0.025
+    assert StepTimes(None).max_step_s == LEAST_MS / 1000
     crowded = StepShape(120, 0)
     assert bounds[40.0].prefill_seconds(crowded) == pytest.approx(0.14 / 3, rel=0.05)
 
