@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from radixrt import LLM
-from tests.checkpoints import make_checkpoint, make_tokenizer
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_checkpoint, make_tokenizer
 from tests.servers import Server, serving
 from tests.suite import (  # noqa: F401 (hooks)
     pytest_collection_finish,
@@ -50,6 +51,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[architecture]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def model_dir(checkpoint: Callable[[str], Path]) -> Path:
+    """The tiny Llama with a tokenizer."""
+    return make_tokenizer(checkpoint("llama"))
+
+
+@pytest.fixture(scope="session")
+def facts(model_dir: Path) -> TokenizerFacts:
+    """Of its tokenizer."""
+    return TokenizerFacts.load(
+        model_dir / "tokenizer.json", vocab_size=VOCAB_SIZE, eos_token_ids=(END_OF_TURN,)
+    )
 
 
 @pytest.fixture

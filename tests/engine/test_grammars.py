@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -13,7 +12,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.scheduler.queue.admission import Admission
-from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
+from tests.checkpoints import END_OF_TURN
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 from tests.scheduler.engine_model import expect_nothing
@@ -28,18 +27,6 @@ SCHEMA = {
     "required": ["name", "kind", "count"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def model_dir(checkpoint: Callable[[str], Path]) -> Path:
-    return make_tokenizer(checkpoint("llama"))
-
-
-@pytest.fixture(scope="module")
-def facts(model_dir: Path) -> TokenizerFacts:
-    return TokenizerFacts.load(
-        model_dir / "tokenizer.json", vocab_size=VOCAB_SIZE, eos_token_ids=(END_OF_TURN,)
-    )
 
 
 @pytest.fixture(scope="module")

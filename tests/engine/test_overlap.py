@@ -19,7 +19,7 @@ from radixrt.models.decoder import CausalLM
 from radixrt.scheduler.queue.admission import Admission
 from radixrt_kernels import available
 from tests.attention.fake_flashinfer import FakeFlashInfer
-from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
+from tests.checkpoints import END_OF_TURN, VOCAB_SIZE
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 from tests.engine.test_grammars import SCHEMA, answers
@@ -35,11 +35,6 @@ def flashinfer_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         "flashinfer",
         lambda setup: FlashInferBackend(setup, FakeFlashInfer()),
     )
-
-
-@pytest.fixture(scope="module")
-def model_dir(checkpoint: Callable[[str], Path]) -> Path:
-    return make_tokenizer(checkpoint("llama"))
 
 
 def on_gpu(model_dir: Path, **settings: object) -> tuple[InProcessEngine, FakeDevice]:

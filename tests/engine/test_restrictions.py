@@ -19,7 +19,7 @@ from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.sampling.matchers import SlotMatchers
 from radixrt.worker.sampling.sampler import sample
 from radixrt.worker.sampling.state import SamplingState
-from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
+from tests.checkpoints import END_OF_TURN, VOCAB_SIZE
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 from tests.engine.test_grammars import text_of
@@ -37,11 +37,6 @@ SCHEMA = {
 }
 DEVICES = [CPU, CpuDevice(overlaps=True)]
 Logits = Callable[[list[int]], torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def model_dir(checkpoint: Callable[[str], Path]) -> Path:
-    return make_tokenizer(checkpoint("llama"))
 
 
 @pytest.fixture(scope="module")

@@ -24,25 +24,13 @@ from radixrt.worker.sampling import matchers
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.sampling.mask_filling import MaskFiller, MaskJob
 from radixrt.worker.sampling.matchers import SlotMatchers
-from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_tokenizer
+from tests.checkpoints import END_OF_TURN, VOCAB_SIZE
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 from tests.engine.test_grammars import SCHEMA, answers, params
 from tests.scheduler.engine_model import expect_nothing
 
 DEVICES = [CPU, CpuDevice(overlaps=True)]
-
-
-@pytest.fixture(scope="module")
-def model_dir(checkpoint: Callable[[str], Path]) -> Path:
-    return make_tokenizer(checkpoint("llama"))
-
-
-@pytest.fixture(scope="module")
-def facts(model_dir: Path) -> TokenizerFacts:
-    return TokenizerFacts.load(
-        model_dir / "tokenizer.json", vocab_size=VOCAB_SIZE, eos_token_ids=(END_OF_TURN,)
-    )
 
 
 @pytest.fixture(scope="module")
