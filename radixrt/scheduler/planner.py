@@ -13,8 +13,7 @@ compete for it:
   that those behind it are admitted too.
 - The rest goes to the partly computed prompts in the order of their remaining tokens, the shortest first.
 
-A tenant that runs nothing comes before all of these, and of the partly computed prompts those of the tenant with the fewest
-running sequences come first.
+Of the partly computed prompts, those of the tenant with the fewest running sequences for its weight come first.
 """
 
 import math
@@ -213,7 +212,6 @@ class Planner:
             min(self._limits.max_prefill_tokens, self._times.most_prefill_tokens()),
             self._times.prefill_seconds(draft.shape),
         )
-        self._admit_waiting(draft, budget, only_unserved=True)
         if len(self._prefilling) > 1 or (self._prefilling and len(self._waiting)):
             self._continue(self._oldest_prompt(), draft, budget.part(OLDEST_SHARE))
         self._admit_waiting(draft, budget.part(NEWCOMERS_SHARE) if self._prefilling else budget)
@@ -254,22 +252,14 @@ class Planner:
         self._plan_chunk(sequence, draft, self._chunk_within(sequence, draft, most))
 
     def _admit_waiting(
-        self,
-        draft: PlanDraft,
-        most: Budget,
-        beside_partial: int = MOST_PARTIAL,
-        only_unserved: bool = False,
+        self, draft: PlanDraft, most: Budget, beside_partial: int = MOST_PARTIAL
     ) -> None:
-        """Admit waiting sequences, as far as slots, pages and ``most`` for their first chunks suffice.
-
-        Args:
-            only_unserved: only those of tenants that run nothing, whatever others have begun.
-        """
+        """Admit waiting sequences, as far as slots, pages and ``most`` for their first chunks suffice."""
         while len(self._waiting) and self._slots.num_free and self.full_at is None:
             most = most.within(draft.left)
-            if most.is_spent or (only_unserved and self._waiting.unserved() is None):
+            if most.is_spent:
                 return
-            is_crowded = not only_unserved and len(self._prefilling) >= beside_partial
+            is_crowded = len(self._prefilling) >= beside_partial
             sequence, match = self._waiting.shortest() if is_crowded else self._waiting.head()
             if self._slots.num_used == 0:
                 self._kv.break_leases_for(sequence, match)

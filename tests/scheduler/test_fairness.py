@@ -176,3 +176,20 @@ def test_a_tenant_keeps_its_last_sequence_and_answers_are_not_changed() -> None:
         engine.add(prompt_of(number, 20), 20, tenant=tenant, ignore_eos=True)
     engine.run()  # compares every answer with that of an undisturbed model
     assert engine.scheduler.counters.retractions <= 2
+
+
+def test_a_long_prompt_waits_at_most_twice_as_long_as_alone_beside_shorter_ones_of_another() -> (
+    None
+):
+    """Beside four partly computed prompts, only shorter ones are admitted."""
+    setup = limits(
+        max_running_requests=200, num_pages=4000, max_prefill_tokens=16, chunked_prefill_size=16
+    )
+    alone = steps_to_first_token(EngineModel(setup), prompt_of(999, 200))
+    engine = EngineModel(setup)
+    for number in range(30):
+        engine.add(prompt_of(number, 160), 2, tenant=ALICE, ignore_eos=True)
+    for _ in range(6):
+        engine.plan()
+        engine.absorb()
+    assert steps_to_first_token(engine, prompt_of(999, 200)) <= 2 * alone
