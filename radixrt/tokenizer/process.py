@@ -86,6 +86,7 @@ class TokenizerProcess:
         await learning
         self._info = info
         self._limits = Limits.of(info)
+        self._encoder.limit_memory(info.kv_pool_tokens)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
