@@ -8,6 +8,7 @@ from functools import partial
 from typing import NoReturn
 
 from radixrt import __version__
+from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
 from radixrt.bench import arguments as bench_arguments
 from radixrt.cli.config_flags import add_arguments, config_from_arguments
@@ -57,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     top = commands.add_parser("top", help="watch a server's KV cache")
     _add_top_arguments(top)
     top.set_defaults(run=partial(_run, "radixrt.top.command", "server"))
+    lint = commands.add_parser(
+        "lint-schema", help="say what of JSON schemas is exact, checked after generation, and slow"
+    )
+    _add_lint_arguments(lint)
+    lint.set_defaults(run=partial(_run, "radixrt.cli.lint_schema", "server"))
     key = commands.add_parser("key", help="make API keys")
     new = key.add_subparsers(required=True, metavar="ACTION").add_parser(
         "new", help="print a new key to stderr and its entry for the file of --api-keys to stdout"
@@ -120,6 +126,17 @@ def _run_moved(name: str, argv: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return main(argv)
+
+
+def _add_lint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a JSON schema")
+    parser.add_argument(
+        "--tokenizer",
+        default=DEMO_MODEL,
+        metavar="DIR",
+        help="folder with tokenizer.json and config.json (default: the built-in model)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the advice as JSON")
 
 
 def _add_top_arguments(parser: argparse.ArgumentParser) -> None:

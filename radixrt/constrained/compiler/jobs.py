@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler.route import CompileOptions
 from radixrt.constrained.constraint import Constraint
@@ -45,6 +46,12 @@ class CompileJob(msgspec.Struct, frozen=True, tag=True):
     constraint: Constraint
 
 
+class AdviseJob(msgspec.Struct, frozen=True, tag=True):
+    """Answered by an AdviseDone, or one of the failures."""
+
+    constraint: Constraint
+
+
 class ValidateJob(msgspec.Struct, frozen=True, tag=True):
     """Validate a text against a schema. Answered by a ValidateDone, or one of the failures."""
 
@@ -53,7 +60,7 @@ class ValidateJob(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Job = CompileJob | ValidateJob
+Job = CompileJob | AdviseJob | ValidateJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +103,10 @@ class CompileDone(msgspec.Struct, frozen=True, tag=True):
     compiled: Compiled
 
 
+class AdviseDone(msgspec.Struct, frozen=True, tag=True):
+    advice: Advice
+
+
 class ValidateDone(msgspec.Struct, frozen=True, tag=True):
     """Empty if the text is valid."""
 
@@ -126,6 +137,7 @@ Reply = (
     | Forked
     | Ended
     | CompileDone
+    | AdviseDone
     | ValidateDone
     | NeedsXgrammar
     | Refused
