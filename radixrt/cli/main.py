@@ -8,6 +8,7 @@ from functools import partial
 from typing import NoReturn
 
 from radixrt import __version__
+from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
 from radixrt.bench import arguments as bench_arguments
 from radixrt.chat.arguments import add_chat_arguments, add_remote_arguments
@@ -88,6 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
     completion.set_defaults(run=_completion)
+    lint = commands.add_parser(
+        "lint-schema", help="say what of JSON schemas is exact, checked after generation, and slow"
+    )
+    _add_lint_arguments(lint)
+    lint.set_defaults(run=partial(_run, "radixrt.cli.lint_schema", "server"))
     key = commands.add_parser("key", help="make API keys")
     new = key.add_subparsers(required=True, metavar="ACTION").add_parser(
         "new", help="print a new key to stderr and its entry for the file of --api-keys to stdout"
@@ -165,6 +171,17 @@ def _run_moved(name: str, argv: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return main(argv)
+
+
+def _add_lint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a JSON schema")
+    parser.add_argument(
+        "--tokenizer",
+        default=DEMO_MODEL,
+        metavar="DIR",
+        help="folder with tokenizer.json and config.json (default: the built-in model)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the advice as JSON")
 
 
 def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
