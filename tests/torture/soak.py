@@ -41,7 +41,8 @@ FILL = {
     "is_aborted": 50,
 }  # fmt: skip
 """Requests ahead of the measured time, in random order, which fill the bounded caches: 2,048 compiled grammars, 256 loaded ones (they
-fragment the heap until each was replaced some times), 1 MB of kept conversations, 0.5 MB of kept turns and of kept answers."""
+fragment the heap until each was replaced some times), 1 MB of kept conversations, 0.5 MB of kept turns and of kept answers, and the
+10,000 words of which the tokenizer library keeps the tokens."""
 FILLED_FROM_MINUTES = 10
 """A shorter run sends fewer of them."""
 
@@ -188,7 +189,8 @@ class Soak:
             await self.client.post("/v1/cache/release", json={"lease": response.json()["lease"]})
 
     async def calls(self, number: int) -> None:
-        ids = (await self.post("/tokenize", {"prompt": f"Call {number} " * 30}))["tokens"]
+        words = " ".join(str(250 * number + i) for i in range(250))
+        ids = (await self.post("/tokenize", {"prompt": words}))["tokens"]
         await self.post("/detokenize", {"tokens": ids})
         for path in ("/metrics", "/v1/cache/stats", "/v1/cache/tree", "/v1/models"):
             assert (await self.client.get(path)).status_code == 200
