@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler.route import CompileOptions
 from radixrt.constrained.constraint import Constraint
@@ -47,6 +48,12 @@ class CompileJob(msgspec.Struct, frozen=True, tag=True):
     constraint: Constraint
 
 
+class AdviseJob(msgspec.Struct, frozen=True, tag=True):
+    """Answered by an AdviseDone, or one of the failures."""
+
+    constraint: Constraint
+
+
 class ValidateJob(msgspec.Struct, frozen=True, tag=True):
     """Validate a text against a schema. Answered by a ValidateDone, or one of the failures."""
 
@@ -55,7 +62,7 @@ class ValidateJob(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Job = CompileJob | ValidateJob
+Job = CompileJob | AdviseJob | ValidateJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -100,6 +107,10 @@ class CompileDone(msgspec.Struct, frozen=True, tag=True):
     """Its memory."""
 
 
+class AdviseDone(msgspec.Struct, frozen=True, tag=True):
+    advice: Advice
+
+
 class ValidateDone(msgspec.Struct, frozen=True, tag=True):
     """Empty if the text is valid."""
 
@@ -130,6 +141,7 @@ Reply = (
     | Forked
     | Ended
     | CompileDone
+    | AdviseDone
     | ValidateDone
     | NeedsXgrammar
     | Refused

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from radixrt.base.errors import RequestError
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
@@ -128,6 +129,17 @@ class CompilePool:
         finally:
             if self._under_way.get(key) is asyncio.current_task():
                 del self._under_way[key]
+
+    async def advise(self, constraint: Constraint) -> Advice:
+        """The advice on a constraint, which is not kept.
+
+        Raises:
+            RequestError: compiling it takes more time or memory than it may (400); too many jobs wait (503).
+        """
+        reply = await self._do(jobs.AdviseJob(constraint), "The constraint takes")
+        if not isinstance(reply, jobs.AdviseDone):
+            raise _error_of(reply)
+        return reply.advice
 
     async def validate(self, schema: Any, text: str) -> list[SpanError]:
         """Why ``text`` is no JSON that is valid under ``schema``; empty if it is.
