@@ -51,6 +51,8 @@ class Node(msgspec.Struct, gc=False, eq=False):
     """Time at which its pages entered the tree, on the same clock; of a joined edge, that of the last part."""
     hint: Hint | None = None
     """Clients' hints; None for most nodes."""
+    namespace: str = ""
+    """Of the cache salt; empty without declared keys."""
 
     @property
     def num_pages(self) -> int:
@@ -76,6 +78,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
     def inherit(self, other: "Node") -> None:
         """Copy the fields that eviction policies read from ``other``, of which this node was a part."""
         self.stamp, self.created, self.hint = other.stamp, other.created, other.hint
+        self.namespace = other.namespace
 
     @property
     def is_evictable(self) -> bool:
