@@ -200,7 +200,7 @@ def test_what_no_grammar_can_express_is_checked(client: openai.OpenAI) -> None:
 def test_best_effort_says_what_was_not_enforced_and_strict_tools_are_checked(
     client: openai.OpenAI,
 ) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "maxItems": 4, "uniqueItems": True}}, "required": ["a"], "additionalProperties": False}  # fmt: skip
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 3, "uniqueItems": True}}, "required": ["a"], "additionalProperties": False}  # fmt: skip
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     fields = {"tool_choice": "required", "parallel_tool_calls": False}
     choice = create(client, tools=[tool], **fields).choices[0]
