@@ -36,6 +36,8 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For one helper, beyond its memory when idle."""
     cache_bytes: int = 256 << 20
     """Of compiled grammars."""
+    cache_entries: int = 4096
+    """Of compiled grammars; small ones are compiled again within milliseconds."""
     max_waiting: int = 1024
     """Jobs; more are refused with 503."""
 
@@ -101,6 +103,8 @@ class NeedsXgrammar(msgspec.Struct, frozen=True, tag=True):
 
 class CompileDone(msgspec.Struct, frozen=True, tag=True):
     compiled: Compiled
+    num_bytes: int
+    """Its memory."""
 
 
 class AdviseDone(msgspec.Struct, frozen=True, tag=True):

@@ -53,7 +53,7 @@ class CompilePool:
         if config.num_helpers < 2:
             raise ValueError("a pool needs 2 helpers, so that a slow job does not hold up the rest")
         self.config = config
-        self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes)
+        self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes, config.cache_entries)
         self.killed = 0
         self._under_way: dict[bytes, asyncio.Task[Compiled]] = {}
         self._num_waiting_for: dict[asyncio.Task[Compiled], int] = {}
@@ -124,8 +124,7 @@ class CompilePool:
             reply = await self._do(jobs.CompileJob(constraint), "The constraint takes")
             if not isinstance(reply, jobs.CompileDone):
                 raise _error_of(reply)
-            size = len(msgspec.msgpack.encode(reply.compiled))
-            self.compiled.put(key, reply.compiled, size)
+            self.compiled.put(key, reply.compiled, reply.num_bytes)
             return reply.compiled
         finally:
             if self._under_way.get(key) is asyncio.current_task():

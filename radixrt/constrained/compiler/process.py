@@ -15,6 +15,7 @@ from pathlib import Path
 from radixrt.base.errors import RadixrtError, RequestError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.advise import advise
+from radixrt.constrained.compiler.cache import memory_of
 from radixrt.constrained.compiler.route import compile_constraint, refusal
 from radixrt.constrained.constraint import AnyJson, JsonSchema, Regex
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
@@ -160,7 +161,8 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
     try:
         if isinstance(job, jobs.AdviseJob):
             return jobs.AdviseDone(advise(job.constraint, facts, config.options))
-        return jobs.CompileDone(compile_constraint(job.constraint, facts, config.options))
+        compiled = compile_constraint(job.constraint, facts, config.options)
+        return jobs.CompileDone(compiled, memory_of(compiled))
     except RecursionError:
         error = refusal(job.constraint, "It is nested too deeply.")
     except RequestError as caught:
