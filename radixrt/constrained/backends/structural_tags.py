@@ -9,6 +9,8 @@ import json
 import re
 from typing import Any
 
+import msgspec
+
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
@@ -25,8 +27,8 @@ from radixrt.constrained.constraint import (
     Tag,
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import Grammar, Unenforced
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, Compiled, Unenforced
+from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
@@ -41,18 +43,22 @@ SOME: /(?s:.+)/
 
 def compile_structural_tag(
     constraint: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
-) -> tuple[Grammar, tuple[Unenforced, ...]]:
-    """The grammar, and the keywords that it leaves out of schemas whose ``strict`` is false.
+) -> Compiled:
+    """The grammar, with checks of the schemas that are strict, and the keywords that it leaves out of the others.
 
-    llguidance must enforce the whole schema, since values in tags are not checked. The name of a control token in
-    ``begin``, ``end`` or ``triggers`` means that token.
+    The name of a control token in ``begin``, ``end`` or ``triggers`` means that token.
 
     Raises:
         CannotCompile: triggers and tags don't fit, or a content can't be held to.
     """
     check_triggers(constraint)
     text = _TagGrammar(constraint, facts, whitespace)
-    return llguidance.compile_grammars(text.grammars(), facts), tuple(text.unenforced)
+    return Compiled(
+        grammar=llguidance.compile_grammars(text.grammars(), facts),
+        checks=text.checks(),
+        checked=tuple(text.checked),
+        unenforced=tuple(text.unenforced),
+    )
 
 
 def check_triggers(constraint: StructuralTag) -> None:
@@ -106,7 +112,45 @@ class _TagGrammar:
         self._control = facts.special_names
         self._named: list[dict[str, Any]] = []
         self._lines: list[str] = []
+        self._plans: dict[str, JsonPlan] = {}
+        """By the name of the content."""
+        self.checked: list[Unenforced] = []
         self.unenforced: list[Unenforced] = []
+
+    def checks(self) -> Checks:
+        """Of the contents, after :meth:`grammars`."""
+        if not any(plan.checks for plan in self._plans.values()):
+            return ()
+        constraint = self._constraint
+        tags = [
+            CheckedTag(
+                begin=tag.begin,
+                end=tag.end,
+                is_json=isinstance(tag.content, JsonSchema | AnyJson),
+                checks=tuple(
+                    msgspec.structs.replace(check, tag=tag.begin)
+                    for plan in [self._plans.get(f"content_{index}")]
+                    if plan
+                    for check in plan.checks
+                ),
+            )
+            for index, tag in enumerate(constraint.tags)
+        ]
+        return CheckedTags(
+            tags=tuple(tags),
+            triggers=constraint.triggers,
+            free_text=constraint.free_text,
+            separator=constraint.separator,
+        )
+
+    def _finds_content(self, tag: Tag) -> bool:
+        """Whether the contents of the tag can be told from the text around them, so that they can be checked."""
+        tags = self._constraint.tags
+        return (
+            all(isinstance(each.content, JsonSchema | AnyJson | AnyText) for each in tags)
+            and len({each.begin for each in tags}) == len(tags)
+            and not re.match(r"[-+.\w]", tag.end)
+        )
 
     def grammars(self) -> list[dict[str, Any]]:
         start = self._start()
@@ -162,7 +206,7 @@ class _TagGrammar:
         name, content, end = f"content_{index}", tag.content, self._literal(tag.end)
         match content:
             case JsonSchema() | AnyJson():
-                schema = self._schema(tag)
+                schema = self._schema(name, tag)
                 if isinstance(content, JsonSchema) and content.any_order:
                     options = llguidance.json_schema_options(self._whitespace)
                     text = lark_in_any_order(schema, options)
@@ -189,15 +233,20 @@ class _TagGrammar:
                     "Inside a structural tag an EBNF grammar can't be used; write it as a regex, Lark or JSON schema."
                 )
 
-    def _schema(self, tag: Tag) -> dict[str, Any]:
+    def _schema(self, name: str, tag: Tag) -> dict[str, Any]:
         content = tag.content
         if isinstance(content, JsonSchema):
             try:
                 plan = plan_json_schema(
-                    content.schema, strict=content.strict, backend="llguidance", allow_checks=False
+                    content.schema,
+                    strict=content.strict,
+                    backend="llguidance",
+                    allow_checks=content.strict and self._finds_content(tag),
                 )
             except CannotEnforce as error:
                 raise CannotCompile(f"In the tag {tag.begin!r}: {error}") from error
+            self._plans[name] = plan
+            self.checked += plan.checked
             self.unenforced += plan.unenforced
             schema = plan.schema
         else:

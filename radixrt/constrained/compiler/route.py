@@ -172,5 +172,4 @@ def _structural_tag(
 ) -> Compiled:
     from radixrt.constrained.backends.structural_tags import compile_structural_tag
 
-    grammar, unenforced = compile_structural_tag(constraint, facts, options.whitespace)
-    return Compiled(grammar=grammar, unenforced=unenforced)
+    return compile_structural_tag(constraint, facts, options.whitespace)

@@ -115,8 +115,8 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
     try:
         if attempt.faults and not allow_checks:
             raise attempt.refusal(
-                "only a validator could hold an answer to it, and inside of tools and tags nothing is validated; change the "
-                "schema, or set strict to false"
+                "only a validator could hold an answer to it, and the values of this schema can't be found in the answer for sure; "
+                "change the schema, or set strict to false"
             )
         checks = place_checks(attempt.original, attempt.normalised, attempt.faults)
         return attempt.plan(checks, checked=attempt.unenforced())
