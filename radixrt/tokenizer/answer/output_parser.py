@@ -3,6 +3,10 @@
 from bisect import bisect_left
 from collections import deque
 
+from msgspec.structs import replace
+
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained import tool_calls
 from radixrt.constrained.constraint import StructuralTag
 from radixrt.messages.answers import ToolCall
@@ -63,6 +67,43 @@ class OutputParser:
         is_held = request.constraint is not None
         closing_ids = vocabulary.encode(marks.closing, add_special_tokens=False) if is_held else []
         return OutputParser(ReasoningParser(marks, prompt_end, held=is_held), calls, closing_ids)
+
+    @staticmethod
+    def bounded(
+        request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
+    ) -> SamplingParams:
+        """The sampling settings of a request, with the tokens around a reasoning that is to be bounded.
+
+        Raises:
+            RequestError: the bound is less than these tokens, or the reasoning is not parsed.
+        """
+        sampling = request.sampling
+        if sampling.max_reasoning_tokens is None:
+            return sampling
+        if not request.parse_reasoning:
+            raise RequestError(
+                "max_reasoning_tokens needs a chat whose reasoning is parsed (--reasoning-parser); leave it out.",
+                param="max_reasoning_tokens",
+            )
+        marks = FORMATS[request.parse_reasoning]
+        prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
+        parser = ReasoningParser(marks, prompt_end, held=request.constraint is not None)
+        if parser.has_none:
+            return replace(sampling, max_reasoning_tokens=None)
+        opening = marks.opening if parser.needs_opening else ""
+        opening_ids, closing_ids = (
+            tuple(vocabulary.encode(tag, add_special_tokens=False))
+            for tag in (opening, marks.closing)
+        )
+        least = len(opening_ids) + len(closing_ids)
+        if sampling.max_reasoning_tokens < least:
+            raise RequestError(
+                f"max_reasoning_tokens must be at least {least}: the tags around the reasoning count.",
+                param="max_reasoning_tokens",
+            )
+        return replace(
+            sampling, reasoning_opening_ids=opening_ids, reasoning_closing_ids=closing_ids
+        )
 
     @staticmethod
     def tag_ids(request: GenerateRequest, vocabulary: Vocabulary) -> set[int]:

@@ -62,6 +62,16 @@ class ReasoningParser:
         self._trims_reasoning = True
         self._trims_content = False
 
+    @property
+    def has_none(self) -> bool:
+        """The prompt has closed the reasoning; before any text."""
+        return not self._may_open and not self._inside
+
+    @property
+    def needs_opening(self) -> bool:
+        """There is reasoning only if the answer opens it; before any text."""
+        return self._may_open and not self._inside and not self._held
+
     def push(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain."""
         self._undecided += text
