@@ -8,12 +8,7 @@ from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import msgspec
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -27,13 +22,15 @@ from prometheus_client.registry import Collector
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import num_ids
-from radixrt.messages.stats import Metric, SchedulerStats, StructuredStats, TimeHistogram
+from radixrt.messages.stats import (
+    Metric,
+    RequestTimes,
+    SchedulerStats,
+    StructuredStats,
+    TimeHistogram,
+)
 
 log = logging.getLogger(__name__)
-
-_TTFT_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-_ITL_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
-_E2E_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 STATS_TIMEOUT_S = 5
 
@@ -44,22 +41,9 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # the library's: an unused time stamp for each metric
         self.registry = CollectorRegistry()
-        self.engine = EngineCollector()
+        self.times = RequestTimes()
+        self.engine = EngineCollector(self.times)
         self.registry.register(self.engine)
-        self.ttft = self._histogram(
-            "time_to_first_token", "From a request's arrival to its first token.", _TTFT_BOUNDS
-        )
-        self.itl = self._histogram(
-            "inter_token_latency", "Between two tokens of a streamed answer.", _ITL_BOUNDS
-        )
-        self.tpot = self._histogram(
-            "time_per_output_token", "Mean time of an answer's tokens after the first.", _ITL_BOUNDS
-        )
-        self.e2e = self._histogram(
-            "e2e_request_latency",
-            "From a request's arrival to the last token of an answer.",
-            _E2E_BOUNDS,
-        )
         self.answers = Counter(
             "radixrt_answers",
             "Answers by how they ended: stop, length, abort; HTTP requests that were cut short: error, client_left.",
@@ -78,9 +62,6 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(f"radixrt_{name}_seconds", text, registry=self.registry, buckets=bounds)
-
     async def refresh(self, client: EngineClient) -> None:
         """Ask for the counters of the scheduler; they are left out of the registry if it does not reply in time."""
         try:
@@ -95,6 +76,7 @@ class AnswerTimer:
 
     def __init__(self, metrics: Metrics, streams: bool) -> None:
         self._metrics = metrics
+        self._times = metrics.times
         self._streams = streams
         self._began = time.perf_counter()
         self._last: dict[int, float] = {}
@@ -105,33 +87,35 @@ class AnswerTimer:
         num_new = num_ids(chunk.token_ids)
         last = self._last.get(chunk.index)
         if last is not None:
-            for _ in range(num_new):
-                self._metrics.itl.observe((now - last) / num_new)
+            if num_new:
+                self._times.itl.observe((now - last) / num_new, times=num_new)
         elif self._streams:
-            self._metrics.ttft.observe(now - self._began)
+            self._times.ttft.observe(now - self._began)
         self._last[chunk.index] = now
         if chunk.finish_reason is not None:
             self._observe_end(chunk, now)
 
     def _observe_end(self, chunk: AnswerChunk, now: float) -> None:
-        self._metrics.e2e.observe(now - self._began)
+        self._times.e2e.observe(now - self._began)
         self._metrics.answers.labels(chunk.finish_reason).inc()
         report = chunk.report
         first_s = report.queued_s + report.prefill_s
         if not self._streams:
-            self._metrics.ttft.observe(first_s)
+            self._times.ttft.observe(first_s)
         if report.output_tokens > 1:
             decode_s = max(0.0, report.total_s - first_s)
-            self._metrics.tpot.observe(decode_s / (report.output_tokens - 1))
+            self._times.tpot.observe(decode_s / (report.output_tokens - 1))
 
 
 class EngineCollector(Collector):
-    """Presents the scheduler's own counters; set ``stats`` before each scrape."""
+    """Presents the latencies and the scheduler's own counters; set ``stats`` before each scrape."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: RequestTimes) -> None:
+        self._times = times
         self.stats: SchedulerStats | None = None
 
     def collect(self) -> Iterator[Family]:
+        yield from _families(self._times)
         stats = self.stats
         if stats is None:
             return
@@ -139,10 +123,14 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily(
             "radixrt_cache_hit_rate", "Cached share of all prompt tokens since start.", hit_rate
         )
-        for struct in (stats, stats.structured):
-            for field, metric in _METRICS[type(struct)]:
-                name = f"radixrt_{metric.name or field}"
-                yield _family(metric.kind, name, metric.text, getattr(struct, field))
+        yield from _families(stats)
+        yield from _families(stats.structured)
+
+
+def _families(struct: msgspec.Struct) -> Iterator[Family]:
+    for field, metric in _METRICS[type(struct)]:
+        name = f"radixrt_{metric.name or field}"
+        yield _family(metric.kind, name, metric.text, getattr(struct, field))
 
 
 def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
@@ -152,7 +140,8 @@ def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
     return [(field, one) for field, every in declared for one in every if isinstance(one, Metric)]
 
 
-_METRICS = {struct: _metrics_of(struct) for struct in (SchedulerStats, StructuredStats)}
+_STRUCTS: tuple[type[msgspec.Struct], ...] = (RequestTimes, SchedulerStats, StructuredStats)
+_METRICS = {struct: _metrics_of(struct) for struct in _STRUCTS}
 
 
 def _family(kind: str, name: str, text: str, value: Any) -> Family:

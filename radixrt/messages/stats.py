@@ -35,9 +35,44 @@ class TimeHistogram(msgspec.Struct):
     def empty(bounds: list[float]) -> "TimeHistogram":
         return TimeHistogram(bounds, [0] * (len(bounds) + 1))
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += times
+        self.total += seconds * times
+
+
+_TTFT_BOUNDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
+_ITL_BOUNDS = [0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0]
+_E2E_BOUNDS = [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0]
+
+
+def _times(bounds: list[float]) -> TimeHistogram:
+    return msgspec.field(default_factory=lambda: TimeHistogram.empty(bounds))
+
+
+class RequestTimes(msgspec.Struct, kw_only=True):
+    """Latencies since start, as the api process measures them."""
+
+    ttft: Annotated[
+        TimeHistogram,
+        histogram("From a request's arrival to its first token.", "time_to_first_token_seconds"),
+    ] = _times(_TTFT_BOUNDS)
+    itl: Annotated[
+        TimeHistogram,
+        histogram("Between two tokens of a streamed answer.", "inter_token_latency_seconds"),
+    ] = _times(_ITL_BOUNDS)
+    tpot: Annotated[
+        TimeHistogram,
+        histogram(
+            "Mean time of an answer's tokens after the first.", "time_per_output_token_seconds"
+        ),
+    ] = _times(_ITL_BOUNDS)
+    e2e: Annotated[
+        TimeHistogram,
+        histogram(
+            "From a request's arrival to the last token of an answer.",
+            "e2e_request_latency_seconds",
+        ),
+    ] = _times(_E2E_BOUNDS)
 
 
 class StructuredStats(msgspec.Struct, kw_only=True):
