@@ -113,7 +113,7 @@ def about_routes(state: ServerState) -> APIRouter:
     async def metrics(request: Request) -> Response:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         await state.metrics.refresh(state.client)
-        return Response(encode(state.metrics.registry), media_type=media_type)
+        return Response(encode(state.metrics.exported), media_type=media_type)
 
     @router.get("/load")
     async def load() -> Response:

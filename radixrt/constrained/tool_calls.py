@@ -9,7 +9,10 @@ import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
-from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag, Tag
+from radixrt.constrained.constraint import AnyJson, JsonSchema, Lark, StructuralTag, Tag
+
+CUSTOM_INPUT = "input"
+"""The only argument of a custom tool, as the model sees it: a string."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Tool:
 
     name: str
     arguments: JsonSchema
+    grammar: Lark | None = None
+    """Of a custom tool's input, the string that is the only argument; None: ``arguments`` says all."""
 
     @staticmethod
     def of(name: str, parameters: Any, strict: bool, param: str) -> "Tool":
@@ -76,6 +81,13 @@ class Tool:
             raise RequestError(f'{param} must be a JSON schema of type "object".', param=param)
         return Tool(name, requests.json_schema({"type": "object"} | parameters, param, strict))
 
+    def tag(self, written: ToolCallFormat) -> Tag:
+        """A call of the tool."""
+        begin, end = written.begin(self.name), written.end
+        if self.grammar is None:
+            return Tag(begin=begin, content=self.arguments, end=end)
+        return Tag(begin=f'{begin}{{"{CUSTOM_INPUT}": "', content=self.grammar, end=f'"}}{end}')
+
 
 def calls(
     tools: Iterable[Tool], written: ToolCallFormat, *, required: bool, most: int | None
@@ -86,12 +98,8 @@ def calls(
         required: the answer is calls alone, at least one; False: text, and calls where the model makes some.
         most: most calls; None: any number.
     """
-    tags = tuple(
-        Tag(begin=written.begin(tool.name), content=tool.arguments, end=written.end)
-        for tool in tools
-    )
     return StructuralTag(
-        tags=tags,
+        tags=tuple(tool.tag(written) for tool in tools),
         triggers=(written.trigger,),
         free_text=not required,
         separator=written.separator if required else "",

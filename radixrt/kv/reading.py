@@ -4,14 +4,14 @@ import msgspec
 
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.cache_tree import CacheTree
-from radixrt.messages.stats import RequestTimes, SchedulerStats, TenantStats
+from radixrt.messages.stats import RequestStats, SchedulerStats, TenantStats
 
 
 class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
     """What all requests together do. ``/metrics`` shows the same structs."""
 
     stats: SchedulerStats
-    times: RequestTimes
+    requests: RequestStats
     cache: CacheStats
 
 

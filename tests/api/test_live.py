@@ -59,7 +59,7 @@ def test_one_reading_has_the_latencies_that_metrics_has(server: RunningServer) -
     server.openai.completions.create(model="tiny", prompt="hi")
     with server.http as http:
         metrics, reading = http.get("/metrics").text, http.get("/v1/live").json()
-    count = sum(reading["engine"]["times"]["ttft"]["counts"])
+    count = sum(reading["engine"]["requests"]["ttft"]["counts"])
     assert count > 0
     assert f"radixrt_time_to_first_token_seconds_count {count}.0" in metrics
     assert reading["model"] == "tiny"

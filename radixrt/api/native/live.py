@@ -98,7 +98,7 @@ async def _reading(state: ServerState, caller: Caller, view: dict[str, Any]) -> 
         stats = await state.client.stats()
         reading["engine"] = {
             "stats": msgspec.to_builtins(stats),
-            "times": msgspec.to_builtins(state.metrics.times),
+            "requests": msgspec.to_builtins(state.metrics.requests),
             "cache": msgspec.to_builtins(CacheStats.of(stats, state.info.page_size)),
         }
     if caller.tenant.name:

@@ -52,7 +52,7 @@ const before = (seconds) => recent.findLast((one) => one.time_s <= recent.at(-1)
 
 /** @param {Reading} reading */
 function draw(reading) {
-  const { stats, times, cache } = reading.engine;
+  const { stats, requests, cache } = reading.engine;
   const time = reading.time_s;
   const past = before(RATE_S);
   const seconds = time - past.time_s;
@@ -62,8 +62,8 @@ function draw(reading) {
     charts.throughput.add(time, [grown("output_tokens") / seconds, cached / seconds, (prompt - cached) / seconds]);
     charts.hits.add(time, [prompt ? cached / prompt : null]);
   }
-  const older = before(LATENCY_S).engine.times;
-  for (const name of ["ttft", "itl"]) charts[name].add(time, [0.5, 0.95].map((share) => quantile(times[name], older[name], share)));
+  const older = before(LATENCY_S).engine.requests;
+  for (const name of ["ttft", "itl"]) charts[name].add(time, [0.5, 0.95].map((share) => quantile(requests[name], older[name], share)));
   charts.queue.add(time, [stats.running, stats.waiting]);
   const held = cache.tokens.cached - cache.tokens.evictable;
   const pinned = Math.min(held, cache.tokens.pinned);
