@@ -1,6 +1,6 @@
 """The kinds of constraint that a request can ask for, in the form in which they travel before compilation."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -55,6 +55,18 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
     """Any text: the content of a structural tag that is not held to anything but its end."""
 
 
+ParameterStyle = Literal["qwen_xml"]
+"""How a tool-call format writes each parameter by itself."""
+
+
+class Parameters(_Constraint, frozen=True, kw_only=True):
+    """The arguments of a tool call, each parameter written by itself: the content of a structural tag."""
+
+    schema: JsonSchema
+    """Of the arguments as one object."""
+    style: ParameterStyle
+
+
 Content = JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | AnyText
 
 
@@ -62,7 +74,7 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``begin``, then text that satisfies ``content``, then ``end``."""
 
     begin: str
-    content: Content
+    content: Content | Parameters
     end: str
 
 

@@ -1,7 +1,7 @@
-"""The formats in which models write tool calls. Both the constraint for calls and the parser use this table."""
+"""Builds the constraint of an answer that may call tools, in the syntax of the model's tool-call format."""
 
 import dataclasses
-import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,48 +10,6 @@ import msgspec
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag, Tag
-
-
-@dataclasses.dataclass(frozen=True)
-class ToolCallFormat:
-    """A call is ``opening``, ``gap``, ``{"name": NAME, "<arguments_key>": ARGUMENTS}``, ``gap``, ``closing``."""
-
-    opening: str
-    gap: str
-    arguments_key: str
-    closing: str
-    separator: str
-    """Between calls."""
-
-    @property
-    def trigger(self) -> str:
-        """Where free text writes this, a call must follow."""
-        return self.opening or '{"name": '
-
-    def begin(self, name: str) -> str:
-        """All of a call before its arguments."""
-        quoted = json.dumps(name, ensure_ascii=False)
-        return f'{self.opening}{self.gap}{{"name": {quoted}, "{self.arguments_key}": '
-
-    @property
-    def end(self) -> str:
-        """All of a call after its arguments."""
-        return f"}}{self.gap}{self.closing}"
-
-
-FORMATS: dict[str, ToolCallFormat] = {
-    "hermes": ToolCallFormat(
-        opening="<tool_call>",
-        gap="\n",
-        arguments_key="arguments",
-        closing="</tool_call>",
-        separator="\n",
-    ),
-    "llama3_json": ToolCallFormat(
-        opening="", gap="", arguments_key="parameters", closing="", separator="; "
-    ),
-}
-"""By the name that ``--tool-call-parser`` gives them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +35,23 @@ class Tool:
         return Tool(name, requests.json_schema({"type": "object"} | parameters, param, strict))
 
 
+class CallSyntax(ABC):
+    """How a model writes tool calls, as far as a constraint needs to know."""
+
+    trigger: str
+    """Where free text writes this, a call must follow."""
+    separator: str
+    """Between calls."""
+    is_told_from_json = True
+    """No JSON begins as a call does."""
+
+    @abstractmethod
+    def tag(self, tool: Tool) -> Tag:
+        """A call of the tool."""
+
+
 def calls(
-    tools: Iterable[Tool], written: ToolCallFormat, *, required: bool, most: int | None
+    tools: Iterable[Tool], written: CallSyntax, *, required: bool, most: int | None
 ) -> StructuralTag:
     """Text in which each tool call is one of the given tools' and has arguments of its schema.
 
@@ -86,12 +59,8 @@ def calls(
         required: the answer is calls alone, at least one; False: text, and calls where the model makes some.
         most: most calls; None: any number.
     """
-    tags = tuple(
-        Tag(begin=written.begin(tool.name), content=tool.arguments, end=written.end)
-        for tool in tools
-    )
     return StructuralTag(
-        tags=tags,
+        tags=tuple(map(written.tag, tools)),
         triggers=(written.trigger,),
         free_text=not required,
         separator=written.separator if required else "",
@@ -101,12 +70,12 @@ def calls(
 
 
 def one_call_or_json(
-    tools: Iterable[Tool], written: ToolCallFormat, content: JsonSchema | AnyJson
+    tools: Iterable[Tool], written: CallSyntax, content: JsonSchema | AnyJson
 ) -> StructuralTag:
     """Either one call of a tool or JSON, and nothing else.
 
     Args:
-        written: a form with an opening tag, which no JSON begins with.
+        written: a form that no JSON begins with.
     """
     held = calls(tools, written, required=True, most=1)
     return msgspec.structs.replace(held, tags=(*held.tags, Tag(begin="", content=content, end="")))

@@ -13,12 +13,14 @@ from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.lark_rules import check_lark
+from radixrt.constrained.backends.parameter_rules import ParameterRules
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
     Choice,
     JsonSchema,
     Lark,
+    Parameters,
     Regex,
     StructuralTag,
     Tag,
@@ -181,6 +183,13 @@ class _TagGrammar:
                 return self._terminal(index, _regex(alternatives(content.options)), tag.end)
             case AnyText():
                 return self._any_text(index, tag.end)
+            case Parameters():
+                options = llguidance.json_schema_options(self._whitespace)
+                rules = ParameterRules(content, f"p{index}", self._literal, options)
+                self._lines += rules.lines
+                self._named += rules.named
+                self.unenforced += rules.unenforced
+                return f"{rules.start} {end}"
             case _:
                 raise CannotCompile(
                     "Inside a structural tag an EBNF grammar can't be used; write it as a regex, Lark or JSON schema."

@@ -1,0 +1,151 @@
+"""Each tool-call format on outputs as its models' documentation shows them, cut into pieces in every way."""
+
+import itertools
+import json
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixrt.constrained import tool_calls
+from radixrt.parsers.tool_calls.parser import ToolCallParser
+from radixrt.parsers.tool_calls.registry import FORMATS
+from tests.constrained.test_route import takes
+from tests.constrained.vocabularies import facts_of
+from tests.parsers.test_tool_calls import join
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "location": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "places": {"type": "array", "items": {"type": "string"}},
+        "exact": {"type": "boolean"},
+        "note": {"type": ["string", "null"]},
+    },
+    "required": ["location"],
+}
+TOOLS = {"get_weather": WEATHER, "now": None}
+
+
+class Output(NamedTuple):
+    text: str
+    content: str
+    calls: list[tuple[str, dict[str, Any]]]
+
+
+QWEN_CODER = [
+    Output(
+        "I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=location>\nSan Francisco, CA\n</parameter>\n"
+        "<parameter=unit>\ncelsius\n</parameter>\n</function>\n</tool_call>",
+        "I look.\n\n",
+        [("get_weather", {"location": "San Francisco, CA", "unit": "celsius"})],
+    ),
+    Output(
+        "<tool_call>\n<function=get_weather>\n<parameter=location>\nThis is the value for the second parameter\nthat can span\n"
+        'multiple lines with "quotes", \\ and </param\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=places>\n'
+        '["a", "b"]\n</parameter>\n<parameter=exact>\ntrue\n</parameter>\n<parameter=note>\nnull\n</parameter>\n</function>\n'
+        "</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "",
+        [
+            (
+                "get_weather",
+                {
+                    "location": "This is the value for the second parameter\nthat can span\nmultiple lines with "
+                    '"quotes", \\ and </param\n',
+                    "days": 3,
+                    "places": ["a", "b"],
+                    "exact": True,
+                    "note": None,
+                },
+            ),
+            ("now", {}),
+        ],
+    ),
+]
+OUTPUTS = {"qwen3_coder": QWEN_CODER}
+CASES = [
+    pytest.param(form, output, id=f"{form}-{number}")
+    for form, outputs in OUTPUTS.items()
+    for number, output in enumerate(outputs)
+]
+
+
+def parsed(form: str, pieces: list[str], **settings: bool) -> tuple[str, list[tuple[str, Any]]]:
+    parser = ToolCallParser(FORMATS[form], tools=TOOLS, **settings)
+    parts = [*(parser.push(piece) for piece in pieces), parser.flush()]
+    calls = join([call for _, calls in parts for call in calls])
+    assert [call.index for call in calls] == list(range(len(calls)))
+    return "".join(c for c, _ in parts), [(c.name, json.loads(c.arguments)) for c in calls]
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize(("form", "output"), CASES)
+def test_a_documented_output_is_read_however_it_is_cut(
+    form: str, output: Output, in_pieces: bool
+) -> None:
+    text = output.text
+    halves = [[text[:at], text[at:]] for at in range(len(text))]
+    for pieces in ([*text], *halves):
+        assert parsed(form, pieces, in_pieces=in_pieces) == (output.content, output.calls)
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("form", OUTPUTS)
+def test_any_text_gives_the_same_deltas_joined_in_any_partition(
+    form: str, data: st.DataObject
+) -> None:
+    """Broken calls too: parts of the documented outputs in any order."""
+    whole = "".join(output.text for output in OUTPUTS[form])
+    length = len(whole)
+    parts = data.draw(st.lists(st.tuples(st.integers(0, length), st.integers(0, 60)), max_size=6))
+    text = "".join(whole[at : at + size] for at, size in parts)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    borders = sorted({0, len(text), *cuts})
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
+    assert parsed(form, pieces) == parsed(form, [text])
+
+
+@pytest.mark.parametrize(("form", "output"), CASES)
+def test_the_constraint_takes_what_the_documentation_shows(form: str, output: Output) -> None:
+    offered = [
+        tool_calls.Tool.of(name, schema, True, "p")  # strict
+        for name, schema in TOOLS.items()
+    ]
+    facts = facts_of("byte_level_json")
+    for required in (False, True):
+        held = tool_calls.calls(offered, FORMATS[form], required=required, most=None)
+        text = output.text.removeprefix(output.content) if required else output.text
+        assert takes(held, facts, text)
+        assert not takes(held, facts, text.replace("celsius", "kelvin").replace("3", "three"))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_calls_begin_as_the_format_says(form: str) -> None:
+    syntax = FORMATS[form]
+    tools = [tool_calls.Tool.of(name, None, True, "p") for name in ("a", 'quo"te')]
+    held = tool_calls.calls(tools, syntax, required=False, most=None)
+    assert held.free_text and held.min_tags == 0 and held.max_tags is None
+    for tag in held.tags:
+        assert sum(tag.begin.startswith(trigger) for trigger in held.triggers) == 1
+    forced = tool_calls.calls(tools, syntax, required=True, most=1)
+    assert (forced.free_text, forced.min_tags, forced.max_tags) == (False, 1, 1)
+
+
+def test_marks_of_closing_alone_do_not_reach_the_content() -> None:
+    for form, text, content in (
+        ("hermes", "So.</think> Yes</tool_call>.", "So. Yes."),
+        ("qwen3_coder", "</function>\n</tool_call>Done</tool", "\nDone</tool"),
+    ):
+        parser = ToolCallParser(FORMATS[form], stray_marks=("</think>",))
+        parts = [*map(parser.push, text), parser.flush()]
+        assert "".join(part for part, _ in parts) == content
+
+
+def test_a_call_keeps_what_looks_like_a_closing_mark_in_its_arguments() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": "</think></tool_call>"}}\n</tool_call>'
+    parser = ToolCallParser(FORMATS["hermes"], stray_marks=("</think>",))
+    _, (call,) = parser.push(text)
+    assert json.loads(call.arguments) == {"a": "</think></tool_call>"}
