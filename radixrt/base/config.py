@@ -23,8 +23,19 @@ EvictionPolicyName = Literal["lru", "fifo", "priority"]
 SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
 GrammarBackendName = Literal["auto", "llguidance", "xgrammar", "fsm"]
 WhitespaceName = Literal["flexible", "compact"]
-ToolCallParserName = Literal["auto", "none", "hermes", "llama3_json", "qwen3_coder"]
-ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3"]
+ToolCallParserName = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "llama3_json",
+    "qwen3_coder",
+    "mistral",
+    "mistral_v3",
+    "pythonic",
+    "functiongemma",
+    "phi4_mini",
+]
+ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral"]
 
 SECTIONS = (
     "Model", "HTTP server", "Device", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
@@ -301,7 +312,7 @@ class ServerConfig(SchedulerSettings):
     reasoning_parser: ReasoningParserName = _structured(
         "auto",
         "Format of the model's reasoning, which is returned apart from the answer: deepseek-r1 (the answer begins with "
-        "it) or qwen3 (it is optional), both in think tags; auto recognises it by the chat template, none leaves the "
+        "it), qwen3 (it is optional) or mistral (in [THINK] tags); auto recognises it by the chat template, none leaves the "
         "reasoning in the answer.",
     )
 

@@ -55,7 +55,7 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
     """Any text: the content of a structural tag that is not held to anything but its end."""
 
 
-ParameterStyle = Literal["qwen_xml"]
+ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]
 """How a tool-call format writes each parameter by itself."""
 
 
@@ -92,6 +92,12 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     separator: str = ""
     min_tags: int = 0
     max_tags: int | None = None
+    lists: tuple[tuple[str, str], ...] = ()
+    """If not empty: all tags stand together, with ``separator`` between them, behind one of these openings and before its closing;
+    free text may precede them, and is the whole answer if there are no tags. The openings are the triggers."""
+    not_text: str = ""
+    """Only with ``lists``: they stand at the beginning of the answer alone, and free text must not begin as this regular
+    expression says."""
 
 
 Constraint = Annotated[

@@ -1,13 +1,14 @@
 """Builds the constraint of an answer that may call tools, in the syntax of the model's tool-call format."""
 
 import dataclasses
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag, Tag
 
@@ -38,12 +39,18 @@ class Tool:
 class CallSyntax(ABC):
     """How a model writes tool calls, as far as a constraint needs to know."""
 
-    trigger: str
-    """Where free text writes this, a call must follow."""
+    trigger = ""
+    """Where free text writes this, a call must follow. Not used with ``lists``."""
     separator: str
     """Between calls."""
+    lists: tuple[tuple[str, str], ...] = ()
+    """All calls of an answer stand together, behind one of these openings and before its closing. Without: each by itself."""
+    not_text = ""
+    """Lists stand at the beginning of an answer alone; a text that begins as this regular expression says is one."""
     is_told_from_json = True
     """No JSON begins as a call does."""
+    names: re.Pattern[str] | None = None
+    """The names of functions that can be written; None: all."""
 
     @abstractmethod
     def tag(self, tool: Tool) -> Tag:
@@ -56,14 +63,28 @@ def calls(
     """Text in which each tool call is one of the given tools' and has arguments of its schema.
 
     Args:
+        written: how the model writes calls.
         required: the answer is calls alone, at least one; False: text, and calls where the model makes some.
         most: most calls; None: any number.
+
+    Raises:
+        RequestError: the format can't write the name of a tool.
     """
+    offered = [*tools]
+    for tool in offered:
+        if written.names is not None and not written.names.fullmatch(tool.name):
+            raise RequestError(
+                f"The model's format of tool calls can't write the function name {shown(tool.name)}; use letters, digits, "
+                "_ and - in it.",
+                param="tools",
+            )
     return StructuralTag(
-        tags=tuple(map(written.tag, tools)),
-        triggers=(written.trigger,),
+        tags=tuple(map(written.tag, offered)),
+        triggers=() if written.lists else (written.trigger,),
+        lists=written.lists,
+        not_text=written.not_text,
         free_text=not required,
-        separator=written.separator if required else "",
+        separator=written.separator if required or written.lists else "",
         min_tags=int(required),
         max_tags=most,
     )

@@ -38,6 +38,7 @@ FORMATS: dict[str, ReasoningFormat] = {
         "<think>", "</think>", begins_inside=True, families=("<\uff5cAssistant\uff5c>",)
     ),
     "qwen3": ReasoningFormat("<think>", "</think>", begins_inside=False),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", begins_inside=False),
 }
 """By the name that ``--reasoning-parser`` gives them."""
 

@@ -112,8 +112,8 @@ class Scanner:
                 return self.take(certain), ""
             yield from self.need(begun + 1)
 
-    def until(self, *marks: str) -> Reading[str]:
-        """Take the text before the next mark, and the mark.
+    def until(self, *marks: str) -> Reading[tuple[str, str]]:
+        """The text before the next mark, and the mark.
 
         Raises:
             NoCallError: the text ends without one.
@@ -123,7 +123,7 @@ class Scanner:
             text, mark = yield from self.piece(*marks)
             pieces.append(text)
             if mark:
-                return "".join(pieces)
+                return "".join(pieces), mark
             if self.is_over:
                 raise NoCallError
 

@@ -7,7 +7,7 @@ parameters stand in the order of the schema; a tool that declares none takes any
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -31,25 +31,49 @@ from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 class Style:
     opening: tuple[str, str]
     """Before and behind the parameter's name."""
-    quotes: tuple[str, str]
-    """Around a string."""
     closing: str
     """Behind a value."""
     separator: str
+    quote: str
+    """Before and behind a string."""
     stop: str
-    """No string may hold this text: the parser would take it for the string's end."""
-    any_name: str
-    """Regular expression of a name that the schema does not declare."""
+    """Lark expression of the texts that no string may hold: the parser would take them for the string's end."""
+    words: Mapping[bool | None, str]
+    """The values that are written as words, as far as they stand outside of lists and objects."""
+    names: str
+    """Regular expression of the names of parameters."""
+    takes_json: bool = False
+    """Strings may be JSON, too."""
 
 
 STYLES: dict[ParameterStyle, Style] = {
     "qwen_xml": Style(
         opening=("<parameter=", ">\n"),
-        quotes=("", ""),
         closing="\n</parameter>\n",
         separator="",
-        stop="</parameter>",
-        any_name="[^<>\\n]+",
+        quote="",
+        stop='"</parameter>"',
+        words={},
+        names="[^<>\\n]+",
+    ),
+    "pythonic": Style(
+        opening=("", "="),
+        closing="",
+        separator=", ",
+        quote="'",
+        stop=r"/['\\\x00-\x1f]/",
+        takes_json=True,
+        words={True: "True", False: "False", None: "None"},
+        names="[A-Za-z_][A-Za-z0-9_]*",
+    ),
+    "functiongemma": Style(
+        opening=("", ":"),
+        closing="",
+        separator=",",
+        quote="<escape>",
+        stop='"<escape>"',
+        words={None: "null"},
+        names="[A-Za-z_][A-Za-z0-9_.-]*",
     ),
 }
 
@@ -60,6 +84,7 @@ class ParameterRules:
     Args:
         prefix: of the names of all its rules.
         literal: writes a fixed text as terminals.
+        is_control: tells whether a fixed text has a control token in it.
         options: of llguidance's converter of JSON schemas.
 
     Attributes:
@@ -73,12 +98,14 @@ class ParameterRules:
         content: Parameters,
         prefix: str,
         literal: Callable[[str], str],
+        is_control: Callable[[str], bool],
         options: dict[str, Any],
     ) -> None:
         self._style = STYLES[content.style]
         self._is_strict = content.schema.strict
         self._prefix = prefix
         self._literal = literal
+        self._is_control = is_control
         self._options = options
         self.lines: list[str] = []
         self.named: list[dict[str, Any]] = []
@@ -109,7 +136,7 @@ class ParameterRules:
         """Any number of parameters of any names."""
         name, (begin, end) = f"{self._prefix}_any", map(self._literal, self._style.opening)
         self.lines += [
-            f"{name.upper()}: /{self._style.any_name}/",
+            f"{name.upper()}: /{self._style.names}/",
             f"{name}_one: {begin} {name.upper()} {end} {self._value(0, parameter)}",
             f"{name}: ({name}_one ({self._literal(self._style.separator)} {name}_one)*)?",
         ]
@@ -121,22 +148,39 @@ class ParameterRules:
             if parameter.is_required:
                 raise CannotCompile(f"Nothing satisfies the parameter {parameter.name!r}.")
             return ""
-        schema = self._planned(parameter)
-        name, style = f"{self._prefix}_{index}", self._style
-        if parameter.form is Form.JSON:
-            self.named.append(
-                {"name": name, "json_schema": {**schema, "x-guidance": self._options}}
+        if parameter.name and not re.fullmatch(self._style.names, parameter.name):
+            raise CannotCompile(
+                f"The model's format of tool calls can't write the parameter {parameter.name!r}; rename it."
             )
-            return f"@{name} {self._literal(style.closing)}"
+        name, style = f"{self._prefix}_{index}", self._style
+        closing = self._literal(style.closing)
+        schema, words = _without_words(self._planned(parameter), style.words)
+        ways = [f"{self._literal(word)} {closing}" for word in words]
+        if schema is None:
+            return f"({' | '.join(ways)})"
+        if parameter.form is Form.JSON or style.takes_json:
+            options = {"x-guidance": self._options}
+            self.named.append({"name": name, "json_schema": {**schema, **options}})
+            ways.append(f"@{name} {closing}")
+        if parameter.form is Form.JSON:
+            return f"({' | '.join(ways)})"
         text = _text(schema)
         if text is None:
             reason = "it has no form as a regular expression without quotes"
             self._leave_out("pattern", f"/properties/{parameter.name}", reason)
-            text = "ANY" if parameter.form is Form.TEXT else 'ANY | "null"'
-        self.lines.append(
-            f"{name.upper()}: (({text}) & ~(ANY {json.dumps(style.stop)} ANY)) {json.dumps(style.closing)}"
-        )
-        return name.upper()
+            text = "ANY" if parameter.form is Form.TEXT or words else 'ANY | "null"'
+        text = f"({text}) & ~(ANY {style.stop} ANY)"
+        end = style.quote + style.closing
+        if self._is_control(end):
+            self.lines.append(f"{name.upper()}: {text} & SOME")
+            optional = "?" if _takes_empty(schema) else ""
+            ways.append(
+                f"{self._literal(style.quote)} {name.upper()}{optional} {self._literal(end)}"
+            )
+        else:
+            self.lines.append(f"{name.upper()}: ({text}) {json.dumps(end)}")
+            ways.append(f"{self._literal(style.quote)} {name.upper()}")
+        return f"({' | '.join(ways)})"
 
     def _planned(self, parameter: Parameter) -> dict[str, Any]:
         """The schema of a parameter, normalised, with the keywords alone that llguidance enforces."""
@@ -163,6 +207,56 @@ class ParameterRules:
                 f"{keyword} at {pointer} can't be enforced: {reason}. Take it out, or set strict to false."
             )
         self.unenforced.append(Unenforced(keyword=keyword, pointer=pointer, reason=reason))
+
+
+def _without_words(
+    schema: dict[str, Any], words: Mapping[bool | None, str]
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The schema without the values that are written as words, and these words; None: it has no other values."""
+
+    if "const" in schema or "enum" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        found = [
+            value
+            for value in values
+            if (value is None or isinstance(value, bool)) and value in words
+        ]
+        others = [value for value in values if not any(value is word for word in found)]
+        rest: dict[str, Any] | None = {"enum": others} if others else None
+        return rest if found else schema, [words[value] for value in found]
+    if isinstance(branches := schema.get("anyOf"), list) and schema.keys() <= {"anyOf", "$defs"}:
+        parts = [_without_words(branch, words) for branch in branches if isinstance(branch, dict)]
+        texts = list(dict.fromkeys(text for _, each in parts for text in each))
+        if len(parts) < len(branches) or not texts:
+            return schema, []
+        left = [part for part, _ in parts if part is not None]
+        return {**schema, "anyOf": left} if left else None, texts
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [str(kinds)]
+    gone = [kind for kind in kinds if kind in _WORDS and words.keys() >= {*_WORDS[kind]}]
+    if not gone:
+        return schema, []
+    left = [kind for kind in kinds if kind not in gone]
+    return {**schema, "type": left} if left else None, [
+        words[value] for kind in gone for value in _WORDS[kind]
+    ]
+
+
+_WORDS: dict[str, tuple[bool | None, ...]] = {"boolean": (True, False), "null": (None,)}
+
+
+def _takes_empty(schema: dict[str, Any]) -> bool:
+    """Whether the empty string is valid; False where it is not known."""
+    if "const" in schema or "enum" in schema:
+        return "" in schema.get("enum", [schema.get("const")])
+    if "anyOf" in schema:
+        return any(map(_takes_empty, schema["anyOf"]))
+    if schema.get("minLength") or "string" not in schema.get("type", ()):
+        return False
+    try:
+        return re.fullmatch(_whole_match(schema.get("pattern", "")) or "x", "") is not None
+    except re.error:
+        return False
 
 
 def _text(schema: dict[str, Any]) -> str | None:

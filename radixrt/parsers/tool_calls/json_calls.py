@@ -28,6 +28,18 @@ class JsonCalls(ToolCallFormat):
     def tag(self, tool: Tool) -> Tag:
         return Tag(begin=self.begin(tool.name), content=tool.arguments, end=self.end)
 
+    def read_list(self, text: Scanner, calls: CallSink) -> Reading[None]:
+        """Read the calls of a JSON list, behind its opening bracket.
+
+        Raises:
+            NoCallError: there is none, or the list ends within a call.
+        """
+        mark = ","
+        while mark == ",":
+            yield from self.read_object(text, calls)
+            text.record()  # what is read is no content any more
+            mark = yield from text.expect(",", "]")
+
     def read_object(self, text: Scanner, calls: CallSink) -> Reading[None]:
         """Read the object of a call.
 

@@ -58,7 +58,8 @@ class ToolCallParser:
     def _read(self) -> Reading[None]:
         text, written = self._scanner, self._written
         openings = () if written is None else written.openings
-        closings = self._stray_marks + (() if written is None else written.closings)
+        closings = () if written is None else written.closings
+        strays = self._stray_marks
         if written is not None and (self._calls_alone or written.begins_answer):
             text.record()
             yield from text.blank()
@@ -70,15 +71,15 @@ class ToolCallParser:
             else:
                 text.give_back(begun)
             if not opening and self._calls_alone:
-                openings = closings = ()
+                openings = closings = strays = ()
             elif written.begins_answer:
                 openings = ()
         while not text.is_over:
-            before, mark = yield from text.piece(*openings, *closings)
+            before, mark = yield from text.piece(*openings, *closings, *strays)
             self._add_content(before)
             if written is not None and mark in openings:
                 yield from self._call(written, mark)
-            elif mark and self._num_refused:
+            elif mark in closings and self._num_refused:
                 self._num_refused -= 1
                 self._add_content(mark)
 

@@ -12,6 +12,7 @@ Strings stand as they are, without quotes; other values as JSON. The schema of t
 """
 
 import json
+import re
 from typing import Any
 
 from radixrt.constrained.constraint import Parameters, Tag
@@ -30,6 +31,7 @@ class Qwen3Coder(ToolCallFormat):
     closings = ("</tool_call>", "</function>", "</parameter>")
     trigger = "<tool_call>"
     separator = "\n"
+    names = re.compile(r"[^<>\s]+")
 
     def recognises(self, marks: ModelMarks) -> bool:
         return marks.in_template("<tool_call>", "<function=", "<parameter=")
@@ -45,13 +47,13 @@ class Qwen3Coder(ToolCallFormat):
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
     ) -> Reading[None]:
         yield from text.expect("<function=")
-        name = yield from text.until(">")
+        name, _ = yield from text.until(">")
         forms = {one.name: one.form for one in declared_parameters(tools.get(name))}
         other = any_parameter(tools.get(name)).form
         calls.begin(name)
         before = "{"
         while (yield from text.expect("<parameter=", "</function>")) == "<parameter=":
-            parameter = yield from text.until(">")
+            parameter, _ = yield from text.until(">")
             calls.add(f"{before}{as_json(parameter)}: ")
             yield from _read_value(text, calls, forms.get(parameter, other))
             before = ", "
@@ -66,7 +68,8 @@ def _read_value(text: Scanner, calls: CallSink, form: Form) -> Reading[None]:
     yield from text.accept("\n")
     closings = ("\n</parameter>", "</parameter>")
     if form is not Form.TEXT:
-        calls.add(as_json(_value((yield from text.until(*closings)), form)))
+        written, _ = yield from text.until(*closings)
+        calls.add(as_json(_value(written, form)))
         return
     calls.add('"')
     closing = ""
