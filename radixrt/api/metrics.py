@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
@@ -24,8 +25,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from radixrt.api.metric_names import PEERS, NamedMetrics
+from radixrt.base.config import ServerConfig, listed
 from radixrt.client.engine_client import EngineClient
-from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.ids import num_ids
 from radixrt.messages.stats import Metric, SchedulerStats, StructuredStats, TimeHistogram
 
@@ -34,6 +37,10 @@ log = logging.getLogger(__name__)
 _TTFT_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _ITL_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 _E2E_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+_TOKEN_BOUNDS = tuple(float(factor * 10**power) for power in range(6) for factor in (1, 2, 5))
+
+_RATE_WINDOW_S = 10.0
+"""Least time over which the rate of generation is computed, once the server is older than that."""
 
 STATS_TIMEOUT_S = 5
 
@@ -41,11 +48,21 @@ STATS_TIMEOUT_S = 5
 class Metrics:
     """The counters of one api process."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ServerConfig, info: EngineInfo) -> None:
         disable_created_metrics()  # the library's: an unused time stamp for each metric
         self.registry = CollectorRegistry()
-        self.engine = EngineCollector()
+        self.engine = EngineCollector(info.page_size)
         self.registry.register(self.engine)
+        self.exported = CollectorRegistry()
+        """Those of ``registry`` as ``/metrics`` shows them."""
+        sizes = {
+            "block_size": str(info.page_size),
+            "num_gpu_blocks": str(info.kv_pool_tokens // info.page_size),
+            "cache_dtype": config.kv_cache_dtype,
+            "enable_prefix_caching": str(not config.disable_radix_cache),
+        }
+        peers = tuple(peer for peer in PEERS if peer in listed(config.metrics_compat))
+        self.exported.register(NamedMetrics(self.registry, config.model_name, peers, sizes))
         self.ttft = self._histogram(
             "time_to_first_token", "From a request's arrival to its first token.", _TTFT_BOUNDS
         )
@@ -59,6 +76,31 @@ class Metrics:
             "e2e_request_latency",
             "From a request's arrival to the last token of an answer.",
             _E2E_BOUNDS,
+        )
+        self.queue_time = self._histogram(
+            "request_queue_time",
+            "From an answer's arrival to its first chunk of prefill.",
+            _E2E_BOUNDS,
+        )
+        self.prefill_time = self._histogram(
+            "request_prefill_time",
+            "From an answer's first chunk of prefill to its first token.",
+            _E2E_BOUNDS,
+        )
+        self.decode_time = self._histogram(
+            "request_decode_time", "From an answer's first token to its last.", _E2E_BOUNDS
+        )
+        self.prompt_length = Histogram(
+            "radixrt_request_prompt_tokens",
+            "Tokens of a prompt.",
+            registry=self.registry,
+            buckets=_TOKEN_BOUNDS,
+        )
+        self.answer_length = Histogram(
+            "radixrt_request_generation_tokens",
+            "Tokens of an answer.",
+            registry=self.registry,
+            buckets=_TOKEN_BOUNDS,
         )
         self.answers = Counter(
             "radixrt_answers",
@@ -84,7 +126,7 @@ class Metrics:
     async def refresh(self, client: EngineClient) -> None:
         """Ask for the counters of the scheduler; they are left out of the registry if it does not reply in time."""
         try:
-            self.engine.stats = await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
+            self.engine.update(await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S))
         except TimeoutError:
             log.warning("The scheduler did not send its counters within %d s.", STATS_TIMEOUT_S)
             self.engine.stats = None
@@ -120,16 +162,35 @@ class AnswerTimer:
         first_s = report.queued_s + report.prefill_s
         if not self._streams:
             self._metrics.ttft.observe(first_s)
+        decode_s = max(0.0, report.total_s - first_s)
+        self._metrics.queue_time.observe(report.queued_s)
+        self._metrics.prefill_time.observe(report.prefill_s)
+        self._metrics.decode_time.observe(decode_s)
+        self._metrics.answer_length.observe(report.output_tokens)
+        if chunk.index == 0:
+            self._metrics.prompt_length.observe(report.prompt_tokens)
         if report.output_tokens > 1:
-            decode_s = max(0.0, report.total_s - first_s)
             self._metrics.tpot.observe(decode_s / (report.output_tokens - 1))
 
 
 class EngineCollector(Collector):
-    """Presents the scheduler's own counters; set ``stats`` before each scrape."""
+    """Presents the scheduler's own counters; call :meth:`update` before each scrape."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_size: int) -> None:
         self.stats: SchedulerStats | None = None
+        self._page_size = page_size
+        self._generated: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        """Times, and the tokens generated by then: the oldest beyond the window, and those within it."""
+
+    def update(self, stats: SchedulerStats) -> None:
+        """Take the counters of this moment."""
+        now = time.monotonic()
+        if stats.output_tokens < self._generated[-1][1]:
+            self._generated.clear()  # a new engine counts from the beginning
+        self._generated.append((now, stats.output_tokens))
+        while len(self._generated) > 2 and now - self._generated[1][0] >= _RATE_WINDOW_S:
+            self._generated.popleft()
+        self.stats = stats
 
     def collect(self) -> Iterator[Family]:
         stats = self.stats
@@ -139,10 +200,36 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily(
             "radixrt_cache_hit_rate", "Cached share of all prompt tokens since start.", hit_rate
         )
+        used_pages = stats.pages_total - stats.pages_free - stats.pages_evictable
+        yield GaugeMetricFamily(
+            "radixrt_kv_cache_usage",
+            "Share of the KV pool that running sequences and leases hold.",
+            used_pages / stats.pages_total if stats.pages_total else 0.0,
+        )
+        yield GaugeMetricFamily(
+            "radixrt_kv_used_tokens",
+            "Tokens of the KV pool that running sequences and leases hold.",
+            used_pages * self._page_size,
+        )
+        yield GaugeMetricFamily(
+            "radixrt_generation_tokens_per_second",
+            "Tokens generated in the last seconds.",
+            self._tokens_per_s(),
+        )
+        ended = stats.finished + stats.aborted + stats.refused
+        yield CounterMetricFamily(
+            "radixrt_received_sequences",
+            "Sequences that reached the scheduler.",
+            ended + stats.running + stats.waiting,
+        )
         for struct in (stats, stats.structured):
             for field, metric in _METRICS[type(struct)]:
                 name = f"radixrt_{metric.name or field}"
                 yield _family(metric.kind, name, metric.text, getattr(struct, field))
+
+    def _tokens_per_s(self) -> float:
+        (begin, before), (end, after) = self._generated[0], self._generated[-1]
+        return (after - before) / (end - begin) if end > begin else 0.0
 
 
 def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:

@@ -199,6 +199,12 @@ class ServerConfig(SchedulerSettings):
         "PEM file of the certificate's private key, if it is not in the same file.",
         metavar="FILE",
     )
+    metrics_compat: str | None = _http(
+        None,
+        "Show /metrics also under the names of vLLM and SGLang, for dashboards and routers that read those: vllm, sglang, or "
+        "both, separated by commas.",
+        metavar="NAME,...",
+    )
     hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
     kept_conversations_mb: int = _http(
         256,
@@ -368,6 +374,8 @@ class ServerConfig(SchedulerSettings):
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("--tls-key needs --tls-cert FILE.")
         self._validate_origins()
+        if wrong := sorted(set(listed(self.metrics_compat)) - {"vllm", "sglang"}):
+            raise ConfigError(f"--metrics-compat knows vllm and sglang, not {', '.join(wrong)}.")
         if 0 < self.step_timeout < LEAST_STEP_TIMEOUT_S:
             raise ConfigError(
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of life once a "

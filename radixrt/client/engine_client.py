@@ -18,6 +18,7 @@ from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.client.leases import HeldLeases
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
@@ -36,7 +37,6 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToApi
 from radixrt.messages.replies import (
     CallReply,
-    CompileReport,
     LeaseGranted,
     Tokenized,
 )
@@ -245,13 +245,9 @@ class EngineClient:
             tenant=tenant,
         )
 
-    async def compile(self, constraint: Constraint) -> CompileReport:
-        """Compile a constraint ahead of the requests that will use it.
-
-        Raises:
-            RequestError: it can't be enforced.
-        """
-        return await self._call(CompileCall, CompileReport, constraint=constraint)
+    async def compile(self, constraint: Constraint) -> Advice:
+        """Compile a constraint ahead of the requests that will use it; one that can't be enforced is not ``ok``."""
+        return await self._call(CompileCall, Advice, constraint=constraint)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""

@@ -49,6 +49,8 @@ class Lark(_Constraint, frozen=True, kw_only=True):
     """Text of a context-free grammar in llguidance's dialect of Lark; it begins with ``start``."""
 
     grammar: str
+    in_json_string: bool = False
+    """The text is written between the quotes of a JSON string, with JSON's escapes. Only of a tag's content."""
 
 
 class AnyText(_Constraint, frozen=True, kw_only=True):

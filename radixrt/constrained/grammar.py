@@ -65,6 +65,8 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar
     checks: tuple[SpanCheck, ...] = ()
     """Of an answer that is one JSON value; empty where the grammar enforces everything."""
+    checked: tuple[Unenforced, ...] = ()
+    """The keywords that the checks enforce."""
     unenforced: tuple[Unenforced, ...] = ()
     """Only of a JSON schema with ``strict`` false."""
     validator: Any = None

@@ -1,13 +1,15 @@
 """Takes the schema of a tool's arguments apart into its parameters, for formats that write each parameter by itself.
 
-Such formats write a string without JSON's quotes, so constraint and parser must agree on which parameters are strings: both ask
+Most such formats write a string without JSON's quotes, so constraint and parser must agree on which parameters are strings: both ask
 :func:`declared_parameters`.
 """
 
 import dataclasses
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from radixrt.constrained.constraint import ParameterStyle
 
 _ANNOTATIONS = {
     "type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id", "$comment", "title",
@@ -34,6 +36,59 @@ class Parameter:
     """Self-contained: it has the definitions of the whole."""
     is_required: bool
     form: Form
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """How a format writes a parameter."""
+
+    opening: tuple[str, str]
+    """Before and behind the parameter's name."""
+    closing: str
+    """Behind a value."""
+    separator: str
+    quote: str
+    """Before and behind a string."""
+    stop: str
+    """Lark expression of the texts that no string may hold: the parser would take them for the string's end."""
+    words: Mapping[bool | None, str]
+    """The values that are written as words, as far as they stand outside of lists and objects."""
+    names: str
+    """Regular expression of the names of parameters."""
+    takes_json: bool = False
+    """Strings may be JSON, too."""
+
+
+STYLES: dict[ParameterStyle, Style] = {
+    "qwen_xml": Style(
+        opening=("<parameter=", ">\n"),
+        closing="\n</parameter>\n",
+        separator="",
+        quote="",
+        stop='"</parameter>"',
+        words={},
+        names="[^<>\\n]+",
+    ),
+    "pythonic": Style(
+        opening=("", "="),
+        closing="",
+        separator=", ",
+        quote="'",
+        stop=r"/['\\\x00-\x1f]/",
+        takes_json=True,
+        words={True: "True", False: "False", None: "None"},
+        names="[A-Za-z_][A-Za-z0-9_]*",
+    ),
+    "functiongemma": Style(
+        opening=("", ":"),
+        closing="",
+        separator=",",
+        quote="<escape>",
+        stop='"<escape>"',
+        words={None: "null"},
+        names="[A-Za-z_][A-Za-z0-9_.-]*",
+    ),
+}
 
 
 def declared_parameters(schema: Any) -> list[Parameter]:

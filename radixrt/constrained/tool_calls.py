@@ -10,7 +10,19 @@ import msgspec
 
 from radixrt.base.errors import RequestError, shown
 from radixrt.constrained import requests
-from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag, Tag
+from radixrt.constrained.constraint import (
+    AnyJson,
+    JsonSchema,
+    Lark,
+    Parameters,
+    ParameterStyle,
+    StructuralTag,
+    Tag,
+)
+from radixrt.constrained.parameters import STYLES
+
+CUSTOM_INPUT = "input"
+"""The only argument of a custom tool, as the model sees it: a string."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +31,8 @@ class Tool:
 
     name: str
     arguments: JsonSchema
+    grammar: Lark | None = None
+    """Of a custom tool's input, the string that is the only argument; None: ``arguments`` says all."""
 
     @staticmethod
     def of(name: str, parameters: Any, strict: bool, param: str) -> "Tool":
@@ -34,6 +48,29 @@ class Tool:
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
             raise RequestError(f'{param} must be a JSON schema of type "object".', param=param)
         return Tool(name, requests.json_schema({"type": "object"} | parameters, param, strict))
+
+    def json_tag(self, begin: str, end: str) -> Tag:
+        """A call whose arguments are a JSON object.
+
+        Args:
+            begin: all of the call before its arguments.
+            end: all of it behind them.
+        """
+        if self.grammar is None:
+            return Tag(begin=begin, content=self.arguments, end=end)
+        return Tag(begin=f'{begin}{{"{CUSTOM_INPUT}": "', content=self.grammar, end=f'"}}{end}')
+
+    def parameters_tag(self, begin: str, style: ParameterStyle, end: str) -> Tag:
+        """A call each of whose parameters is written by itself; the arguments are as of :meth:`json_tag`."""
+        if self.grammar is None:
+            return Tag(begin=begin, content=Parameters(schema=self.arguments, style=style), end=end)
+        how = STYLES[style]
+        quote = '"' if how.takes_json else how.quote
+        return Tag(
+            begin=begin + CUSTOM_INPUT.join(how.opening) + quote,
+            content=msgspec.structs.replace(self.grammar, in_json_string=how.takes_json),
+            end=quote + how.closing + end,
+        )
 
 
 class CallSyntax(ABC):

@@ -84,7 +84,7 @@ class CacheTreeCall(Message, frozen=True, kw_only=True):
 class CompileCall(Message, frozen=True, kw_only=True):
     """Compile a constraint ahead of the requests that will use it.
 
-    Answered by a CallReply whose value is a CompileReport.
+    Answered by a CallReply whose value is an :class:`radixrt.constrained.advice.Advice`.
     """
 
     call_id: int

@@ -146,6 +146,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     group_id: str = ""
     """Shared by the prompts of one HTTP request, which are aborted together and are one key of the fair queue of
     encoding. Default: the request's own id."""
+    group_size: int = 1
+    """Answers of the group that are submitted at once; the others follow when some of these have ended."""
     prompt: Prompt
     options: RequestOptions = RequestOptions()
     stream: bool = False

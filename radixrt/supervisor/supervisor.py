@@ -106,12 +106,14 @@ class Supervisor:
         config: ServerConfig,
         listen_socket: socket.socket | None = None,
         max_deaths: int = 1,
+        api_stdout: int | None = None,
     ) -> None:
         """Start all processes.
 
         Args:
             listen_socket: bound but not listening; with it the api process is started, too.
             max_deaths: engines that may end without a token between them. 1: the first death is the last.
+            api_stdout: where the api process prints its banner; None is this process's standard output.
         """
         self._config = config
         self._max_deaths = max_deaths
@@ -132,7 +134,9 @@ class Supervisor:
             self._start_engine()
             if listen_socket is not None:
                 fd = listen_socket.fileno()
-                self._api = self._start("api", "--listen-fd", str(fd), pass_fd=fd)
+                self._api = self._start(
+                    "api", "--listen-fd", str(fd), pass_fd=fd, stdout=api_stdout
+                )
         except BaseException:
             self.stop()
             raise
@@ -211,7 +215,12 @@ class Supervisor:
         self._engine.append(self._start("tokenizer"))
 
     def _start(
-        self, module: str, *arguments: str, name: str = "", pass_fd: int | None = None
+        self,
+        module: str,
+        *arguments: str,
+        name: str = "",
+        pass_fd: int | None = None,
+        stdout: int | None = None,
     ) -> _Child:
         parent_fd = self._parent_pipe[0]
         name = name or module
@@ -220,6 +229,7 @@ class Supervisor:
         place = ["--run-dir", str(self.channels.run_dir), "--engine", str(self.channels.engine)]
         process = subprocess.Popen(
             [*command, *place, *arguments],
+            stdout=stdout,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             env=_environment(),

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
@@ -25,8 +24,6 @@ from radixrt.messages.calls import (
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.replies import (
     CallReply,
-    CheckReport,
-    CompileReport,
     Tokenized,
 )
 from radixrt.messages.requests import NO_TENANT
@@ -70,7 +67,9 @@ class Calls:
                 size = num_ids(call.token_ids)
                 self._enqueue(call, size, lambda: self._detokenize(call))
             case CompileCall():
-                self._spawn(self._reply(call.call_id, self._compile_ahead(call)))
+                self._spawn(
+                    self._reply(call.call_id, self.constraints.compile_ahead(call.constraint))
+                )
             case PinCall():
                 self._spawn(self._reply(call.call_id, self._pin(call)))
             case FlushCacheCall() | ReleaseCacheCall() | TenantStatsCall():
@@ -131,16 +130,6 @@ class Calls:
         self.limits.check_call(len(ids), is_text=False)
         self.limits.check_token_ids(ids)
         return self.vocabulary.decode(ids.tolist(), call.skip_special_tokens)
-
-    async def _compile_ahead(self, call: CompileCall) -> CompileReport:
-        begin = time.perf_counter()
-        compiled = await self.constraints.compile(call.constraint)
-        return CompileReport(
-            backend=compiled.grammar.backend,
-            checks=msgspec.convert(compiled.checks, list[CheckReport], from_attributes=True),
-            unenforced=compiled.unenforced,
-            seconds=time.perf_counter() - begin,
-        )
 
     async def _pin(self, call: PinCall) -> None:
         """Send the scheduler the tokens of a prompt to pin."""

@@ -86,6 +86,7 @@ class TokenizerProcess:
         await learning
         self._info = info
         self._limits = Limits.of(info)
+        self._encoder.limit_memory(info.kv_pool_tokens)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
@@ -204,6 +205,8 @@ class TokenizerProcess:
                 token_ids=packed_ids,
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
+                group=request.group_id or request.request_id,
+                group_size=max(request.group_size, request.sampling.n),
             )
             answer = AnswerState(
                 request,
@@ -246,6 +249,7 @@ class TokenizerProcess:
             sequence,
             token_ids=sequence.token_ids + pack_ids(kept),
             num_output=len(kept),
+            has_begun=True,
             options=replace(sequence.options, sampling=sampling),
         )
 

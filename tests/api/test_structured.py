@@ -256,15 +256,38 @@ def test_native_constraints_that_are_not_clear(
 # ---------------------------------------------------------------- compile
 
 
+VERDICT = {"ok", "backend", "exact", "checked", "unenforced", "slow", "compile_ms", "mask_ms"}
+
+
 def test_a_grammar_can_be_compiled_ahead(server: RunningServer) -> None:
     with server.http as http:
         for fields in ({"regex": "[0-9]{4}"}, openai_form(), {"guided_choice": ["a"]}):
             response = http.post("/v1/grammar/compile", json=fields)
             assert response.status_code == 200, response.text
             reply = response.json()
-            assert set(reply) == {"backend", "checks", "unenforced", "seconds"}
+            assert set(reply) == VERDICT and reply["ok"] and reply["exact"]
             assert reply["backend"] in ("llguidance", "xgrammar", "fsm")
     assert server.scheduler.requests == []
+
+
+def test_compiling_ahead_says_what_is_checked_and_what_is_wrong(server: RunningServer) -> None:
+    checked = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    wrong = {"type": "integer", "minimum": 2, "maximum": 1}
+    with server.http as http:
+        reply = http.post("/v1/grammar/compile", json={"guided_json": checked}).json()
+        assert reply["ok"] and not reply["exact"] and set(reply) == VERDICT
+        (found,) = reply["checked"]
+        assert (found["keyword"], found["pointer"]) == ("uniqueItems", "/uniqueItems")
+        assert found["message"] and found["advice"]
+        response = http.post("/v1/grammar/compile", json={"guided_json": wrong})
+        assert response.status_code == 400
+        reply = response.json()
+        assert set(reply) == VERDICT | {"error"} and not reply["ok"] and not reply["exact"]
+        assert reply["error"] | {"message": "", "advice": ""} == {
+            "keyword": "schema", "pointer": "", "message": "", "advice": "",
+            "type": "invalid_request_error", "param": "guided_json", "code": "grammar",
+        }  # fmt: skip
+        assert "No value satisfies it" in reply["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [{}, {"response_format": {"type": "text"}}, {"prompt": "a"}])

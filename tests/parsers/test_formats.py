@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained import tool_calls
+from radixrt.constrained import requests, tool_calls
+from radixrt.constrained.constraint import Lark
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS
@@ -324,3 +325,27 @@ def test_a_call_keeps_what_looks_like_a_closing_mark_in_its_arguments() -> None:
     parser = ToolCallParser(FORMATS["hermes"], stray_marks=("</think>",))
     _, (call,) = parser.push(text)
     assert json.loads(call.arguments) == {"a": "</think></tool_call>"}
+
+
+CUSTOM = {
+    "hermes": '<tool_call>\n{"name": "edit", "arguments": {"input": "{}"}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=edit>\n<parameter=input>\n{}\n</parameter>\n</function>\n</tool_call>",
+    "mistral": '[TOOL_CALLS]edit[ARGS]{"input": "{}"}',
+    "mistral_v3": '[TOOL_CALLS] [{"name": "edit", "arguments": {"input": "{}"}}]',
+    "pythonic": '[edit(input="{}")]',
+    "functiongemma": "<start_function_call>call:edit{input:<escape>{}<escape>}<end_function_call>",
+    "phi4_mini": 'functools[{"name": "edit", "arguments": {"input": "{}"}}]',
+}
+
+
+@pytest.mark.parametrize("form", CUSTOM)
+def test_the_input_of_a_custom_tool_is_held_to_its_grammar_in_each_format(form: str) -> None:
+    arguments = requests.json_schema({"type": "object"}, "tools")
+    grammar = Lark(grammar='start: "+ " /[a-z]+/', in_json_string=True)
+    tool = tool_calls.Tool("edit", arguments, grammar)
+    held = tool_calls.calls([tool], FORMATS[form], required=True, most=1)
+    for text, fits in (("+ abc", True), ("- abc", False), ("+ ABC", False)):
+        written = CUSTOM[form].replace("{}", text)
+        assert takes(held, facts_of("byte_level_json"), written) == fits
+    _, calls = parsed(form, [*CUSTOM[form].replace("{}", "+ abc")], in_pieces=True)
+    assert calls == [("edit", {"input": "+ abc"})]

@@ -89,7 +89,8 @@ def test_what_a_constraint_lets_through_is_read_as_it_was_meant(
     form: str, in_pieces: bool, cuts: list[int], free: bool
 ) -> None:
     separator = FORMATS[form].separator
-    calls = separator.join(written(name, TRICKY, form) for name in NAMES)
+    opening, closing = FORMATS[form].lists[0] if FORMATS[form].lists else ("", "")
+    calls = opening + separator.join(written(name, TRICKY, form) for name in NAMES) + closing
     text = f"I will call. {calls}" if free else calls
     borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     parser = ToolCallParser(FORMATS[form], in_pieces=in_pieces, calls_alone=not free)

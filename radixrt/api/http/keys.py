@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from radixrt.api.http.browsers import asks_for_page
 from radixrt.api.http.errors import error_response
 from radixrt.api.http.key_use import KeyUse
 from radixrt.base.api_keys import ApiKey, KeyLimits, KeySource, digest_of
@@ -166,7 +167,7 @@ class Authenticate:
     def _caller(self, scope: Scope) -> Caller:
         path, headers = scope["path"], dict(scope["headers"])
         needs_key = self._keys.are_declared
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or asks_for_page(scope):
             return Caller(NO_TENANT, is_admin=False)
         if needs_key:
             caller = self._keys.find(_key_in(headers))

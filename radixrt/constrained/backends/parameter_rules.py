@@ -4,7 +4,6 @@ A parameter whose values are strings is written without quotes, up to the closin
 parameters stand in the order of the schema; a tool that declares none takes any.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.constraint import Parameters, ParameterStyle
+from radixrt.constrained.constraint import Parameters
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Unenforced
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.parameters import (
+    STYLES,
     Form,
     Parameter,
     any_parameter,
@@ -25,57 +25,6 @@ from radixrt.constrained.parameters import (
     takes_any_name,
 )
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
-
-
-@dataclasses.dataclass(frozen=True)
-class Style:
-    opening: tuple[str, str]
-    """Before and behind the parameter's name."""
-    closing: str
-    """Behind a value."""
-    separator: str
-    quote: str
-    """Before and behind a string."""
-    stop: str
-    """Lark expression of the texts that no string may hold: the parser would take them for the string's end."""
-    words: Mapping[bool | None, str]
-    """The values that are written as words, as far as they stand outside of lists and objects."""
-    names: str
-    """Regular expression of the names of parameters."""
-    takes_json: bool = False
-    """Strings may be JSON, too."""
-
-
-STYLES: dict[ParameterStyle, Style] = {
-    "qwen_xml": Style(
-        opening=("<parameter=", ">\n"),
-        closing="\n</parameter>\n",
-        separator="",
-        quote="",
-        stop='"</parameter>"',
-        words={},
-        names="[^<>\\n]+",
-    ),
-    "pythonic": Style(
-        opening=("", "="),
-        closing="",
-        separator=", ",
-        quote="'",
-        stop=r"/['\\\x00-\x1f]/",
-        takes_json=True,
-        words={True: "True", False: "False", None: "None"},
-        names="[A-Za-z_][A-Za-z0-9_]*",
-    ),
-    "functiongemma": Style(
-        opening=("", ":"),
-        closing="",
-        separator=",",
-        quote="<escape>",
-        stop='"<escape>"',
-        words={None: "null"},
-        names="[A-Za-z_][A-Za-z0-9_.-]*",
-    ),
-}
 
 
 class ParameterRules:

@@ -13,6 +13,7 @@ from typing import Any
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
+from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.backends.parameter_rules import ParameterRules
 from radixrt.constrained.constraint import (
@@ -211,7 +212,9 @@ class _TagGrammar:
                 return f"@{name} {end}"
             case Lark():
                 check_lark(content.grammar)
-                self._named.append({"name": name, "lark_grammar": content.grammar})
+                text = content.grammar
+                text = lark_in_json_string(text) if content.in_json_string else text
+                self._named.append({"name": name, "lark_grammar": text})
                 return f"@{name} {end}"
             case Regex():
                 pattern = with_ecma_classes(content.pattern)

@@ -133,6 +133,7 @@ def _planned(grammar: Grammar, plan: "JsonPlan") -> Compiled:
     return Compiled(
         grammar=grammar,
         checks=plan.checks,
+        checked=plan.checked,
         unenforced=plan.unenforced,
         validator=plan.validator,
     )

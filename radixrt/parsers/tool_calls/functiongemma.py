@@ -2,7 +2,7 @@
 
 import re
 
-from radixrt.constrained.constraint import Parameters, Tag
+from radixrt.constrained.constraint import Tag
 from radixrt.constrained.tool_calls import Tool
 from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
@@ -22,11 +22,8 @@ class FunctionGemma(ToolCallFormat):
         return marks.in_template("<start_function_call>")
 
     def tag(self, tool: Tool) -> Tag:
-        return Tag(
-            begin=f"<start_function_call>call:{tool.name}{{",
-            content=Parameters(schema=tool.arguments, style="functiongemma"),
-            end="}<end_function_call>",
-        )
+        begin = f"<start_function_call>call:{tool.name}{{"
+        return tool.parameters_tag(begin, "functiongemma", "}<end_function_call>")
 
     def read(
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas

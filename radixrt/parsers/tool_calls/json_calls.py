@@ -26,7 +26,7 @@ class JsonCalls(ToolCallFormat):
         return "}" + self.tail
 
     def tag(self, tool: Tool) -> Tag:
-        return Tag(begin=self.begin(tool.name), content=tool.arguments, end=self.end)
+        return tool.json_tag(self.begin(tool.name), self.end)
 
     def read_list(self, text: Scanner, calls: CallSink) -> Reading[None]:
         """Read the calls of a JSON list, behind its opening bracket.

@@ -22,7 +22,7 @@ class Mistral(ToolCallFormat):
         return marks.in_template("[TOOL_CALLS]", "[ARGS]")
 
     def tag(self, tool: Tool) -> Tag:
-        return Tag(begin=f"[TOOL_CALLS]{tool.name}[ARGS]", content=tool.arguments, end="")
+        return tool.json_tag(f"[TOOL_CALLS]{tool.name}[ARGS]", "")
 
     def read(
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas

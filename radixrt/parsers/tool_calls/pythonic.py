@@ -2,7 +2,7 @@
 
 import re
 
-from radixrt.constrained.constraint import Parameters, Tag
+from radixrt.constrained.constraint import Tag
 from radixrt.constrained.tool_calls import Tool
 from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
@@ -25,8 +25,7 @@ class Pythonic(ToolCallFormat):
         return marks.in_template("func_name1(") or marks.in_template("[func_name(")
 
     def tag(self, tool: Tool) -> Tag:
-        content = Parameters(schema=tool.arguments, style="pythonic")
-        return Tag(begin=f"{tool.name}(", content=content, end=")")
+        return tool.parameters_tag(f"{tool.name}(", "pythonic", ")")
 
     def read(
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas

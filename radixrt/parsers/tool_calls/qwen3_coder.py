@@ -15,7 +15,7 @@ import json
 import re
 from typing import Any
 
-from radixrt.constrained.constraint import Parameters, Tag
+from radixrt.constrained.constraint import Tag
 from radixrt.constrained.parameters import Form, any_parameter, declared_parameters
 from radixrt.constrained.tool_calls import Tool
 from radixrt.parsers.marks import ModelMarks
@@ -37,11 +37,8 @@ class Qwen3Coder(ToolCallFormat):
         return marks.in_template("<tool_call>", "<function=", "<parameter=")
 
     def tag(self, tool: Tool) -> Tag:
-        return Tag(
-            begin=f"<tool_call>\n<function={tool.name}>\n",
-            content=Parameters(schema=tool.arguments, style="qwen_xml"),
-            end="</function>\n</tool_call>",
-        )
+        begin, end = f"<tool_call>\n<function={tool.name}>\n", "</function>\n</tool_call>"
+        return tool.parameters_tag(begin, "qwen_xml", end)
 
     def read(
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas

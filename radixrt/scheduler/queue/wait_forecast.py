@@ -22,6 +22,7 @@ import math
 import numpy as np
 
 from radixrt.scheduler.queue.admission import OutputHistory
+from radixrt.scheduler.queue.groups import Groups
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.step_times import StepShape, StepTimes
@@ -41,10 +42,16 @@ class WaitForecast:
     """Reads the queue and the slots; learns from the waits of requests."""
 
     def __init__(
-        self, slots: SlotTable, waiting: WaitingQueue, outputs: OutputHistory, times: StepTimes
+        self,
+        slots: SlotTable,
+        waiting: WaitingQueue,
+        groups: Groups,
+        outputs: OutputHistory,
+        times: StepTimes,
     ) -> None:
         self._slots = slots
         self._waiting = waiting
+        self._groups = groups
         self._outputs = outputs
         self._times = times
         self._correction = 1.0
@@ -55,14 +62,19 @@ class WaitForecast:
         Args:
             full_at: number of running sequences at which the last plan could admit no more; None: it could.
         """
-        slots, waiting = self._slots, self._waiting
+        slots = self._slots
         if not self._times.is_known:
             return 0.0
         wait = self._prompts_ahead(num_tokens)
-        is_full = full_at is not None or len(waiting) >= slots.num_free
+        is_full = full_at is not None or self._num_waiting >= slots.num_free
         if is_full and len(self._outputs) >= LEAST_ANSWERS:
             wait = max(wait, self._work_ahead(full_at or len(slots.sequences)))
         return wait
+
+    @property
+    def _num_waiting(self) -> int:
+        """With the sequences of groups that are still to come."""
+        return len(self._waiting) + self._groups.num_to_come
 
     def corrected(self, forecast_s: float) -> float:
         """A forecast times the learned factor."""
@@ -95,7 +107,8 @@ class WaitForecast:
         num_output, max_output = slots.num_output(running), slots.max_output(running)
         output_tokens = outputs.expected_rest(num_output, max_output).sum()
         output_tokens -= (capacity - 1) * outputs.mean_rest()
-        waiting = min(len(self._waiting) * (outputs.mean() or 0.0), self._waiting.most_output)
+        most_output = self._waiting.most_output + self._groups.output_to_come
+        waiting = min(self._num_waiting * (outputs.mean() or 0.0), most_output)
         return max(
             0.0,
             (self._waiting.prompt_tokens + prompt_tokens) * self._times.seconds_per_prompt_token

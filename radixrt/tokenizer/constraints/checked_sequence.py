@@ -213,6 +213,7 @@ class CheckedSequence:
             seq_id=seq_id,
             token_ids=first.token_ids + pack_ids(self._tokens),
             num_output=kept,
+            has_begun=True,
             options=msgspec.structs.replace(options, sampling=sampling),
             grammar=msgspec.structs.replace(
                 self._grammar,

@@ -55,7 +55,7 @@ class ChatTemplate:
         strings = [token.content for token in vocabulary.special_tokens.values()]
         self._special = Literals(strings) if strings else None
         self._nonce = secrets.token_hex(8)
-        self._turns = KeptTurns()
+        self.turns = KeptTurns()
 
     def render(self, prompt: ChatPrompt, salt: str = "") -> RenderedChat:
         """Run the template.
@@ -91,7 +91,7 @@ class ChatTemplate:
             ends = sorted({*kept_ends, *(end for end in ends if end > turn.end)})
         opened = None
         if history is not None and not prompt.continue_final_message:
-            opened = OpenTurn(self._turns, history, text, turn)
+            opened = OpenTurn(self.turns, history, text, turn)
         return RenderedChat(text, literals, agreed, ends, opened)
 
     def encode(
@@ -137,7 +137,7 @@ class ChatTemplate:
         Args:
             history: None: no turn is repeated.
         """
-        found = self._turns.last(history, len(messages)) if history is not None else None
+        found = self.turns.last(history, len(messages)) if history is not None else None
         if found is not None:
             index, turn = found
             mark = self._placeholder("answer", index)

@@ -42,6 +42,8 @@ class JsonPlan:
     schema: Any
     """The schema for the backend. It allows all values of the user's schema, and values that the checks reject."""
     checks: tuple[SpanCheck, ...]
+    checked: tuple[Unenforced, ...]
+    """The keywords that the checks enforce."""
     unenforced: tuple[Unenforced, ...]
     """Only where ``strict`` was false."""
     validator: Any
@@ -108,7 +110,8 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
                 "only a validator could hold an answer to it, and inside of tools and tags nothing is validated; change the "
                 "schema, or set strict to false"
             )
-        return attempt.plan(place_checks(attempt.original, attempt.normalised, attempt.faults))
+        checks = place_checks(attempt.original, attempt.normalised, attempt.faults)
+        return attempt.plan(checks, checked=attempt.unenforced())
     except CannotEnforce:
         if strict:
             raise
@@ -134,13 +137,17 @@ class _Attempt:
         return not self.faults and self._compile_error() is None
 
     def plan(
-        self, checks: tuple[SpanCheck, ...] = (), unenforced: tuple[Unenforced, ...] = ()
+        self,
+        checks: tuple[SpanCheck, ...] = (),
+        *,
+        checked: tuple[Unenforced, ...] = (),
+        unenforced: tuple[Unenforced, ...] = (),
     ) -> JsonPlan:
         try:
             validator = self_contained(self.normalised)
         except CannotEnforce:
             validator = True  # which says nothing, where there are parts that no validator can read
-        return JsonPlan(self.backend, self._result(), checks, unenforced, validator)
+        return JsonPlan(self.backend, self._result(), checks, checked, unenforced, validator)
 
     def _compile_error(self) -> str | None:
         return compile_error(self.backend, json.dumps(self._result(), ensure_ascii=False))
