@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError
@@ -36,6 +37,13 @@ GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
         (CHATML + CODER, "qwen3_coder", "none"),
         (LLAMA, "llama3_json", "none"),
         (DEEPSEEK, "none", "deepseek-r1"),
+        ("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", "mistral", "none"),
+        ("{{- '[TOOL_CALLS]' + name + '[ARGS]' }}{{- '[THINK]' + text }}", "mistral", "mistral"),
+        ("{{- '[TOOL_CALLS] [' }}", "mistral_v3", "none"),
+        ("[func_name1(params_name1=params_value1), func_name2(params)]", "pythonic", "none"),
+        ("{{- '<start_function_call>call:' ~ name }}", "functiongemma", "none"),
+        ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "none", "none"),
+        ("{{ '<|tool|>' }} formatted as functools[{...}]", "phi4_mini", "none"),
         (GLM + THINKS, "none", "qwen3"),
         (None, "none", "none"),
     ],
@@ -55,6 +63,14 @@ def test_a_template_that_fits_several_formats_says_which_flag_to_set(
     with caplog.at_level(logging.WARNING):
         assert with_parsers(ServerConfig(model_path=str(folder))).tool_call_parser == "none"
     assert "--tool-call-parser" in caplog.text and "hermes, llama3_json" in caplog.text
+
+
+def test_the_vocabulary_tells_where_the_template_does_not(tmp_path: Path) -> None:
+    folder = save_byte_level(tmp_path, "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|tool_call|>", "<|/tool_call|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert with_parsers(ServerConfig(model_path=str(folder))).tool_call_parser == "phi4_mini"
 
 
 def test_a_parser_that_is_set_stays(tmp_path: Path) -> None:

@@ -265,13 +265,19 @@ def test_any_text_gives_the_same_deltas_joined_in_any_partition(
     assert parsed(form, pieces) == parsed(form, [text])
 
 
+CONTROL_MARKS = {
+    mark
+    for syntax in FORMATS.values()
+    for mark in syntax.marks
+    if re.fullmatch(r"<.*(call|escape).*>|\[[A-Z_]+\]", mark)
+}
+
+
 @functools.cache
 def with_marks() -> TokenizerFacts:
     """A vocabulary in which the marks that are control tokens of some model are so."""
     tokenizer = byte_level_json()
-    marks = set().union(*(syntax.marks for syntax in FORMATS.values()))
-    marks = {mark for mark in marks if re.fullmatch(r"<.*(call|escape).*>|\[[A-Z_]+\]", mark)}
-    tokenizer.add_special_tokens(sorted(marks))
+    tokenizer.add_special_tokens(sorted(CONTROL_MARKS))
     end = tokenizer.token_to_id("<|end|>")
     return TokenizerFacts.of(tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(end,))
 

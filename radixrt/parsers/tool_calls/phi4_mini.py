@@ -14,8 +14,8 @@ class Phi4Mini(JsonCalls):
     is_told_from_json = False
 
     def recognises(self, marks: ModelMarks) -> bool:
-        writes = marks.in_template("functools") or "<|tool_call|>" in marks.tokens
-        return marks.in_template("<|tool|>") and writes
+        named = any(map(marks.in_template, ("functools", "<|tool_call|>")))
+        return marks.in_template("<|tool|>") and (named or "<|tool_call|>" in marks.tokens)
 
     def read(
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
