@@ -7,6 +7,7 @@ drops keywords. Here the schema of a tag is enforced as exactly as a schema of t
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,12 +17,14 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.backends.lark_rules import check_lark
+from radixrt.constrained.backends.parameter_rules import ParameterRules
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
     Choice,
     JsonSchema,
     Lark,
+    Parameters,
     Regex,
     StructuralTag,
     Tag,
@@ -80,7 +83,7 @@ def check_triggers(constraint: StructuralTag) -> None:
             raise CannotCompile(
                 f"The tag {begin!r} begins like {following!r}, so a text may be either; let each go its own way."
             )
-    if not constraint.free_text:
+    if not constraint.free_text or constraint.lists:
         return
     for trigger in constraint.triggers:
         if not trigger or not any(tag.begin.startswith(trigger) for tag in constraint.tags):
@@ -160,6 +163,8 @@ class _TagGrammar:
     def _start(self) -> str:
         names = [self._tag(index, tag) for index, tag in enumerate(self._constraint.tags)]
         self._lines.append("tag: " + " | ".join(names))
+        if self._constraint.lists:
+            return self._lists()
         if not self._constraint.free_text:
             return self._tags_alone()
         self._define_free_text()
@@ -168,11 +173,45 @@ class _TagGrammar:
 
     def _tags_alone(self) -> str:
         least, most = self._constraint.min_tags, self._constraint.max_tags
+        if self._constraint.lists:
+            least = max(least, 1)
         separator = self._literal(self._constraint.separator)
         rest = _repeated(
             f"({separator} tag)", max(least - 1, 0), None if most is None else most - 1
         )
         return f"tag {rest}" if least else f"(tag {rest})?"
+
+    def _lists(self) -> str:
+        """All tags in one list, or free text."""
+        constraint, ways = self._constraint, []
+        if constraint.free_text and not constraint.not_text:
+            self._define_free_text()
+        for number, (opening, closing) in enumerate(constraint.lists):
+            lead, first = self._literal(opening), "tag"
+            if (
+                constraint.not_text
+            ):  # with the first tag in one terminal, which no free text begins with
+                lead, first = "", " | ".join(self._firsts(number, opening))
+            elif constraint.free_text and self._names_control_token(opening):
+                lead = f"TAIL? {lead}"
+            elif constraint.free_text:
+                lead = f"HEAD_{number}"
+            rest = self._tags_alone().removeprefix("tag ")
+            ways.append(f"{lead} ({first}) {rest} {self._literal(closing)}")
+        if constraint.min_tags == 0:
+            ways.append('""')
+            if constraint.not_text:
+                self._lines.append(f"PLAIN: SOME & ~({_regex(constraint.not_text)} ANY)")
+            if constraint.free_text:
+                ways.append("PLAIN" if constraint.not_text else "TAIL")
+        return " | ".join(ways)
+
+    def _firsts(self, number: int, opening: str) -> Iterator[str]:
+        """The rules of the first tag of a list, with the opening."""
+        for index, tag in enumerate(self._constraint.tags):
+            name = f"first_{number}_{index}"
+            self._lines.append(f"{name}: {self._literal(opening + tag.begin)} inner_{index}")
+            yield name
 
     def _define_free_text(self) -> None:
         """TAIL: text without a trigger. HEAD_i: text that ends with trigger i and has no trigger before it.
@@ -180,7 +219,7 @@ class _TagGrammar:
         A trigger that is a control token can't occur in text, so it ends no HEAD. Its name in letters must not
         occur in text either.
         """
-        triggers = self._constraint.triggers
+        triggers = self._constraint.triggers or [opening for opening, _ in self._constraint.lists]
         self._lines.append("TRIGGER: " + " | ".join(map(_quoted, triggers)))
         self._lines.append("TAIL: SOME & ~(ANY TRIGGER ANY)")
         for index, trigger in enumerate(triggers):
@@ -190,7 +229,7 @@ class _TagGrammar:
     def _tag(self, index: int, tag: Tag) -> str:
         """Define the rule of one tag, with the free text before it; returns its name."""
         begin = self._literal(tag.begin)
-        if self._constraint.free_text:
+        if self._constraint.free_text and not self._constraint.lists:
             number, trigger = next(
                 (i, t) for i, t in enumerate(self._constraint.triggers) if tag.begin.startswith(t)
             )
@@ -198,7 +237,8 @@ class _TagGrammar:
                 begin = f"TAIL? {begin}"
             else:
                 begin = f"HEAD_{number} {self._literal(tag.begin[len(trigger) :])}"
-        self._lines.append(f"tag_{index}: {begin} {self._content(index, tag)}")
+        self._lines.append(f"inner_{index}: {self._content(index, tag)}")
+        self._lines.append(f"tag_{index}: {begin} inner_{index}")
         return f"tag_{index}"
 
     def _content(self, index: int, tag: Tag) -> str:
@@ -228,6 +268,15 @@ class _TagGrammar:
                 return self._terminal(index, _regex(alternatives(content.options)), tag.end)
             case AnyText():
                 return self._any_text(index, tag.end)
+            case Parameters():
+                options = llguidance.json_schema_options(self._whitespace)
+                rules = ParameterRules(
+                    content, f"p{index}", self._literal, self._names_control_token, options
+                )
+                self._lines += rules.lines
+                self._named += rules.named
+                self.unenforced += rules.unenforced
+                return f"{rules.start} {end}"
             case _:
                 raise CannotCompile(
                     "Inside a structural tag an EBNF grammar can't be used; write it as a regex, Lark or JSON schema."
