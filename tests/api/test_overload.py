@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from radixrt.api.http import connection
+from radixrt.api.http import connection, events
 from radixrt.api.http.gate import Pace
 from radixrt.client.open_requests import Mailbox
 from radixrt.messages.answers import AnswerChunk
@@ -131,6 +131,36 @@ def test_a_batch_that_would_wait_too_long_gets_503_as_a_whole(
     assert response.status_code == 503 and response.headers["retry-after"] == "7"
     assert response.json()["error"]["message"] == "It waits."
     wait_until(lambda: server.scheduler.num_running == 0)
+
+
+# ------------------------------------------------------------ pauses
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"])  # fmt: skip
+def test_pauses_are_filled_with_comments(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Until the next token, as while a new engine starts."""
+    monkeypatch.setattr(events, "COMMENT_EVERY_S", 0.05)
+    server.answer_endlessly()
+    server.scheduler.step_s = 0.02
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"stream": True, "max_tokens": 30, "messages": messages}
+    if path == "/v1/responses":
+        body = {"stream": True, "max_output_tokens": 30, "input": "hi"}
+    elif path in ("/v1/completions", "/generate"):
+        body = {"stream": True, "max_tokens": 30, "prompt": "hi"}
+    if path == "/generate":
+        body = {"stream": True, "sampling_params": {"max_new_tokens": 30}, "text": "hi"}
+    with server.http as http, http.stream("POST", path, json=body) as response:
+        lines = response.iter_lines()
+        while "data" not in next(lines):
+            pass
+        server.scheduler.paused.set()
+        seen = [next(line for line in lines if line.startswith(": ")) for _ in range(3)]
+        server.scheduler.paused.clear()
+        assert seen == [": waiting"] * 3
+        assert any("the" in line for line in lines)
 
 
 # ------------------------------------------------------------ slow readers
