@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from radixrt.api.app import build_app
+from radixrt.api.http.browsers import PAGE_FILES
 from radixrt.api.http.key_use import KeyUse
 from radixrt.api.http.keys import ADMIN_PATHS, OPEN_PATHS, Keys
 from radixrt.api.state import ServerState
@@ -205,7 +206,8 @@ def test_every_endpoint_keeps_its_role(server_with_keys: RunningServer) -> None:
             if path == "/abort_request":
                 continue
             status = nobody.request(method, path).status_code
-            assert (status != 401) == (path in OPEN_PATHS), (method, path, status)
+            is_open = path in OPEN_PATHS or path.startswith(PAGE_FILES)
+            assert (status != 401) == is_open, (method, path, status)
             is_admins = path in ADMIN_PATHS or path == "/metrics"
             status = alice.request(method, path).status_code
             assert (status == 403) == is_admins, (method, path, status)

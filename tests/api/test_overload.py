@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -21,14 +20,13 @@ from radixrt.messages.logprobs import TokenLogprob
 from radixrt.messages.sequences import SequenceRefused
 from tests.api.conftest import RunningServer, StartServer, wait_until
 from tests.fake_scheduler import engine_info
+from tests.servers import samples
 
 PATH = "/v1/completions"
 
 
 def metric(server: RunningServer, name: str) -> float:
-    found = re.search(rf"^radixrt_{name} (.*)$", server.http.get("/metrics").text, re.MULTILINE)
-    assert found
-    return float(found.group(1))
+    return samples(server.http.get("/metrics").text)[f"radixrt_{name}", ()]
 
 
 def send(

@@ -202,6 +202,8 @@ class RadixTree:
             if above.lock_count == 0:
                 self.num_locked_pages += above.num_pages
             above.lock_count += 1
+            above.uses += 1
+            above.last_used = node.stamp
             above = above.parent
 
     def unlock(self, node: Node) -> None:
@@ -218,6 +220,8 @@ class RadixTree:
             above.lock_count -= 1
             if above.lock_count == 0:
                 self.num_locked_pages -= above.num_pages
+            if above.last_used < node.stamp:
+                above.last_used = node.stamp
             above = above.parent
 
     def _touch(self, node: Node) -> None:
@@ -258,15 +262,25 @@ class RadixTree:
     def _grow_leaf(self, parent: Node, edge: bytes, page_ids: bytes) -> Node:
         leaf = Node(parent, edge, page_ids, namespace=parent.namespace)
         parent.hang(self._key(leaf), leaf)
+        self._count_below(parent, leaf.num_pages, 1)
         self.num_pages += leaf.num_pages
         self.shares.count(leaf.namespace, leaf.num_pages)
         self.num_nodes += 1
         self.generation += 1
-        leaf.stamp = leaf.created = self._new_stamp()
+        leaf.stamp = leaf.created = leaf.last_used = self._new_stamp()
         if self.observer is not None:
             before = int(parent.pages[-1]) if parent.page_ids else None
             self.observer.stored(self._salts.get(parent), before, leaf.tokens, leaf.pages)
         return leaf
+
+    @staticmethod
+    def _count_below(node: Node, pages: int, nodes: int) -> None:
+        """Add to the sums of ``node`` and all above it."""
+        above: Node | None = node
+        while above is not None:
+            above.pages_below += pages
+            above.nodes_below += nodes
+            above = above.parent
 
     def holds_first_page(self, node: Node, tokens: TokenIds) -> bool:
         """Whether the first page of ``tokens`` hangs below ``node`` already."""
@@ -291,6 +305,9 @@ class RadixTree:
         parent.hang(self._key(upper), upper)
         node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)
         upper.hang(self._key(node), node)
+        upper.pages_below = node.num_pages + node.pages_below
+        upper.nodes_below = node.nodes_below
+        self._count_below(upper, 0, 1)
         self.num_nodes += 1
         return upper
 
@@ -330,6 +347,7 @@ class RadixTree:
         for link in chain[:-1]:
             link.retire()
         upper.hang(self._key(node), node)
+        self._count_below(upper, 0, 1 - len(chain))
         self.num_nodes -= len(chain) - 1
 
     # ------------------------------------------------------------ eviction
@@ -388,6 +406,8 @@ class RadixTree:
         freed.append(leaf.page_ids[kept * ID_BYTES :])
         self.shares.count(leaf.namespace, -count)
         if kept:
+            assert leaf.parent is not None
+            self._count_below(leaf.parent, -count, 0)
             leaf.edge, leaf.page_ids = self._cut(leaf, 0, kept)
             self._offer(leaf)
         else:
@@ -412,6 +432,7 @@ class RadixTree:
         parent = leaf.parent
         assert parent is not None
         parent.drop(self._key(leaf))
+        self._count_below(parent, -leaf.num_pages, -1)
         leaf.retire()
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # a request that used the leaf used its prefix
@@ -445,6 +466,10 @@ class RadixTree:
             node = pending.pop()
             yield node
             pending.extend(node.children.values())
+
+    def salt_of(self, root: Node) -> str:
+        """The cache salt of a root."""
+        return self._salts[root]
 
     def roots(self) -> dict[str, Node]:
         """The root of each namespace in use."""

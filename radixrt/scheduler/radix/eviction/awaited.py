@@ -7,6 +7,7 @@ needed last.
 """
 
 import heapq
+from collections.abc import Iterable
 from itertools import count, islice
 
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
@@ -66,6 +67,9 @@ class Awaited(EvictionPolicy):
             self._aside.discard(node)
             if node.is_evictable:
                 self._base.offer(node)
+
+    def awaited(self) -> Iterable[tuple[Node, int]]:
+        return ((node, len(waiting)) for node, waiting in self._waiting_for.items())
 
     def take_shortened(self, limit: int) -> list[int]:
         taken = [*islice(self._shortened, limit)]

@@ -6,6 +6,7 @@ such as the waiting queue.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Protocol
 
 from radixrt.scheduler.radix.node import Node
@@ -44,6 +45,10 @@ class EvictionPolicy(Protocol):
     def forget(self, seq_id: int) -> None:
         """A sequence waits no longer. Unknown ids are ignored."""
         return
+
+    def awaited(self) -> Iterable[tuple[Node, int]]:
+        """Nodes in whose edges the cached prefixes of waiting sequences end, with the number of these sequences."""
+        return ()
 
     def take_shortened(self, limit: int) -> list[int]:
         """Return up to ``limit`` waiting sequences whose cached prefix was shortened by eviction. Each is returned once."""
