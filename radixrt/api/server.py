@@ -67,12 +67,13 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         keys = _keys(config)
         state = ServerState(config, client, await client.ready(), keys)
         paces = Paces()
-        connection = partial(Connection, paces=paces, slow_readers=state.metrics.slow_readers)
         max_open = config.max_running_requests + config.max_queued_requests
         if config.otlp_endpoint is not None:
             tracing = Tracing(config.otlp_endpoint, config.model_name)
         app = build_app(state, tracing)
         shapes = app.state.error_shapes
+        slow_readers = state.metrics.slow_readers
+        connection = partial(Connection, paces=paces, slow_readers=slow_readers, shapes=shapes)
         server = _Server(
             state,
             channels,
