@@ -165,7 +165,7 @@ class _Attempt:
         Raises:
             CannotEnforce: it never does.
         """
-        search = Search(self.schema, self.backend)
+        search = Search(self.backend)
         for _ in range(_MOST_ROUNDS):
             error = self._compile_error()
             if error is None:
@@ -175,7 +175,7 @@ class _Attempt:
                 raise CannotEnforce(
                     "schema", "", f"no value satisfies it, or a part of it: {reason}."
                 )
-            found = search.blamed(error)
+            found = search.blamed(self._made[0], error)
             for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
             self._find_faults()

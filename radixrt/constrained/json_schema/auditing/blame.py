@@ -12,7 +12,6 @@ from radixrt.constrained.json_schema.walk import (
     children,
     met_with,
     reference_target,
-    without_origins,
 )
 
 MOST_CHARACTERS = 2_000_000
@@ -23,19 +22,22 @@ Blame = tuple[Place, tuple[str, ...], str]
 
 
 class Search:
-    """Searches for the faults of one schema, which may be reduced between two searches."""
+    """Searches for the faults of one schema, which is reduced between two searches."""
 
-    def __init__(self, schema: Any, backend: str) -> None:
-        self._schema = schema
+    def __init__(self, backend: str) -> None:
         self._backend = backend
         self._left = MOST_CHARACTERS
-        self._definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
-        self._seen: set[Place] = set()
+        self._schema: Any = None
+        self._definitions: dict[str, Any] = {}
+        self._open: set[Place] = set()
+        self._searched: set[Place] = set()
         self._errors: dict[str, str | None] = {}
 
-    def blamed(self, error: str) -> list[Blame]:
-        """Keywords to give up; empty if none is found within the budget."""
-        self._seen = set()
+    def blamed(self, schema: Any, error: str) -> list[Blame]:
+        """Keywords of a schema without private keys to give up; empty if none is found within the budget."""
+        self._schema = schema
+        self._definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
+        self._searched = set()
         return (self._every_one_of() if "oneOf" in error else []) or self._all_deepest(())
 
     def _every_one_of(self) -> list[Blame]:
@@ -60,15 +62,20 @@ class Search:
 
     def _all_deepest(self, place: Place) -> list[Blame]:
         """The keywords of each node that doesn't compile though all below it do."""
-        self._seen.add(place)
+        self._open.add(place)
         node = at(self._schema, place)
         below = [place + path for path, _ in children(node)]
         if (target := reference_target(node)) is not None:
             below.append(target)
-        failing = [p for p in below if p not in self._seen and self._fails(p)]
+        failing = [p for p in below if p not in self._open and self._fails(p)]
+        found: list[Blame] = []
+        for each in failing:
+            if each not in self._searched:
+                found += self._all_deepest(each)
+        self._open.remove(place)
+        self._searched.add(place)
         if failing:
-            found = [self._all_deepest(p) for p in failing if p not in self._seen]
-            return [blame for each in found for blame in each]
+            return found
         error = self._error_of(node)
         if not isinstance(node, dict) or error is None:
             return []
@@ -83,7 +90,7 @@ class Search:
         """The library's error for a node compiled as a schema of its own."""
         if isinstance(node, bool) or self._left <= 0:
             return None
-        text = json.dumps(without_origins(self._with_definitions(node)), ensure_ascii=False)
+        text = json.dumps(self._with_definitions(node), ensure_ascii=False)
         if text not in self._errors:
             self._left -= len(text)
             self._errors[text] = compile_error(self._backend, text)
