@@ -28,6 +28,7 @@ from radixrt.constrained.json_schema.walk import (
     pointer_of,
     without_origins,
 )
+from radixrt.constrained.position import note
 
 BACKENDS: tuple[JsonBackend, ...] = ("llguidance", "xgrammar")
 _MOST_ROUNDS = 30
@@ -154,6 +155,7 @@ class _Attempt:
         return JsonPlan(self.backend, *self._made, checks, unenforced, validator)
 
     def _compile_error(self) -> str | None:
+        note("compile")
         schema = without_origins(self.schema)
         grammar, error = self._trial(self.backend, json.dumps(schema, ensure_ascii=False))
         self._made = schema, grammar
@@ -175,7 +177,7 @@ class _Attempt:
                 raise CannotEnforce(
                     "schema", "", f"no value satisfies it, or a part of it: {reason}."
                 )
-            found = search.blamed(self._made[0], error)
+            found = search.blamed(self.schema, error)
             for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
             self._find_faults()

@@ -6,13 +6,16 @@ from typing import Any
 from radixrt.constrained.json_schema.auditing.compiling import compile_error
 from radixrt.constrained.json_schema.auditing.features import constraints
 from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop
+from radixrt.constrained.json_schema.keywords import ORIGIN
 from radixrt.constrained.json_schema.walk import (
     Place,
     at,
     children,
     met_with,
     reference_target,
+    without_origins,
 )
+from radixrt.constrained.position import note
 
 MOST_CHARACTERS = 2_000_000
 """Bytes of JSON text that are compiled at most to find the faults of one schema (a second of work); then it is refused."""
@@ -28,14 +31,16 @@ class Search:
         self._backend = backend
         self._left = MOST_CHARACTERS
         self._schema: Any = None
-        self._definitions: dict[str, Any] = {}
+        self._with_origins: Any = None
+        self._definitions: dict[Any, Any] = {}
         self._open: set[Place] = set()
         self._searched: set[Place] = set()
         self._errors: dict[str, str | None] = {}
 
     def blamed(self, schema: Any, error: str) -> list[Blame]:
-        """Keywords of a schema without private keys to give up; empty if none is found within the budget."""
-        self._schema = schema
+        """Keywords to give up; empty if none is found within the budget."""
+        self._with_origins = schema
+        self._schema = schema = without_origins(schema)
         self._definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
         self._searched = set()
         return (self._every_one_of() if "oneOf" in error else []) or self._all_deepest(())
@@ -43,12 +48,13 @@ class Search:
     def _every_one_of(self) -> list[Blame]:
         """All ``oneOf`` that don't compile alone, so that a schema of many needs few rounds."""
         all_of_them = [
-            (place, node)
+            place
             for place, node in met_with(self._schema)
             if isinstance(node, dict) and "oneOf" in node
         ]
         found: list[Blame] = []
-        for place, node in all_of_them:
+        for place in all_of_them:
+            node = self._at(place)
             error = self._error_of({"oneOf": node["oneOf"]}) or self._error_of(node) or ""
             # A branch that alone is refused for a oneOf comes first.
             if "oneOf" in error and not any(
@@ -56,14 +62,12 @@ class Search:
             ):
                 found.append((place, ("oneOf",), error))
         # Each may compile alone, but not together with the other keywords for the same value.
-        return found or [
-            (place, ("oneOf",), "its branches may overlap") for place, _ in all_of_them
-        ]
+        return found or [(place, ("oneOf",), "its branches may overlap") for place in all_of_them]
 
     def _all_deepest(self, place: Place) -> list[Blame]:
         """The keywords of each node that doesn't compile though all below it do."""
         self._open.add(place)
-        node = at(self._schema, place)
+        node = self._at(place)
         below = [place + path for path, _ in children(node)]
         if (target := reference_target(node)) is not None:
             below.append(target)
@@ -83,8 +87,13 @@ class Search:
         return [(place, dropped, error)] if dropped else []
 
     def _fails(self, place: Place) -> bool:
-        error = self._error_of(at(self._schema, place))
+        error = self._error_of(self._at(place))
         return error is not None and "nsatisfiable" not in error
+
+    def _at(self, place: Place) -> Any:
+        node = at(self._with_origins, place)
+        note("search", node.get(ORIGIN, "") if isinstance(node, dict) else "")
+        return at(self._schema, place)
 
     def _error_of(self, node: Any) -> str | None:
         """The library's error for a node compiled as a schema of its own."""
