@@ -113,8 +113,10 @@ class _Writer:
             target = reference_target(node)
             return None if target is None else [self._definitions[str(target[1])]]
         if node.keys() == {"anyOf"}:
-            is_written = len(self._large(node)) < 2 or self._is_expressible(node)
-            return list(node["anyOf"]) if is_written else None
+            large = self._large(node)
+            is_certain = len(large) < 2 or self._is_expressible(node)
+            is_likely = all(isinstance(self._target(one).get("type"), str) for one in large)
+            return list(node["anyOf"]) if is_certain or is_likely else None
         if node.get("type") == "array" and node.keys() <= _ARRAY_WORDS and "items" in node:
             return [node["items"]]
         if node.get("type") == "object" and node.keys() <= _OBJECT_WORDS:
@@ -129,11 +131,16 @@ class _Writer:
         """The branches of a union that are not known to be scalars."""
         return [branch for branch in union["anyOf"] if not self._is_scalar(branch)]
 
-    def _is_scalar(self, node: Any) -> bool:
+    def _target(self, node: Any) -> dict[str, Any]:
+        """A schema itself, or that which it refers to."""
         if (target := reference_target(node)) is not None:
             node = self._definitions[str(target[1])]
+        return node if isinstance(node, dict) else {}
+
+    def _is_scalar(self, node: Any) -> bool:
         if not isinstance(node, dict):
             return node is False
+        node = self._target(node)
         if _is_union(node):
             return not self._large(node)
         if "enum" in node or "const" in node:
@@ -144,7 +151,8 @@ class _Writer:
 
     def _is_expressible(self, node: Any) -> bool:
         """Whether all objects and arrays in the values can be written in Lark. Two branches of a union may begin with the same text,
-        and llguidance's lexer would leave one of them at a terminal that only the other has."""
+        and llguidance's lexer leaves one of them at a terminal that only the other has. Other unions are written too if the types
+        of their branches are known: that loses fewer answers than an order."""
         key = json.dumps(node)
         if key not in self._expressible:
             self._expressible[key] = True  # of a schema within itself
@@ -181,6 +189,9 @@ class _Writer:
 
     def _any_json(self) -> str:
         """Any JSON, in the terminals of the other rules."""
+        if "any_json" in self._names:
+            return "any_value"
+        self._names["any_json"] = "any_value"
         scalar = self._leaf({"type": ["string", "number", "boolean", "null"]})
         comma, colon = self._mark(",", before=True), f"/{self._gap}:{self._gap}/"
         self._lines += [
