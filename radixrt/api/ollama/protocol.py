@@ -66,6 +66,8 @@ class GenerateRequest(OllamaFields, kw_only=True):
     prompt: str | None = None
     """None or empty: the request only asks whether the model is loaded."""
     system: str | None = None
+    suffix: str | None = None
+    """Text behind the answer, for models that fill in the middle."""
     raw: bool | None = None
     """The prompt is not put into the chat template."""
 
@@ -79,7 +81,7 @@ class ShowRequest(msgspec.Struct, kw_only=True):
         self.model = (self.model or self.name or "").removesuffix(TAG) or None
 
 
-_UNSUPPORTED = ("images", "suffix", "template", "context", "width", "height", "steps")
+_UNSUPPORTED = ("images", "template", "context", "width", "height", "steps")
 """Fields that would change the answer."""
 
 
