@@ -59,6 +59,9 @@ class ChatRequest(OllamaFields, kw_only=True):
     messages: list[OllamaMessage] | None = None
     """None or empty: the request only asks whether the model is loaded."""
     tools: list[dict[str, Any]] | None = None
+
+    # beyond Ollama's, as in chat
+    tool_choice: str | dict[str, Any] | None = None
     replay_reasoning: bool | None = None
 
 

@@ -28,6 +28,7 @@ def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
         for index, message in enumerate(fields.messages or ())
     ]
     chat = _chat(fields, messages, fields.tools)
+    chat.tool_choice = fields.tool_choice
     chat.replay_reasoning = fields.replay_reasoning
     return chat
 
