@@ -29,6 +29,7 @@ from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
     AbortRequest,
     ChatPrompt,
+    FimPrompt,
     GenerateRequest,
     PartialAnswer,
     TokenPrompt,
@@ -192,6 +193,10 @@ class TokenizerProcess:
             own = sampling.bad_words_token_ids
             found = self._vocabulary.encode_bad_words(sampling.bad_words)
             sampling = replace(sampling, bad_words=(), bad_words_token_ids=own + found)
+        if isinstance(request.prompt, FimPrompt) and not sampling.ignore_eos:
+            ends = {*sampling.stop_token_ids, *self._encoder.fill_in_middle.end_ids}
+            ends.difference_update(self._info.eos_token_ids)
+            sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
