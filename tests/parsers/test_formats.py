@@ -33,7 +33,7 @@ WEATHER = {
     "required": ["location"],
 }
 PLACE = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
-TOOLS = {
+TOOLS: dict[str, Any] = {
     "get_weather": WEATHER,
     "now": None,
     "get_current_weather": {
@@ -225,11 +225,18 @@ CASES = [
 
 
 def parsed(form: str, pieces: list[str], **settings: bool) -> tuple[str, list[tuple[str, Any]]]:
-    parser = ToolCallParser(FORMATS[form], tools=TOOLS, **settings)
+    content, calls = parsed_calls(form, pieces, TOOLS, **settings)
+    return content, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def parsed_calls(
+    form: str, pieces: list[str], tools: dict[str, Any], **settings: bool
+) -> tuple[str, list[tuple[str, str]]]:
+    parser = ToolCallParser(FORMATS[form], tools=tools, **settings)
     parts = [*(parser.push(piece) for piece in pieces), parser.flush()]
     calls = join([call for _, calls in parts for call in calls])
     assert [call.index for call in calls] == list(range(len(calls)))
-    return "".join(c for c, _ in parts), [(c.name, json.loads(c.arguments)) for c in calls]
+    return "".join(c for c, _ in parts), [(c.name, c.arguments) for c in calls]
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
