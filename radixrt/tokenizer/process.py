@@ -213,7 +213,7 @@ class TokenizerProcess:
         request, token_ids = encoded.request, encoded.token_ids
         grammar = None
         if compiled is not None:
-            grammar = self._constraints.grammar_use(compiled, request, encoded.text)
+            grammar = self._constraints.grammar_use(compiled, request, token_ids)
         packed_ids = pack_ids(token_ids)
         prompt = self._prompt_info(encoded, packed_ids)
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
