@@ -106,6 +106,14 @@ def _check_locks(scheduler: Scheduler) -> None:
         num_pinned == tree.num_pinned_pages,
         f"{num_pinned} pages are pinned, {tree.num_pinned_pages} counted",
     )
+    pages: Counter[str] = Counter()
+    for node in tree.nodes():
+        pages[node.namespace] += node.num_pages
+    for namespace, share in tree.shares.all().items():
+        _require(
+            share.num_pages == pages[namespace],
+            f"{namespace!r} has {pages[namespace]} pages and counts {share.num_pages}",
+        )
     for salt, root in tree.roots().items():
         _require(
             bool(root.children) or root.lock_count > 0,

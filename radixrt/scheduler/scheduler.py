@@ -166,7 +166,8 @@ class Scheduler:
 
     def _refuse_late(self, sequence: Sequence) -> SequenceRefused | None:
         """Refuse a sequence that would wait too long."""
-        waits, most_s = self.waits, self._max_wait_s
+        waits = self.waits
+        most_s = waits.longest(self._max_wait_s)
         sequence.forecast_wait_s = waits.seconds(sequence.num_tokens, self.planner.full_at)
         wait_s = waits.corrected(sequence.forecast_wait_s)
         if sequence.options.deadline is not None:
@@ -206,7 +207,7 @@ class Scheduler:
             arrivals.popleft()
         if not arrivals:
             return None
-        return max(0.0, arrivals[0].arrived + self._max_wait_s - self.clock())
+        return max(0.0, arrivals[0].arrived + self.waits.longest(self._max_wait_s) - self.clock())
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
@@ -356,6 +357,7 @@ class Scheduler:
         counters.forward_seconds += result.forward_s
         forced = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
         self.step_times.observe(step.shape._replace(rows=step.shape.rows + forced), result.step_s)
+        self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s
 

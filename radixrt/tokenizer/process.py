@@ -32,6 +32,7 @@ from radixrt.messages.requests import (
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.tokenizer.answer.answer_state import AnswerState
+from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
 from radixrt.tokenizer.calls import Calls
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
@@ -184,8 +185,10 @@ class TokenizerProcess:
             own = sampling.bad_words_token_ids
             found = self._vocabulary.encode_bad_words(sampling.bad_words)
             sampling = replace(sampling, bad_words=(), bad_words_token_ids=own + found)
-        options = replace(options, cache_hints=hints, sampling=sampling)
-        return _Encoded(replace(request, options=options), text, token_ids, turn)
+        request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
+        sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
+        request = replace(request, options=replace(request.options, sampling=sampling))
+        return _Encoded(request, text, token_ids, turn)
 
     def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
         """Hand the n answers of a request to the scheduler."""

@@ -141,6 +141,7 @@ def _caller(key: ApiKey) -> Caller:
         weight=key.weight,
         max_tokens=limits.max_tokens,
         max_pinned_fraction=1.0 if pinned is None else pinned,
+        max_cached_fraction=limits.max_cached_fraction,
     )
     return Caller(tenant, key.role == "admin", limits)
 

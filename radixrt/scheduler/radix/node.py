@@ -58,6 +58,8 @@ class Node(msgspec.Struct, gc=False, eq=False):
     """Time at which its pages entered the tree, on the same clock; of a joined edge, that of the last part."""
     hint: Hint | None = None
     """Clients' hints; None for most nodes."""
+    namespace: str = ""
+    """Of the cache salt; empty without declared keys."""
 
     @property
     def num_pages(self) -> int:
@@ -83,6 +85,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
     def inherit(self, other: "Node") -> None:
         """Copy the fields about use from ``other``, of which this node was a part."""
         self.stamp, self.created, self.hint = other.stamp, other.created, other.hint
+        self.namespace = other.namespace
         self.last_used, self.uses = other.last_used, other.uses
 
     @property

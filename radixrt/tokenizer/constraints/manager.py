@@ -27,7 +27,7 @@ from radixrt.messages.ids import PackedIds, pack_ids
 from radixrt.messages.requests import GenerateRequest
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.stats import StructuredStats
-from radixrt.tokenizer.answer.reasoning import FORMATS
+from radixrt.parsers.reasoning import FORMATS
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.vocabulary import Vocabulary
 

@@ -94,6 +94,11 @@ class Awaited(EvictionPolicy):
         self._aside.discard(leaf)
         self._base.offer(leaf)
 
+    def taken(self, leaf: Node) -> None:
+        self._follow()
+        self._aside.discard(leaf)
+        self._give(leaf)
+
     def pop(self) -> Node | None:
         self._follow()
         while (leaf := self._base.pop()) is not None:

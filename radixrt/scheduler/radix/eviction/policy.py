@@ -28,6 +28,10 @@ class EvictionPolicy(Protocol):
     def pop(self) -> Node | None:
         """Take the leaf to evict first; None if every leaf is locked."""
 
+    def taken(self, leaf: Node) -> None:
+        """``leaf`` is evicted now for another reason than its place in the order."""
+        return
+
     # ------------------------------------------------------------ events of the waiting queue
 
     def expect(self, seq_id: int, arrived: float, node: Node) -> None:
