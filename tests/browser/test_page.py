@@ -1,5 +1,6 @@
 """The web page in a real browser."""
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def test_an_answer_can_be_stopped_and_asked_for_again(open_page: OpenPage, url: 
         page.get_by_label("Temperature").fill("0")
         page.get_by_label("Most tokens").fill("4")
         page.get_by_role("button", name="Answer again").click()
-        page.locator(".message.assistant footer", has_text="length").wait_for()
+        page.locator(".message.assistant footer", has_text="cut off").wait_for()
         assert page.locator(".message").count() == 2
 
 
@@ -74,6 +75,19 @@ def test_a_schema_has_its_verdict_and_holds(open_page: OpenPage, url: str) -> No
         assert re.search(r"^\[[\d,\s-]*\]$", ask(page, QUESTION), re.M)
 
 
+def test_a_tool_is_called_and_gets_its_result(open_page: OpenPage, url: str) -> None:
+    tool = {"name": "look_up", "parameters": {"type": "object", "properties": {"ship": {"type": "string"}}, "required": ["ship"]}}  # fmt: skip
+    with open_page(url) as page:
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Tools").fill(json.dumps([{"type": "function", "function": tool}]))
+        page.get_by_text("One tool: look_up.").wait_for()
+        assert 'look_up({"ship": "Vidur"})' in ask(page, "Look up the ship Vidur.")
+        page.get_by_label("Result of look_up").fill('{"owner": "Noval"}')
+        page.get_by_role("button", name="Send").click()
+        page.locator(".message.assistant footer").nth(1).wait_for()
+        assert "Noval" in page.locator(".message.assistant").last.inner_text()
+
+
 def test_a_text_of_html_stays_text(open_page: OpenPage, url: str) -> None:
     with open_page(url) as page:
         page.get_by_label("Most tokens").fill("1")
@@ -89,6 +103,9 @@ def test_the_page_fits_a_phone(open_page: OpenPage, url: str) -> None:
         for view in ("Playground", "Dashboard", "Cache"):
             page.get_by_role("link", name=view).click()
             assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        page.get_by_role("treeitem", name=re.compile("tokens.*used")).first.click()
+        page.locator("#details .prefix").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
 def test_every_field_has_a_name(open_page: OpenPage, url: str) -> None:
@@ -169,7 +186,8 @@ def test_the_picture_is_walked_and_zoomed_with_the_keyboard(open_page: OpenPage,
         httpx.post(f"{url}/v1/cache/warm", json=body, timeout=20)
     with open_page(f"{url}/#cache") as page:
         page.get_by_role("treeitem", name=re.compile("a harbour book")).first.wait_for()
-        page.get_by_role("treeitem", name="Whole cache").focus()
+        page.get_by_role("treeitem", name="Whole cache").click()
+        assert page.locator(".continuations li").count() >= 1
         for _ in range(100):  # to the stem: its first row, along the siblings
             name = page.evaluate("document.activeElement.getAttribute('aria-label')")
             if name.startswith("a harbour book"):

@@ -13,7 +13,7 @@ import { json } from "./server.js";
 
 const ROW_PX = 30;
 const TALL_ROW_PX = 46;
-const MOST_TALL_ROWS = 10;
+const MOST_TALL_ROWS = 12;
 const LEAST_PX = 3;
 const IDLE_S = [2, 15, 120, 1200];
 const USES = [1, 2, 5, 20];
@@ -335,7 +335,7 @@ function facts(node, found) {
 
 /** The largest prefixes that continue this one, also those too small to be drawn. @param {TreeNode|null} node @param {Cell[]} children */
 function continuations(node, children) {
-  const nodes = children.filter((child) => child.node !== null).slice(0, 20);
+  const nodes = children.flatMap((child) => (child.node ? [child] : child.children)).sort((a, b) => b.tokens - a.tokens).slice(0, 20);
   if (nodes.length === 0) return [];
   return [
     element("h3", { text: node ? "Largest continuations" : "Largest prefixes" }),

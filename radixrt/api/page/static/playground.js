@@ -209,6 +209,9 @@ function draw(entry, message) {
 
 // ------------------------------------------------------------ its report
 
+/** The ends of answers that are told; finish reasons, and the client's own. */
+const ENDS = { length: "cut off: no more tokens allowed", tool_calls: "calls a tool", abort: "aborted by the server", stopped: "stopped" };
+
 /** Tokens, speed, and the bar of the prompt. */
 function footer(report) {
   const facts = [];
@@ -219,7 +222,7 @@ function footer(report) {
     if (usage.completion_tokens > 1 && decode_s > 0) facts.push(`${((usage.completion_tokens - 1) / decode_s).toFixed(1)} tokens/s`);
   }
   if (report.first) facts.push(`first token after ${duration((report.first - report.began) / 1e3)}`);
-  if (report.finish && report.finish !== "stop") facts.push(report.finish);
+  if (report.finish && report.finish !== "stop") facts.push(ENDS[report.finish] ?? report.finish);
   return element("footer", {}, element("p", { class: "facts", text: facts.join(" · ") }), usage && promptBar(usage, report.explanation));
 }
 
