@@ -5,6 +5,7 @@ api ── tokenizer ── scheduler ── worker
 
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
+    CacheFactsCall,
     CacheTreeCall,
     Call,
     FlushCacheCall,
@@ -32,6 +33,7 @@ ToScheduler = (
     | PinTokensCall
     | ReleaseCacheCall
     | CacheTreeCall
+    | CacheFactsCall
     | StatsCall
     | TenantStatsCall
 )

@@ -5,13 +5,22 @@ from collections.abc import Callable
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import RequestFailed
-from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.calls import (
+    CacheFactsCall,
+    CacheTreeCall,
+    PinTokensCall,
+    ReleaseCacheCall,
+)
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.replies import CallReply, LeaseGranted
 from radixrt.scheduler.radix.view import Slices, TreeView
 from radixrt.scheduler.scheduler import Scheduler
 
-CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall
+CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall | CacheFactsCall
+
+
+NOT_EXPLAINED = "The request has no token yet, or too many others came after it: only the last can be explained."
 
 
 class CacheCalls:
@@ -37,8 +46,7 @@ class CacheCalls:
             self._views.append((call.call_id, view.slices()))
             return
         try:
-            value = self._pin(call) if isinstance(call, PinTokensCall) else self._release(call)
-            reply = CallReply(call_id=call.call_id, value=value)
+            reply = CallReply(call_id=call.call_id, value=self._value(call))
         except RequestError as error:
             reply = CallReply(call_id=call.call_id, error=RequestFailed.of(error))
         self._send(reply)
@@ -54,6 +62,19 @@ class CacheCalls:
         except StopIteration as end:
             self._views.popleft()
             self._send(CallReply(call_id=call_id, value=end.value))
+
+    def _value(
+        self, call: PinTokensCall | ReleaseCacheCall | CacheFactsCall
+    ) -> LeaseGranted | CacheFacts | int:
+        match call:
+            case PinTokensCall():
+                return self._pin(call)
+            case ReleaseCacheCall():
+                return self._release(call)
+        facts = self._scheduler.recent_facts.find(call.seq_id)
+        if facts is None:
+            raise RequestError(NOT_EXPLAINED, status=404)
+        return facts
 
     def _pin(self, call: PinTokensCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
