@@ -188,7 +188,9 @@ class ServerConfig(SchedulerSettings):
         "PEM file of the certificate's private key, if it is not in the same file.",
         metavar="FILE",
     )
-    hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
+    hide_cache_texts: bool = _http(
+        False, "Show no text of prompts in /v1/cache/tree and in explanations of cache misses."
+    )
     kept_conversations_mb: int = _http(
         256,
         "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",

@@ -20,11 +20,13 @@ from radixrt.client.leases import HeldLeases
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
+from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.calls import (
     CacheTreeCall,
     Call,
     CompileCall,
     DetokenizeCall,
+    ExplainCacheCall,
     FlushCacheCall,
     PinCall,
     ReleaseCacheCall,
@@ -337,6 +339,25 @@ class EngineClient:
             depth=depth,
             children=children,
             namespace=namespace,
+            with_texts=with_texts,
+        )
+
+    async def explain_cache(
+        self, request_id: str, tenant: Tenant = NO_TENANT, with_texts: bool = False
+    ) -> CacheExplanation:
+        """Explain the cache misses of one of the tenant's last requests.
+
+        Args:
+            with_texts: show texts of prompts.
+
+        Raises:
+            RequestError: the request is unknown.
+        """
+        return await self._call(
+            ExplainCacheCall,
+            CacheExplanation,
+            request_id=request_id,
+            tenant=tenant,
             with_texts=with_texts,
         )
 

@@ -55,6 +55,11 @@ class Caller:
         """The name of a cache session of this caller's, told apart from those of others; "": none."""
         return f"{self.tenant.name}\0{name}" if name and self.tenant.name else name
 
+    @property
+    def sees_own_texts(self) -> bool:
+        """Whether texts of the cache under its tenant are its own: without keys, all clients are one tenant."""
+        return self.is_admin or self.tenant.name != ""
+
     def check_admin(self, deed: str) -> None:
         """Raises:
         RequestError: the caller is no admin.
