@@ -57,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     top = commands.add_parser("top", help="watch a server's KV cache")
     _add_top_arguments(top)
     top.set_defaults(run=partial(_run, "radixrt.top.command", "server"))
+    lint = commands.add_parser(
+        "lint-prompts", help="find the causes of cache misses in recorded requests"
+    )
+    _add_lint_arguments(lint)
+    lint.set_defaults(run=partial(_run, "radixrt.lint.command", "server"))
     key = commands.add_parser("key", help="make API keys")
     new = key.add_subparsers(required=True, metavar="ACTION").add_parser(
         "new", help="print a new key to stderr and its entry for the file of --api-keys to stdout"
@@ -120,6 +125,16 @@ def _run_moved(name: str, argv: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return main(argv)
+
+
+def _add_lint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", metavar="LOG", help="requests as JSON lines: bodies of requests, or lines of OpenAI's batch files")  # fmt: skip
+    parser.add_argument("--model-path", required=True, metavar="DIR_OR_HUB_ID", help="checkpoint whose tokenizer and chat template are used")  # fmt: skip
+    parser.add_argument("--chat-template", metavar="FILE", help="Jinja file in place of the checkpoint's chat template")  # fmt: skip
+    parser.add_argument("--page-size", type=bench_arguments.positive, default=16, metavar="N", help="tokens in a page (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--cache-tokens", type=bench_arguments.positive, metavar="N", help="size of the cache (default: nothing is evicted)")  # fmt: skip
+    parser.add_argument("--prefill-tokens-per-second", type=float, metavar="X", help="prefill rate, to give the loss in seconds (default: measured from the responses in the log, if they have usage and times)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _add_top_arguments(parser: argparse.ArgumentParser) -> None:

@@ -102,7 +102,7 @@ def _nearest(
     else:
         if (child := _nearest_child(node, rest[:page_bytes], most)) is not None:
             found.append((_continuation(child, 0, page_bytes), _end(child)))
-        if node.end is not None and node.end.tail:
+        if node.end is not None:
             found.append((node.end.tail, node.end))
     agreeing = [common_length(continuation, rest, 0) for continuation, _ in found]
     if not found:

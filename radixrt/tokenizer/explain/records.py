@@ -117,10 +117,11 @@ class PromptRecord:
 
 
 class PromptRecords:
-    """The last prompts, by request and by sequence. The oldest are dropped beyond MOST_TOKENS."""
+    """The last prompts, by request and by sequence. The oldest are dropped beyond a number of tokens and of records."""
 
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+    def __init__(self, most_tokens: int = MOST_TOKENS, most_records: int = MOST_RECORDS) -> None:
         self._most_tokens = most_tokens
+        self._most_records = most_records
         self._records: OrderedDict[tuple[str, str], PromptRecord] = OrderedDict()
         """By tenant and request id."""
         self._by_seq_id: dict[int, PromptRecord] = {}
@@ -134,7 +135,7 @@ class PromptRecords:
         self._records[key] = record
         self._by_seq_id.update(dict.fromkeys(record.seq_ids, record))
         self._num_tokens += record.num_tokens
-        while self._num_tokens > self._most_tokens or len(self._records) > MOST_RECORDS:
+        while self._num_tokens > self._most_tokens or len(self._records) > self._most_records:
             self._forget(self._records.popitem(last=False)[1])
 
     def _forget(self, record: PromptRecord) -> None:

@@ -5,25 +5,22 @@ from typing import NamedTuple
 
 from radixrt.base.common_prefix import common_prefix_length
 
-_WORD = r"[\w:.+/-]"
+_WORD = re.compile(r"[\w:.+/-]+")
+_PUNCTUATION = ".:/+-"
 
-_NAMED = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun)[a-z]*"
+_NAMED = re.compile(
+    r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}",
+    re.IGNORECASE,
+)
 """Months and days."""
-
-_VOLATILE = re.compile(rf"{_WORD}*\d{_WORD}*|\b{_NAMED}\b", re.IGNORECASE)
-
-_BEFORE = re.compile(rf"{_WORD}*\Z")
-_AFTER = re.compile(rf"{_WORD}*")
 
 _KINDS = {
     "a UUID": re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}", re.IGNORECASE),
-    "a date": re.compile(
-        rf"\d{{4}}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{{2,4}}|{_NAMED}", re.IGNORECASE
-    ),
+    "a date": re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}"),
     "a time": re.compile(r"\d\d?:\d\d"),
-    "a number": re.compile(r"[+-]?\d+([.,/]\d+)*%?"),
+    "a number": re.compile(r"[+-]?\d+(?:[.,/]\d+)*\Z"),
 }
-"""What a volatile word is called: the first that describes it; else it is a hash or an id."""
+"""What a volatile word is called: the first whose pattern it begins with; else it is a hash or an id."""
 
 
 class Volatile(NamedTuple):
@@ -34,44 +31,51 @@ class Volatile(NamedTuple):
     """In the first text."""
     agreeing: int
     """Number of characters behind it in the first text that agree with the second text, but for further volatile words."""
+    end: int
+    """Where in the first text they end."""
 
 
 def volatile_at_divergence(one: str, other: str) -> Volatile | None:
     """The volatile text in which two texts begin to differ, if they do in one.
 
-    >>> volatile_at_divergence("It is 10:42. Be brief.", "It is 9:07. Be brief.")
-    Volatile(kind='a time', word='10:42', agreeing=11)
+    >>> volatile_at_divergence("It is 10:42 now. Be brief.", "It is 9:07 now. Be brief.")
+    Volatile(kind='a time', word='10:42', agreeing=15, end=26)
     """
     at = common_prefix_length(one, other)
     if at in (len(one), len(other)):
         return None
-    before = _BEFORE.search(one, 0, at)
-    assert before is not None
-    ends = [_AFTER.match(text, at) for text in (one, other)]
-    words = [text[before.start() : end.end()] for text, end in zip((one, other), ends, strict=True) if end]  # fmt: skip
+    start = at
+    while start > 0 and _WORD.match(one, start - 1, start):
+        start -= 1
+    words = [_word_at(text, start) for text in (one, other)]
     if not all(map(_is_volatile, words)):
         return None
-    rests = [text[end.end() :] for text, end in zip((one, other), ends, strict=True) if end]
-    return Volatile(_kind(words[0]), words[0], _num_agreeing(*rests))
+    end = start + len(words[0])
+    agreeing = _num_agreeing(one[end:], other[start + len(words[1]) :])
+    word = words[0].strip(_PUNCTUATION)
+    return Volatile(_kind(word), word, agreeing, end + agreeing)
+
+
+def _word_at(text: str, start: int) -> str:
+    found = _WORD.match(text, start)
+    return found.group() if found else ""
 
 
 def _is_volatile(word: str) -> bool:
-    return _VOLATILE.fullmatch(word.strip(".:/+-")) is not None
+    return any(map(str.isdigit, word)) or _NAMED.fullmatch(word.strip(_PUNCTUATION)) is not None
 
 
 def _kind(word: str) -> str:
-    word = word.strip(".:/+-")
-    for kind in ("a UUID", "a date", "a time"):
-        if _KINDS[kind].search(word):
-            return kind
-    return "a number" if _KINDS["a number"].fullmatch(word) else "a hash or an id"
+    if _NAMED.fullmatch(word):
+        return "a date"
+    found = (kind for kind, pattern in _KINDS.items() if pattern.match(word))
+    return next(found, "a hash or an id")
 
 
 def _num_agreeing(one: str, other: str) -> int:
     """Number of leading characters of ``one`` that agree with ``other``, volatile words apart."""
-    mine, theirs = _parts(one), _parts(other)
     agreeing = 0
-    for (text, word), (text_there, _) in zip(mine, theirs, strict=False):
+    for (text, word), (text_there, _) in zip(_parts(one), _parts(other), strict=False):
         if text != text_there:
             return agreeing + common_prefix_length(text, text_there)
         agreeing += len(text) + len(word)
@@ -81,7 +85,8 @@ def _num_agreeing(one: str, other: str) -> int:
 def _parts(text: str) -> list[tuple[str, str]]:
     """The text, cut behind each volatile word: what is before the word, and the word."""
     parts, position = [], 0
-    for match in _VOLATILE.finditer(text):
-        parts.append((text[position : match.start()], match.group()))
-        position = match.end()
+    for match in _WORD.finditer(text):
+        if _is_volatile(match.group()):
+            parts.append((text[position : match.start()], match.group()))
+            position = match.end()
     return [*parts, (text[position:], "")]
