@@ -194,7 +194,7 @@ class _Cache:
             self._num_pages += count
             return np.arange(self._num_pages - count, self._num_pages, dtype=np.int32)
         if (missing := count - self._free.num_free) > 0:
-            self._free.free(self.tree.evict(missing, lambda leaf: "lru"))
+            self._free.free(self.tree.evict(missing, lambda leaf, is_above_share: "lru"))
         return self._free.allocate(min(count, self._free.num_free))
 
 

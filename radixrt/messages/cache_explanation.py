@@ -29,7 +29,7 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     """Before the admission of the request."""
     rule: str
     """The eviction policy; "retain=none" or "retain=high" for KV of that retention level, "next_use" for KV with a stated next
-    use, "flush" for a flush of the cache."""
+    use, "max_cached_fraction" for KV of a key above its share, "flush" for a flush of the cache."""
 
 
 class CacheFacts(msgspec.Struct, kw_only=True, omit_defaults=True):

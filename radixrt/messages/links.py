@@ -6,6 +6,7 @@ api ── tokenizer ── scheduler ── worker
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheFactsCall,
+    CacheNodeCall,
     CacheTreeCall,
     Call,
     FlushCacheCall,
@@ -34,6 +35,7 @@ ToScheduler = (
     | ReleaseCacheCall
     | CacheTreeCall
     | CacheFactsCall
+    | CacheNodeCall
     | StatsCall
     | TenantStatsCall
 )

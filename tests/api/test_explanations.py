@@ -260,9 +260,8 @@ def test_the_template_drops_what_the_model_wrote(client: Client) -> None:
     answer_with(client.server, "The lazy dog lies, so I take the other.\n</think>\n\nThe fox.")
     messages = [SYSTEM, user("Who jumps over the lazy dog?")]
     thinking = {"chat_template_kwargs": {"think": True}}
-    client.chat(*messages, **thinking)
-    whole = "The lazy dog lies, so I take the other.\n</think>\n\nThe fox."
-    found = client.explained(*messages, assistant(whole), user("Sure?"), **thinking)
+    content = client.chat(*messages, **thinking)["choices"][0]["message"]["content"]
+    found = client.explained(*messages, assistant(content), user("Sure?"), **thinking)
     assert found.cause == "template_rewrote_history"
     assert (found.divergence.message_index, found.divergence.role) == (2, "assistant")
     assert "think" in found.divergence.cached_text

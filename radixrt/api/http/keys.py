@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from radixrt.api.http.browsers import asks_for_page
 from radixrt.api.http.errors import error_response
 from radixrt.api.http.key_use import KeyUse
 from radixrt.base.api_keys import ApiKey, KeyLimits, KeySource, digest_of
@@ -59,6 +60,10 @@ class Caller:
     def sees_own_texts(self) -> bool:
         """Whether texts of the cache under its tenant are its own: without keys, all clients are one tenant."""
         return self.is_admin or self.tenant.name != ""
+
+    def sees_engine(self, keys_are_declared: bool) -> bool:
+        """Whether it may see the counters of all requests together, as ``/metrics`` shows them."""
+        return self.is_admin or not keys_are_declared
 
     def check_admin(self, deed: str) -> None:
         """Raises:
@@ -141,6 +146,7 @@ def _caller(key: ApiKey) -> Caller:
         weight=key.weight,
         max_tokens=limits.max_tokens,
         max_pinned_fraction=1.0 if pinned is None else pinned,
+        max_cached_fraction=limits.max_cached_fraction,
     )
     return Caller(tenant, key.role == "admin", limits)
 
@@ -171,7 +177,7 @@ class Authenticate:
     def _caller(self, scope: Scope) -> Caller:
         path, headers = scope["path"], dict(scope["headers"])
         needs_key = self._keys.are_declared
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or asks_for_page(scope):
             return Caller(NO_TENANT, is_admin=False)
         if needs_key:
             caller = self._keys.find(_key_in(headers))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from radixrt.base.errors import RadixrtError, RequestError
 from radixrt.constrained.compiler import jobs
+from radixrt.constrained.compiler.advise import advise
+from radixrt.constrained.compiler.cache import memory_of
 from radixrt.constrained.compiler.route import compile_constraint, refusal
 from radixrt.constrained.constraint import AnyJson, JsonSchema, Regex
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
@@ -143,7 +145,7 @@ def _answer(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> by
 
 
 def _failure(job: jobs.Job, error: Exception) -> jobs.Reply:
-    if isinstance(error, OverflowError) and isinstance(job, jobs.CompileJob):
+    if isinstance(error, OverflowError) and not isinstance(job, jobs.ValidateJob):
         reason = "The schema has an integer beyond 64 bits; write it as a number with an exponent."
         return jobs.Refused(reason, 400, "structured", "grammar")
     return jobs.Failed(f"{type(error).__name__}: {str(error)[:500]}")
@@ -157,7 +159,10 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
         return jobs.ValidateDone(validate_text(job.schema, job.text))
     try:
-        return jobs.CompileDone(compile_constraint(job.constraint, facts, config.options))
+        if isinstance(job, jobs.AdviseJob):
+            return jobs.AdviseDone(advise(job.constraint, facts, config.options))
+        compiled = compile_constraint(job.constraint, facts, config.options)
+        return jobs.CompileDone(compiled, memory_of(compiled))
     except RecursionError:
         error = refusal(job.constraint, "It is nested too deeply.")
     except RequestError as caught:

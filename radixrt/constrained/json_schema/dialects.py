@@ -3,6 +3,7 @@
 Engines differ about ``\\d``, ``\\w``, ``\\s``, the dot and the end. These are written as explicit classes.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ _ECMA_262 = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES + r"\ufeff"}
 _PYTHON = _Dialect(inside=_ECMA_262, outside=_ECMA_262, everything=r"[\s\S]", is_python=True)
 
 
+@functools.lru_cache(maxsize=4096)
 def portable(pattern: str) -> str:
     """The pattern in the form for grammars. Every text that it matches, the pattern matches.
 
@@ -80,6 +82,7 @@ def _leaves_out(token: CharacterSet) -> bool:
     return not letters.isdisjoint("DWSs") or (token.negated and not letters.isdisjoint("dw"))
 
 
+@functools.lru_cache(maxsize=4096)
 def python_pattern(pattern: str) -> str:
     """The pattern for Python's ``re``, with which a validator reads it exactly as ECMA-262 does.
 

@@ -183,6 +183,8 @@ def _members(text: str) -> tuple[str | tuple[int, int], ...]:
 
 def _item(match: re.Match[str]) -> str | tuple[int, int]:
     """An escape that means a set, or one code point as a range."""
+    if match.lastgroup == "literal":  # by far the most
+        return ord(match[0]), ord(match[0])
     found = {name: text for name, text in match.groupdict().items() if text}
     if "set" in found:
         return found["set"]
@@ -195,7 +197,7 @@ def _item(match: re.Match[str]) -> str | tuple[int, int]:
     elif "control" in found:
         code = ord(_CONTROLS[found["control"]])
     else:
-        code = 8 if "backspace" in found else ord(found.get("itself") or found["literal"])
+        code = 8 if "backspace" in found else ord(found["itself"])
     if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
         raise UnknownSyntax(f"{match[0]!r} is no character")
     return code, code

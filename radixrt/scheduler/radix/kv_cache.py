@@ -61,14 +61,16 @@ class KVCache:
             self._evict(missing, self._eviction_rule)
         return self.allocator.allocate(count)
 
-    def _eviction_rule(self, leaf: Node) -> str:
-        """The rule by which the policy has chosen a leaf."""
+    def _eviction_rule(self, leaf: Node, is_above_share: bool) -> str:
+        """The rule by which a leaf was chosen."""
+        if is_above_share:
+            return "max_cached_fraction"
         if leaf.hint is None or leaf.hint.level not in (NONE, HIGH):
             stated = leaf.hint is not None and leaf.hint.next_use is not None
             return "next_use" if stated else self._policy_name
         return "retain=none" if leaf.hint.level == NONE else "retain=high"
 
-    def _evict(self, count: int, rule: Callable[[Node], str]) -> int:
+    def _evict(self, count: int, rule: Callable[[Node, bool], str]) -> int:
         pages = self.tree.evict(count, rule)
         self.allocator.free(pages)
         self.evicted_pages += len(pages)
@@ -76,7 +78,7 @@ class KVCache:
 
     def flush(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their number."""
-        return self._evict(self.tree.num_evictable_pages, lambda leaf: "flush")
+        return self._evict(self.tree.num_evictable_pages, lambda leaf, is_above_share: "flush")
 
     # ------------------------------------------------------------ a sequence's life
 
@@ -134,6 +136,11 @@ class KVCache:
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
+        tenant = sequence.options.tenant
+        if tenant.cache_namespace:
+            share = tenant.max_cached_fraction
+            most = None if share is None else int(share * self.allocator.num_pages)
+            self.tree.limit_share(tenant.cache_namespace, most)
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:

@@ -1,5 +1,6 @@
 """Lists the constructs of a ``pattern`` that engines were seen to treat differently."""
 
+import functools
 from collections.abc import Iterator
 
 from radixrt.constrained.json_schema.ecma_regex import (
@@ -24,6 +25,7 @@ _GROUPS = {
 }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=4096)
 def pattern_features(pattern: str) -> frozenset[str]:
     """The constructs that the pattern uses, by name; ``unknown-syntax`` alone where it can't be read."""
     try:
