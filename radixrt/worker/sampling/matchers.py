@@ -185,8 +185,8 @@ class SlotMatchers:
         """The allowed tokens of the rows ``slots`` [rows], which are ready; None if no row is constrained."""
         if not self.holds_any:
             return None
-        closing = {slot: one.next_token for slot, one in self._budgets.items()}
-        closing = {slot: token for slot, token in closing.items() if token is not None}
+        budgets = self._budgets.items()
+        closing = {slot: one.next_token for slot, one in budgets if one.next_token is not None}
         held = self._by_slot.keys() | self._restrictions.keys() | closing.keys()
         rows = [row for row, slot in enumerate(slots.tolist()) if slot in held]
         if not rows:

@@ -67,7 +67,9 @@ class Judge:
         for raw in conjuncts:
             values = [value for value in values if _is_listed(raw, value)]
         if all(isinstance(value, str) for value in values):
-            conjuncts = [raw for raw in conjuncts if raw is False or raw.keys() - _OF_TEXTS]
+            conjuncts = [
+                raw for raw in conjuncts if isinstance(raw, bool) or raw.keys() - _OF_TEXTS
+            ]
         if not conjuncts or not values:
             return values, True
         writer = RawWriter(self._translator, "r")
