@@ -104,11 +104,11 @@ def cache_routes(state: ServerState) -> APIRouter:
         stats = CacheStats.of(await state.client.stats(), state.info.page_size)
         return json_response(msgspec.to_builtins(stats))
 
-    @router.get("/v1/cache/explain/{explained_id}")
-    async def explain(request: Request, explained_id: str) -> Response:
+    @router.get("/v1/cache/explain/{request_id}")
+    async def explain(request: Request, request_id: str) -> Response:
         caller = caller_of(request)
         explanation = await state.client.explain_cache(
-            explained_id, caller.tenant, caller.sees_own_texts
+            request_id, caller.tenant, caller.sees_own_texts
         )
         return json_response(msgspec.to_builtins(explanation))
 
