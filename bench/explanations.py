@@ -34,7 +34,7 @@ def main() -> None:
     spent: dict[tuple[str, str], list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         model = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        shape = {"hidden_size": 128, "num_layers": 2} if arguments.quick else {}
+        shape: dict[str, Any] = {"hidden_size": 128, "num_layers": 2} if arguments.quick else {}
         write_dummy_checkpoint(model, **shape)
         urls = {}
         for name, checkout in checkouts.items():
