@@ -1,0 +1,97 @@
+"""Builds the documentation as a web site: ``python -m tools.docs_site``. Every warning, such as a broken link, is an error."""
+
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
+
+OUTSIDE = {
+    "README.md": "quickstart.md",
+    "docs/README.md": "contents.md",
+    "deploy/README.md": "deployment_files.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Page of the repository to its place on the site. Other pages of docs/ keep theirs."""
+
+NAVIGATION = {
+    "Start": ["quickstart", "contents"],
+    "Guides": ["rag", "agents", "json", "tuning", "deploying", "coming_from"],
+    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "structured_output", "tools", "lang", "lang_comparison", "cache_hints", "explanations", "sampling", "quantization", "gpu", "status"],
+    "Concepts": ["architecture", "caching", "queue_order", "checked_spans", "kv_events", "reliability", "security", "kernels", "add_a_model", "dependencies"],
+    "Measured": ["performance", "benchmarks", "benchmark_report"],
+    "Reference": ["reference_llm", "reference_lang", "deployment_files", "contributing", "changelog"],
+}  # fmt: skip
+"""Heading of the side bar to its pages. Sphinx warns of a page that is in none."""
+
+REFERENCE = {
+    "reference_llm": ("LLM", "radixrt", ["LLM", "SamplingParams"]),
+    "reference_lang": ("The language", "radixrt.lang", []),
+}
+"""Page to its title, module and names (none: all exports), whose docstrings are its content."""
+
+_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def main() -> int:
+    """Write the sources of the site, and build it; returns the exit status."""
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", SOURCES)
+    for page in SOURCES.rglob("*.md"):
+        source = f"docs/{page.relative_to(SOURCES).as_posix()}"
+        if source not in OUTSIDE:
+            page.write_text(_for_site(page.read_text(), source))
+    (SOURCES / "README.md").unlink()
+    for source, place in OUTSIDE.items():
+        (SOURCES / place).write_text(_for_site((ROOT / source).read_text(), source))
+    for page_name, (title, module, names) in REFERENCE.items():
+        (SOURCES / f"{page_name}.rst").write_text(_reference(title, module, names))
+    (SOURCES / "index.md").write_text(_index())
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-j", "auto", "-c"]
+    return subprocess.run([*command, str(Path(__file__).parent), str(SOURCES), str(SITE)]).returncode
+
+
+def _for_site(markdown: str, source: str) -> str:
+    """Let links lead to pages of the site. A link to a file that the site does not have becomes plain text."""
+
+    def replaced(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        if not target or "://" in target or target.startswith("mailto:"):
+            return match[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if not (ROOT / path).exists():
+            raise SystemExit(f"{source} links to {target}, which is not there.")
+        if path not in OUTSIDE and not path.startswith("docs/"):
+            return text
+        place = OUTSIDE.get(path, path.removeprefix("docs/"))
+        here = posixpath.dirname(OUTSIDE.get(source, source.removeprefix("docs/")))
+        return f"[{text}]({posixpath.relpath(place, here or '.')}{anchor})"
+
+    return _LINK.sub(replaced, markdown)
+
+
+def _reference(title: str, module: str, names: list[str]) -> str:
+    lines = [title, "=" * len(title), ""]
+    if not names:
+        return "\n".join([*lines, f".. automodule:: {module}", "   :members:", "   :imported-members:", ""])
+    for name in names:
+        lines += [f".. autoclass:: {module}.{name}", "   :members:", ""]
+    return "\n".join(lines)
+
+
+def _index() -> str:
+    guides = set(NAVIGATION["Guides"])
+    parts = ["# radixrt", "An LLM serving engine: a radix tree holds the KV cache, a structured-output runtime holds every answer to its schema."]
+    for heading, pages in NAVIGATION.items():
+        entries = "\n".join(f"guides/{page}" if page in guides else page for page in pages)
+        parts.append(f"```{{toctree}}\n:caption: {heading}\n:maxdepth: 1\n\n{entries}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
