@@ -70,6 +70,30 @@ def test_at_ten_times_the_load_an_answer_comes_at_most_the_bound_later(most_s: f
     )
 
 
+def test_answers_that_become_slower_in_a_flood_count_as_a_wait() -> None:
+    """All slots are never taken on this device: prompts fill the steps, and an answer takes twice as long beside them."""
+    engine = TimedEngine(
+        lambda shape: 0.010 + 0.0001 * shape.rows + 0.00015 * shape.tokens,
+        max_step_ms=None,
+        max_prefill_tokens=512,
+        max_running_requests=256,
+        max_queued_requests=4096,
+        max_queue_seconds=5,
+        num_pages=40_000,
+    )
+    rng = np.random.default_rng(5)
+    normal, flood = (
+        [engine.add(begin_s + at_s, 128, 64) for at_s in np.cumsum(rng.exponential(1 / rate, count)).tolist()]
+        for begin_s, rate, count in ((0, 22, 22 * 20), (25, 220, 220 * 20))
+    )  # fmt: skip
+    engine.run()
+    assert not any(request.refused for request in normal)
+    normal_s = [request.latency_s for request in normal]
+    flood_s = [request.latency_s for request in flood if request.refused is None]
+    assert percentile(flood_s, 99) <= percentile(normal_s, 99) + 5
+    assert len(flood_s) > 22 * 20, "and no throughput is lost"
+
+
 def test_long_prompts_are_counted() -> None:
     flood = load(10, 60, 5.0, prompt=1500)
     learned = [r.ttft_s for r in accepted(flood) if r.arrival_s > 5]

@@ -57,7 +57,14 @@ MOST_MORE_THREADS = 4
 HELPERS = "helpers of the tokenizer"
 
 FLAGS = (
-    *("--served-model-name", "tiny", "--reasoning-parser", "deepseek-r1"),
+    *(
+        "--served-model-name",
+        "tiny",
+        "--reasoning-parser",
+        "deepseek-r1",
+        "--tool-call-parser",
+        "hermes",
+    ),
     *("--max-total-tokens", "8192", "--max-running-requests", "32", "--log-level", "warning"),
     *("--kept-conversations-mb", "1"),
 )

@@ -13,7 +13,7 @@ import msgspec
 from radixrt.constrained.checks.checked_answer import CheckedAnswer, DueCheck, Rewind
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
-from radixrt.constrained.grammar import SpanCheck
+from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
@@ -32,7 +32,7 @@ class CheckedSequence:
     def __init__(
         self,
         request: SequenceRequest,
-        checks: tuple[SpanCheck, ...],
+        checks: Checks,
         vocabulary: Vocabulary,
         token_texts: TokenTexts,
         *,
@@ -63,10 +63,13 @@ class CheckedSequence:
         self._checked = CheckedAnswer(
             checks, max_attempts=max_attempts, tokens_along=token_texts.along
         )
+        self._checks_tags = isinstance(checks, CheckedTags)
+        """Control tokens may be parts of tags."""
         self._detokenizer = self._new_detokenizer()
         self._begun = time.monotonic()
         self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
         """Tokens after which the grammar begins; empty once it has."""
+        self._opening = self._grammar.opening
         self._tokens: list[int] = []
         self._num_before = 0
         """Tokens before the grammar began."""
@@ -97,6 +100,7 @@ class CheckedSequence:
         """
         held = self._news
         self._started = news.started or self._started
+        held.cache_facts = news.cache_facts or held.cache_facts
         held.prompt_logprobs += news.prompt_logprobs
         held.token_ids += news.token_ids
         held.logprobs += news.logprobs
@@ -120,6 +124,9 @@ class CheckedSequence:
 
     def _push(self, token: int, *, is_stop: bool) -> None:
         self._tokens.append(token)
+        if self._opening is not None:
+            self._begin_after = self._begin_after if token == self._opening else []
+            self._opening = None
         if self._begin_after:
             self._num_before += 1
             if self._tokens[-len(self._begin_after) :] == self._begin_after:
@@ -152,6 +159,7 @@ class CheckedSequence:
             prompt_logprobs=held.prompt_logprobs,
             started=self._with_checks(self._started),
             finished=self._with_checks(held.finished) if settled else None,
+            cache_facts=held.cache_facts,
         )
         self._news = SequenceNews(
             token_ids=held.token_ids[confirmed:],
@@ -223,4 +231,6 @@ class CheckedSequence:
         )
 
     def _new_detokenizer(self) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self._vocabulary.backend, self._vocabulary.special_ids)
+        special_ids = self._vocabulary.special_ids
+        skips_names = not self._checks_tags
+        return IncrementalDetokenizer(self._vocabulary.backend, special_ids, skips_names)
