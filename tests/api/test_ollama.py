@@ -165,7 +165,7 @@ def test_errors_have_ollamas_form(client: ollama.Client, server: RunningServer) 
     with pytest.raises(ollama.ResponseError, match="other") as unknown:
         client.chat("other", HELLO)
     assert unknown.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="suffix"):
+    with pytest.raises(ollama.ResponseError, match="FIM"):
         client.generate("tiny", "hi", suffix="end")
     with pytest.raises(ollama.ResponseError) as embedding:
         client.embed("tiny", "hi")
