@@ -97,7 +97,7 @@ class Calls:
         if reply.error is None and isinstance(call, CacheTreeCall):
             tree = reply.value
             shows_texts = self.shows_cache_texts and call.with_texts
-            work = partial(_with_texts, tree, self._first_text, shows_texts)
+            work = partial(with_texts, tree, self._first_text, shows_texts)
             self._enqueue(call, _num_shown_tokens(tree), work)
             return
         if reply.error is None and isinstance(call, CacheNodeCall):
@@ -178,7 +178,7 @@ class Calls:
         )
 
 
-def _with_texts(tree: _Tree, text_of: Callable[[bytes], str], show_texts: bool) -> _Tree:
+def with_texts(tree: _Tree, text_of: Callable[[bytes], str], show_texts: bool) -> _Tree:
     """The tree, changed in place: each node has the ``text`` of its first tokens, or None.
 
     Args:

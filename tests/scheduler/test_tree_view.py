@@ -16,7 +16,7 @@ from radixrt.scheduler.radix import view as tree_view
 from radixrt.scheduler.radix.hint import HIGH, Hint
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree
-from radixrt.scheduler.radix.view import KnownNodes, TreeView
+from radixrt.scheduler.radix.view import FEWEST_CHILDREN, KnownNodes, TreeView
 from tests.scheduler.engine_model import EngineModel, limits
 
 PAGE_SIZE = 2
@@ -206,6 +206,12 @@ def test_a_view_shows_no_more_than_it_may_and_the_largest_first() -> None:
     shown = searched(tree, KnownNodes(), most=5, children=100).namespaces[0]
     assert [node.num_tokens for node in shown.children] == [80, 78, 76, 74, 72]
     assert shown.num_children == 40 and shown.total_nodes == 40
+
+
+def test_of_many_small_prefixes_some_are_shown() -> None:
+    tree = grown([("", [first, *[0] * (first % 5)]) for first in range(1, 5000)], 50.0)
+    shown = searched(tree, KnownNodes(), children=100).namespaces[0]
+    assert [node.num_tokens for node in shown.children] == [5 * PAGE_SIZE] * FEWEST_CHILDREN
 
 
 def test_a_view_below_a_node_shows_its_part_and_the_way_to_it() -> None:

@@ -64,7 +64,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
         request.state.request_id = prepared.id
         objects = _objects(answer, prepared, state)
         if fields.stream is not False:
-            return LineStream(_lines(objects))
+            return LineStream(_lines(objects), answer.nothing)
         return json_response(await while_connected(request, _only(objects)))
 
     @router.takes("/api/show", ShowRequest)
