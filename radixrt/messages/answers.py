@@ -23,8 +23,12 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations in seconds, by the scheduler's clock."""
+    """Durations in seconds; but for the first two, by the scheduler's clock."""
 
+    encode_s: float = 0.0
+    """To render and encode the prompt, with the wait for earlier prompts."""
+    grammar_s: float = 0.0
+    """To compile the constraint, beside the encoding; 0 without a constraint."""
     queued_s: float = 0.0
     """From arrival at the scheduler to the first planned chunk."""
     prefill_s: float = 0.0
@@ -56,6 +60,9 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """None until the answer is complete."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the answer; None if the model's own end token did."""
+    encode_s: float = 0.0
+    grammar_s: float = 0.0
+    """Set by the tokenizer process."""
     queued_s: float = 0.0
     prefill_s: float = 0.0
     total_s: float = 0.0

@@ -57,14 +57,22 @@ class ReasoningParser:
         prompt_end: the last characters of the prompt, which may hold an opening or a closing tag.
         held: a grammar governs the content. The reasoning then ends where the grammar begins, at
             ``reasoning_length``, which the caller sets as soon as it is known, and the content is not trimmed.
+        opens_with_token: the opening tag is one token. A held answer that may open its reasoning then does so with its
+            first token, or has none. The caller says so in ``opened``.
 
     Attributes:
+        opened: the first token is the opening tag; None: not known. Only if ``is_optional``.
         reasoning_length: length in characters of the reasoning with its tags; None: not known. Only if ``held``.
         end: that length, once the reasoning has ended; 0: there is none.
     """
 
     def __init__(
-        self, written: ReasoningFormat, prompt_end: str = "", *, held: bool = False
+        self,
+        written: ReasoningFormat,
+        prompt_end: str = "",
+        *,
+        held: bool = False,
+        opens_with_token: bool = False,
     ) -> None:
         self._written = written
         self._held = held
@@ -77,6 +85,9 @@ class ReasoningParser:
         self._inside = written.begins_inside or end.endswith(written.opening)
         if end.endswith(written.closing):
             self._inside = False
+        self.is_optional = held and opens_with_token and self._may_open and not self._inside
+        """The grammar begins at once unless the first token is the opening tag."""
+        self.opened: bool | None = None
         self._trims_reasoning = True
         self._trims_content = False
 
@@ -88,7 +99,7 @@ class ReasoningParser:
     @property
     def needs_opening(self) -> bool:
         """There is reasoning only if the answer opens it; before any text."""
-        return self._may_open and not self._inside and not self._held
+        return self._may_open and not self._inside and (self.is_optional or not self._held)
 
     def push(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain."""
@@ -119,6 +130,9 @@ class ReasoningParser:
     def _take_opening(self) -> bool:
         """Take the opening tag, if there is one. False: more text is needed to decide."""
         begun, tag = self._undecided.lstrip(), self._written.opening
+        if self.is_optional and not self.opened:
+            self._may_open = self.opened is None
+            return self.opened is False
         if len(begun) < len(tag) and tag.startswith(begun):
             return False
         self._may_open = False

@@ -10,6 +10,9 @@ import gc
 import logging
 import math
 import random
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -26,6 +29,7 @@ from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
     AbortRequest,
     ChatPrompt,
+    FimPrompt,
     GenerateRequest,
     PartialAnswer,
     TokenPrompt,
@@ -43,6 +47,8 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -154,11 +160,13 @@ class TokenizerProcess:
         try:
             encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
             if request.constraint is None:
-                self._start(await encoding)
+                self._start(*await _timed(encoding))
             else:
                 compiling = self._constraints.compile(request.constraint)
-                encoded, compiled = await asyncio.gather(encoding, compiling)
-                self._start(encoded, compiled)
+                (encoded, encode_s), (compiled, grammar_s) = await asyncio.gather(
+                    _timed(encoding), _timed(compiling)
+                )
+                self._start(encoded, encode_s, compiled, grammar_s)
         except Exception as error:
             self._in_flight.fail(request.request_id, error)
         finally:
@@ -185,17 +193,27 @@ class TokenizerProcess:
             own = sampling.bad_words_token_ids
             found = self._vocabulary.encode_bad_words(sampling.bad_words)
             sampling = replace(sampling, bad_words=(), bad_words_token_ids=own + found)
+        if isinstance(request.prompt, FimPrompt) and not sampling.ignore_eos:
+            ends = {*sampling.stop_token_ids, *self._encoder.fill_in_middle.end_ids}
+            ends.difference_update(self._info.eos_token_ids)
+            sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
         return _Encoded(request, text, token_ids, turn)
 
-    def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
+    def _start(
+        self,
+        encoded: _Encoded,
+        encode_s: float,
+        compiled: Compiled | None = None,
+        grammar_s: float = 0.0,
+    ) -> None:
         """Hand the n answers of a request to the scheduler."""
         request, token_ids = encoded.request, encoded.token_ids
         grammar = None
         if compiled is not None:
-            grammar = self._constraints.grammar_use(compiled, request, encoded.text)
+            grammar = self._constraints.grammar_use(compiled, request, token_ids)
         packed_ids = pack_ids(token_ids)
         prompt = self._prompt_info(encoded, packed_ids)
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
@@ -223,6 +241,8 @@ class TokenizerProcess:
                 else None,
                 turn=None if self._config.debug_reencode_answers else encoded.turn,
                 unenforced=() if compiled is None else compiled.unenforced,
+                encode_s=encode_s,
+                grammar_s=grammar_s,
             )
             checked = None if compiled is None else self._constraints.checked(sequence, compiled)
             if told.token_ids:
@@ -288,6 +308,12 @@ class TokenizerProcess:
 
 
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")
+
+
+async def _timed(work: Awaitable[Result]) -> tuple[Result, float]:
+    """The result of ``work``, and the seconds until it came."""
+    began = time.monotonic()
+    return await work, time.monotonic() - began
 
 
 def run_tokenizer(config: ServerConfig, channels: Channels) -> None:

@@ -134,6 +134,7 @@ def server(shared_server: RunningServer) -> RunningServer:
     scheduler = shared_server.scheduler
     scheduler.step_s = scheduler.call_s = 0.0
     scheduler.refuse = lambda request: None
+    scheduler.paused.clear()
     scheduler.requests.clear()
     scheduler.released.clear()
     scheduler.cache_calls.clear()

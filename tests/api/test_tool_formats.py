@@ -32,7 +32,9 @@ def start(start_server: StartServer, folder: Path, form: str) -> RunningServer:
     """A server that has to recognise the format. The marks that are control tokens of some model are so here."""
     save_byte_level(folder, CHATML + "{# " + TEMPLATES[form] + " #}")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens([*sorted(CONTROL_MARKS), "</think>", "[THINK]", "[/THINK]"])
+    tokenizer.add_special_tokens(
+        [*sorted(CONTROL_MARKS), "<think>", "</think>", "[THINK]", "[/THINK]"]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     info = engine_info(context_length=4096, vocab_size=tokenizer.get_vocab_size())
     return start_server(info, folder, tool_call_parser="auto")
@@ -44,8 +46,13 @@ def test_a_stream_has_the_calls_of_the_format(
 ) -> None:
     server = start(start_server, tmp_path, form)
     opening, closing = REASONING.get(form, ("", ""))
-    for output in OUTPUTS[form]:
-        thought = f"{opening}Which one?{closing}" if opening else ""
+    cases = [
+        (output, thinks)
+        for output in OUTPUTS[form]
+        for thinks in ({True, False} if opening else {False})
+    ]
+    for output, thinks in cases:
+        thought = f"{opening}Which one?{closing}" if thinks else ""
         server.answer_with(thought + output.text)
         chunks = [*server.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}], tools=OFFERED, max_tokens=1000, stream=True)]  # fmt: skip
         deltas = [chunk.choices[0].delta for chunk in chunks]
@@ -59,10 +66,10 @@ def test_a_stream_has_the_calls_of_the_format(
         assert [(name, json.loads(arguments)) for name, arguments in calls.values()] == output.calls
         assert "".join(delta.content or "" for delta in deltas) == output.content
         reasoning = "".join((delta.model_extra or {}).get("reasoning", "") for delta in deltas)
-        assert reasoning == ("Which one?" if opening else "")
+        assert reasoning == ("Which one?" if thinks else "")
         assert chunks[-1].choices[0].finish_reason == "tool_calls"
     first = OUTPUTS[form][0]
-    server.answer_with(thought + first.text.removeprefix(first.content))
+    server.answer_with(first.text.removeprefix(first.content))
     message = server.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}], tools=OFFERED, tool_choice="required", max_tokens=1000).choices[0].message  # fmt: skip
     found = [
         (call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls

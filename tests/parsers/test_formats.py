@@ -33,7 +33,7 @@ WEATHER = {
     "required": ["location"],
 }
 PLACE = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
-TOOLS = {
+TOOLS: dict[str, Any] = {
     "get_weather": WEATHER,
     "now": None,
     "get_current_weather": {
@@ -225,11 +225,18 @@ CASES = [
 
 
 def parsed(form: str, pieces: list[str], **settings: bool) -> tuple[str, list[tuple[str, Any]]]:
-    parser = ToolCallParser(FORMATS[form], tools=TOOLS, **settings)
+    content, calls = parsed_calls(form, pieces, TOOLS, **settings)
+    return content, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def parsed_calls(
+    form: str, pieces: list[str], tools: dict[str, Any], **settings: bool
+) -> tuple[str, list[tuple[str, str]]]:
+    parser = ToolCallParser(FORMATS[form], tools=tools, **settings)
     parts = [*(parser.push(piece) for piece in pieces), parser.flush()]
     calls = join([call for _, calls in parts for call in calls])
     assert [call.index for call in calls] == list(range(len(calls)))
-    return "".join(c for c, _ in parts), [(c.name, json.loads(c.arguments)) for c in calls]
+    return "".join(c for c, _ in parts), [(c.name, c.arguments) for c in calls]
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
@@ -355,3 +362,19 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar_in_each_format(form: 
         assert takes(held, facts_of("byte_level_json"), written) == fits
     _, calls = parsed(form, [*CUSTOM[form].replace("{}", "+ abc")], in_pieces=True)
     assert calls == [("edit", {"input": "+ abc"})]
+
+
+@pytest.mark.parametrize(
+    ("form", "before", "after", "stop"),
+    [
+        ("qwen3_coder", QWEN_CODER[0].text.partition("San")[0], "\n</parameter>\n</function>\n</tool_call>", "</parameter>"),
+        ("functiongemma", "<start_function_call>call:get_weather{location:<escape>", "<escape>}<end_function_call>", "<escape>"),
+        ("pythonic", "[get_weather(location='", "')]", "'"),
+    ],
+)  # fmt: skip
+def test_a_string_can_not_hold_what_ends_it(form: str, before: str, after: str, stop: str) -> None:
+    tool = tool_calls.Tool.of("get_weather", WEATHER, True, "p")
+    held = tool_calls.calls([tool], FORMATS[form], required=False, most=1)
+    facts = facts_of("byte_level_json")
+    assert takes(held, facts, f"{before}a b{after}")
+    assert not takes(held, facts, f"{before}a {stop} b{after}")

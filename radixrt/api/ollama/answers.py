@@ -49,6 +49,10 @@ class Answer:
         """The answer to a request without a prompt."""
         return self._object("", "", []) | {"done": True, "done_reason": "load"}
 
+    def nothing(self) -> dict[str, Any]:
+        """An object that adds nothing, for pauses."""
+        return self._object("", "", [])
+
     def _object(self, text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         told: dict[str, Any] = {"content" if self._in_message else "response": text}
         if reasoning:

@@ -99,8 +99,8 @@ def _object(text: Scanner, mark: str, depth: int) -> Reading[dict[str, Any]]:
         if text.unread[:1] in ("'", '"') or (mark and mark.startswith(text.unread[:1])):
             name = yield from literal(text, mark, depth + 1)
         else:
-            name = yield from text.matched(_SCALAR)
-        if not isinstance(name, str) or not name:
+            name = (yield from text.matched(_SCALAR)) or None
+        if not isinstance(name, str):
             raise NoCallError
         yield from text.expect(":")
         values[name] = yield from literal(text, mark, depth + 1)

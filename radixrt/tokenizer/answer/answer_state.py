@@ -71,6 +71,8 @@ class AnswerState:
         rendered_chat: str | None = None,
         turn: OpenTurn | None = None,
         unenforced: tuple[Unenforced, ...] = (),
+        encode_s: float = 0.0,
+        grammar_s: float = 0.0,
     ) -> None:
         """
         Args:
@@ -80,7 +82,9 @@ class AnswerState:
             rendered_chat: the prompt as text, if the chat's next request should find the tokens of this answer.
             turn: keeps the answer, if the chat's next request should repeat it as it was written.
             unenforced: parts of the constraint that the answer is not held to.
+            encode_s, grammar_s: durations for its report.
         """
+        self._encode_s, self._grammar_s = encode_s, grammar_s
         sampling = request.sampling
         self.request = request
         self.index = index
@@ -184,6 +188,8 @@ class AnswerState:
             self._report,
             output_tokens=self._num_tokens,
             reasoning_tokens=self._parser.num_reasoning_tokens,
+            encode_s=self._encode_s,
+            grammar_s=self._grammar_s,
             unenforced=self.unenforced if self.finished else (),
         )
         chunk = AnswerChunk(

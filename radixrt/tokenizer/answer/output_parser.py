@@ -25,16 +25,19 @@ class OutputParser:
         reasoning: ReasoningParser | None,
         calls: ToolCallParser | None,
         closing_ids: list[int],
+        opening: int | None = None,
     ) -> None:
         """
         Args:
             reasoning: None: the text has no reasoning to split off.
             calls: None: the text has no tool calls to split off.
             closing_ids: the tokens after which a grammar begins; empty if it does not begin after reasoning.
+            opening: the only first token after which it does.
         """
         self._reasoning = reasoning
         self._calls = calls
         self._closing_ids = closing_ids
+        self._opening = opening
         self._last_ids: deque[int] = deque(maxlen=len(closing_ids))
         self._num_characters = 0
         self._ends: list[int] = []
@@ -67,14 +70,9 @@ class OutputParser:
             )
         if reasoning is None:
             return OutputParser(None, calls, [])
-        prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
-        is_held = request.constraint is not None
-        closing_ids = (
-            vocabulary.encode(reasoning.closing, add_special_tokens=False) if is_held else []
-        )
-        return OutputParser(
-            ReasoningParser(reasoning, prompt_end, held=is_held), calls, closing_ids
-        )
+        closing_ids, opening = grammar_place(request, vocabulary, prompt_ids)
+        parser = _reasoning_parser(request, vocabulary, prompt_ids)
+        return OutputParser(parser, calls, closing_ids, opening)
 
     @staticmethod
     def bounded(
@@ -94,8 +92,7 @@ class OutputParser:
                 "max_reasoning_tokens needs a chat whose reasoning is parsed (--reasoning-parser); leave it out.",
                 param="max_reasoning_tokens",
             )
-        prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
-        parser = ReasoningParser(marks, prompt_end, held=request.constraint is not None)
+        parser = _reasoning_parser(request, vocabulary, prompt_ids)
         if parser.has_none:
             return replace(sampling, max_reasoning_tokens=None)
         opening = marks.opening if parser.needs_opening else ""
@@ -130,6 +127,8 @@ class OutputParser:
         self._num_characters += len(text)
         if self._reasoning is None or token_id is None:
             return
+        if self._reasoning.is_optional and self._reasoning.opened is None:
+            self._reasoning.opened = token_id == self._opening
         if self._reasoning.end is None:
             self._ends.append(self._num_characters)
         if not self._closing_ids:
@@ -158,6 +157,37 @@ class OutputParser:
             last_content, last_calls = self._calls.flush()
             content, calls = content + last_content, calls + last_calls
         return reasoning, content, calls
+
+
+def grammar_place(
+    request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
+) -> tuple[list[int], int | None]:
+    """The tokens that close the reasoning, after which a grammar begins, and the token that opens it, if the grammar begins at
+    once without; empty and None: it begins at once.
+    """
+    marks = FORMATS.get(request.parse_reasoning)
+    if marks is None or request.constraint is None:
+        return [], None
+    parser = _reasoning_parser(request, vocabulary, prompt_ids)
+    if parser.has_none:
+        return [], None
+    opening, closing = (
+        vocabulary.encode(tag, add_special_tokens=False) for tag in (marks.opening, marks.closing)
+    )
+    return closing, opening[0] if parser.is_optional else None
+
+
+def _reasoning_parser(
+    request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
+) -> ReasoningParser:
+    marks = FORMATS[request.parse_reasoning]
+    opening = vocabulary.encode(marks.opening, add_special_tokens=False)
+    return ReasoningParser(
+        marks,
+        vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:]),
+        held=request.constraint is not None,
+        opens_with_token=len(opening) == 1,
+    )
 
 
 def _tool_schemas(request: GenerateRequest) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class CheckedSequence:
         self._begun = time.monotonic()
         self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
         """Tokens after which the grammar begins; empty once it has."""
+        self._opening = self._grammar.opening
         self._tokens: list[int] = []
         self._num_before = 0
         """Tokens before the grammar began."""
@@ -122,6 +123,9 @@ class CheckedSequence:
 
     def _push(self, token: int, *, is_stop: bool) -> None:
         self._tokens.append(token)
+        if self._opening is not None:
+            self._begin_after = self._begin_after if token == self._opening else []
+            self._opening = None
         if self._begin_after:
             self._num_before += 1
             if self._tokens[-len(self._begin_after) :] == self._begin_after:

@@ -6,9 +6,17 @@ import numpy as np
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import num_ids, unpack_ids
-from radixrt.messages.requests import ChatPrompt, Prompt, Retention, TextPrompt, TokenPrompt
+from radixrt.messages.requests import (
+    ChatPrompt,
+    FimPrompt,
+    Prompt,
+    Retention,
+    TextPrompt,
+    TokenPrompt,
+)
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
+from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -31,6 +39,7 @@ class PromptEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._template = ChatTemplate(vocabulary)
+        self.fill_in_middle = FillInMiddle(vocabulary)
 
     def limit_memory(self, pool_tokens: int) -> None:
         """Bound the kept parts of prompts by the size of the KV pool. Call it before the first prompt."""
@@ -71,6 +80,10 @@ class PromptEncoder:
                         prompt.text, prompt.add_special_tokens, limits.check_num_tokens
                     ),
                 )
+            case FimPrompt():
+                for part in (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files)):
+                    limits.check_text(part, self._vocabulary.longest_token)
+                text, ids = None, self.fill_in_middle.encode(prompt, limits.check_num_tokens)
             case ChatPrompt():
                 chat = self._template.render(prompt, salt)
                 limits.check_text(chat.text, self._vocabulary.longest_token)
@@ -90,6 +103,9 @@ def size_in_chars(prompt: Prompt) -> int:
             return num_ids(prompt.token_ids)
         case TextPrompt():
             return len(prompt.text)
+        case FimPrompt():
+            texts = (text for _, text in prompt.files)
+            return sum(map(len, (prompt.prefix, prompt.suffix, prompt.middle, *texts)))
         case ChatPrompt():
             return sum(map(_json_size, (prompt.messages, prompt.tools, prompt.template_kwargs)))
 

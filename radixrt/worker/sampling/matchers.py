@@ -19,7 +19,7 @@ from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow_only, forbid
+from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow, allow_only, forbid
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.sampling.mask_filling import SLOW_S, MaskFiller, MaskJob
 from radixrt.worker.sampling.reasoning_budget import ReasoningBudget
@@ -54,6 +54,8 @@ class _SlotMatcher:
     begin_after: list[int]
     """The grammar begins after these; empty once it has begun."""
     may_jump: bool
+    opening: int | None = None
+    """The grammar begins with the next token, the first one, unless that is this token."""
     tail: list[int] = field(default_factory=list)
     """The last tokens before the grammar begins."""
     forbidden: ForbiddenPaths | None = None
@@ -111,6 +113,7 @@ class SlotMatchers:
             self.loader.matcher(use.key),
             unpack_ids(use.begin_after).tolist(),
             may_jump,
+            use.opening,
         )
         self._by_slot[slot] = entry
         self._take(entry, output[: use.excluded_from].tolist())
@@ -208,6 +211,8 @@ class SlotMatchers:
     def _apply_grammar(self, entry: _SlotMatcher, row: BitmaskRow) -> None:
         if entry.job is not None:
             _take_mask(entry, entry.job, row)
+            if entry.opening is not None:
+                allow(row, entry.opening)
         elif entry.next_token is not None:
             allow_only(row, entry.next_token)
             entry.next_token = None
@@ -282,6 +287,9 @@ class SlotMatchers:
         if entry.failed or not tokens:
             return
         for position, token in enumerate(tokens):
+            if entry.opening is not None:
+                entry.begin_after = entry.begin_after if token == entry.opening else []
+                entry.opening = None
             if not entry.begin_after:
                 self._advance(entry, tokens[position:])
                 return
@@ -305,7 +313,7 @@ def _lacks_job(entry: _SlotMatcher) -> bool:
     """Whether its matcher is to fill the mask of the next token, and was not told to."""
     return (
         entry.job is None
-        and not entry.begin_after
+        and (not entry.begin_after or entry.opening is not None)
         and not entry.failed
         and entry.next_token is None
     )
