@@ -6,6 +6,7 @@ import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.grammar import Unenforced
+from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.logprobs import TokenLogprobs
 from radixrt.messages.message import Message
@@ -73,6 +74,8 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Of a complete answer: the keywords that were not enforced (only if the request allowed it)."""
     violation: str | None = None
     """Of a complete answer: its violation of the unenforced keywords; None: there is none."""
+    cache_explanation: CacheExplanation | None = None
+    """Of a complete answer, if the request asked for it; set by the tokenizer process."""
 
     @property
     def times(self) -> AnswerTimes:

@@ -78,6 +78,10 @@ class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds from the end of the request until the client expects to go on from here."""
     session: str = ""
     """The session of the request: a ReleaseCacheCall releases all KV of a session at once."""
+    explain: bool = False
+    """The answer explains the request's cache misses."""
+    explain_texts: bool = False
+    """It may show texts, and facts about other salts of the same key."""
 
 
 NO_HINTS = CacheHints()

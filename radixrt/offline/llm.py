@@ -385,4 +385,5 @@ def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:
     """Raises:
     RequestError: the cache hint is invalid.
     """
-    return RequestOptions(cache_salt=cache_salt, cache_hints=hints_of(cache))
+    hints = replace(hints_of(cache), explain_texts=True)
+    return RequestOptions(cache_salt=cache_salt, cache_hints=hints)

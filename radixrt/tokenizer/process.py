@@ -41,6 +41,8 @@ from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
 from radixrt.tokenizer.calls import Calls
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.manager import ConstraintManager
+from radixrt.tokenizer.explain.explainer import Explainer
+from radixrt.tokenizer.explain.records import ChatLayout, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
@@ -64,6 +66,8 @@ class _Encoded:
     token_ids: list[int]
     turn: OpenTurn | None
     """Keeps the answer for the chat's later requests."""
+    layout: ChatLayout | None
+    """Of the messages of a chat."""
 
 
 class TokenizerProcess:
@@ -101,6 +105,9 @@ class TokenizerProcess:
         self._in_flight = InFlightAnswers(
             self._constraints, self._to_api.send, self._to_scheduler.send
         )
+        self._explainer = Explainer(
+            self._vocabulary, info.page_size, shows_texts=not self._config.hide_cache_texts
+        )
         self._calls = Calls(
             vocabulary=self._vocabulary,
             encoder=self._encoder,
@@ -108,6 +115,7 @@ class TokenizerProcess:
             constraints=self._constraints,
             queue=self._queue,
             shows_cache_texts=not self._config.hide_cache_texts,
+            explainer=self._explainer,
             to_api=self._to_api.send,
             to_scheduler=self._to_scheduler.send,
         )
@@ -179,7 +187,7 @@ class TokenizerProcess:
         options, sampling = request.options, request.sampling
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        text, token_ids, retain, turn = self._encoder.encode_with_breakpoints(
+        text, token_ids, retain, turn, layout = self._encoder.encode_with_breakpoints(
             request.prompt, self._limits, options.cache_salt
         )
         hints = options.cache_hints
@@ -200,7 +208,7 @@ class TokenizerProcess:
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
-        return _Encoded(request, text, token_ids, turn)
+        return _Encoded(request, text, token_ids, turn, layout)
 
     def _start(
         self,
@@ -217,6 +225,12 @@ class TokenizerProcess:
         packed_ids = pack_ids(token_ids)
         prompt = self._prompt_info(encoded, packed_ids)
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        record = PromptRecord(
+            request_id=request.request_id.rpartition("#")[0] or request.request_id,
+            tenant=request.options.tenant.name,
+            token_ids=packed_ids,
+            layout=encoded.layout,
+        )
         for index, sampling in enumerate(per_answer_params(request.sampling, self._seeds)):
             told = request.resumed[index] if request.resumed else PartialAnswer()
             if told.is_complete:
@@ -240,6 +254,10 @@ class TokenizerProcess:
                 if chat and not self._config.debug_reencode_answers
                 else None,
                 turn=None if self._config.debug_reencode_answers else encoded.turn,
+                record=record,
+                explainer=self._explainer
+                if request.options.cache_hints.explain and index == 0
+                else None,
                 unenforced=() if compiled is None else compiled.unenforced,
                 encode_s=encode_s,
                 grammar_s=grammar_s,
@@ -249,6 +267,8 @@ class TokenizerProcess:
                 sequence = self._resume(sequence, answer, checked, told)
             grammar_to_send = None if compiled is None else compiled.grammar
             self._in_flight.begin(sequence, answer, checked, grammar_to_send)
+            record.seq_ids.append(sequence.seq_id)
+        self._explainer.records.add(record)
 
     def _resume(
         self,

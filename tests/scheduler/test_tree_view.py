@@ -50,7 +50,7 @@ def grown(prompts: list[tuple[str, list[int]]], seen_at: float) -> RadixTree:
 
 def view(tree: RadixTree, depth: int = 3, children: int = 16) -> CacheTree:
     slices = TreeView(
-        tree, CacheTreeCall(call_id=1, depth=depth, children=children), tree._clock
+        tree, CacheTreeCall(call_id=1, depth=depth, children=children), tree.clock
     ).slices()
     while True:
         try:
@@ -126,7 +126,7 @@ def test_locks_pins_and_retention_are_shown_until_they_end() -> None:
         (False, False),
     ]
     assert [shown[n].retention for n in (1, 2, 3)] == ["default", "default", "high"]
-    tree._clock = lambda: 10.0
+    tree.clock = lambda: 10.0
     assert {n.retention for n in view(tree).namespaces[0].children} == {"default"}
 
 
@@ -193,7 +193,7 @@ def test_a_salt_for_each_of_many_tenants_shows_the_biggest_and_counts_all() -> N
 
 
 def searched(tree: RadixTree, known: KnownNodes, **call: object) -> CacheTree:
-    slices = TreeView(tree, CacheTreeCall(call_id=1, **call), tree._clock, known).slices()  # type: ignore[arg-type]
+    slices = TreeView(tree, CacheTreeCall(call_id=1, **call), tree.clock, known).slices()  # type: ignore[arg-type]
     try:
         while True:
             next(slices)

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from radixrt.api.responses import structured_extras
+from radixrt.api.responses import explanation_extras, structured_extras
 from radixrt.messages.answers import AnswerChunk, AnswerReport, ToolCall
 
 _NS = 1e9
@@ -43,6 +43,7 @@ class Answer:
             told["logprobs"] = logprobs
         if done:
             told |= {"done": True, **_numbers(chunk.report), **structured_extras(chunk.report)}
+            told |= explanation_extras(chunk.report)
         yield told
 
     def loaded(self) -> dict[str, Any]:

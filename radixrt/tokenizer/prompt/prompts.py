@@ -14,6 +14,7 @@ from radixrt.messages.requests import (
     TextPrompt,
     TokenPrompt,
 )
+from radixrt.tokenizer.explain.records import ChatLayout
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
@@ -33,6 +34,8 @@ class EncodedPrompt(NamedTuple):
     """For its cache breakpoints."""
     turn: OpenTurn | None
     """Keeps the answer to a chat whose later requests are to repeat it."""
+    layout: ChatLayout | None
+    """The places of a chat's messages; None where special tokens in the messages hide them."""
 
 
 class PromptEncoder:
@@ -67,6 +70,7 @@ class PromptEncoder:
         """As :meth:`encode`, and the retention that the cache breakpoints of a chat ask for."""
         retain: list[Retention] = []
         turn: OpenTurn | None = None
+        layout: ChatLayout | None = None
         match prompt:
             case TokenPrompt():
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
@@ -87,13 +91,17 @@ class PromptEncoder:
             case ChatPrompt():
                 chat = self._template.render(prompt, salt)
                 limits.check_text(chat.text, self._vocabulary.longest_token)
-                text, ids, lengths = self._template.encode(chat, salt, limits.check_num_tokens)
+                text, ids, lengths, segments = self._template.encode(
+                    chat, salt, limits.check_num_tokens
+                )
+                if segments:
+                    layout = ChatLayout.of(prompt, segments, chat.spans)
                 turn = chat.turn
                 for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
                     if length:
                         retain.append(Retention("high", length, breakpoint.ttl_s))
         limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
-        return EncodedPrompt(text, ids, retain, turn)
+        return EncodedPrompt(text, ids, retain, turn, layout)
 
 
 def size_in_chars(prompt: Prompt) -> int:
