@@ -435,6 +435,7 @@ def test_every_endpoint_explains(
     told = [line for line in lines if "cache_explanation" in line or "cache_explanation" in line.get("response", {})]  # fmt: skip
     assert len(told) == 1
     last = told[0].get("response", told[0])
+    assert "usage" in last or path == "/api/chat"
     assert last["cache_explanation"]["cached_tokens"] > 0
     assert "cache_explanation" not in client.post(path, {k: v for k, v in body.items() if k != "cache"} | {"stream": False})  # fmt: skip
 
