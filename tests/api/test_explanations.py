@@ -94,7 +94,7 @@ class Client:
 
     def completion(self, prompt: list[int]) -> dict[str, Any]:
         """The explanation of a prompt in tokens."""
-        body = {"prompt": prompt, "max_tokens": 2, "return_token_ids": True, "cache": {"explain": True}}  # fmt: skip
+        body = {"prompt": prompt, "max_tokens": 1, "return_token_ids": True, "cache": {"explain": True}}  # fmt: skip
         answer = self.post("/v1/completions", body)
         self.check_index(prompt, answer["cache_explanation"])
         self.sequences.append(prompt + answer["choices"][0]["token_ids"])
