@@ -9,12 +9,7 @@ from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import msgspec
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -26,18 +21,20 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from radixrt.api.metric_names import PEERS, NamedMetrics
+from radixrt.api.tracing import current_trace
 from radixrt.base.config import ServerConfig, listed
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.ids import num_ids
-from radixrt.messages.stats import Metric, SchedulerStats, StructuredStats, TimeHistogram
+from radixrt.messages.stats import (
+    Metric,
+    RequestStats,
+    SchedulerStats,
+    StructuredStats,
+    TimeHistogram,
+)
 
 log = logging.getLogger(__name__)
-
-_TTFT_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-_ITL_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
-_E2E_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
-_TOKEN_BOUNDS = tuple(float(factor * 10**power) for power in range(6) for factor in (1, 2, 5))
 
 _RATE_WINDOW_S = 10.0
 """Least time over which the rate of generation is computed, once the server is older than that."""
@@ -51,7 +48,8 @@ class Metrics:
     def __init__(self, config: ServerConfig, info: EngineInfo) -> None:
         disable_created_metrics()  # the library's: an unused time stamp for each metric
         self.registry = CollectorRegistry()
-        self.engine = EngineCollector(info.page_size)
+        self.requests = RequestStats()
+        self.engine = EngineCollector(self.requests, info.page_size)
         self.registry.register(self.engine)
         self.exported = CollectorRegistry()
         """Those of ``registry`` as ``/metrics`` shows them."""
@@ -63,45 +61,6 @@ class Metrics:
         }
         peers = tuple(peer for peer in PEERS if peer in listed(config.metrics_compat))
         self.exported.register(NamedMetrics(self.registry, config.model_name, peers, sizes))
-        self.ttft = self._histogram(
-            "time_to_first_token", "From a request's arrival to its first token.", _TTFT_BOUNDS
-        )
-        self.itl = self._histogram(
-            "inter_token_latency", "Between two tokens of a streamed answer.", _ITL_BOUNDS
-        )
-        self.tpot = self._histogram(
-            "time_per_output_token", "Mean time of an answer's tokens after the first.", _ITL_BOUNDS
-        )
-        self.e2e = self._histogram(
-            "e2e_request_latency",
-            "From a request's arrival to the last token of an answer.",
-            _E2E_BOUNDS,
-        )
-        self.queue_time = self._histogram(
-            "request_queue_time",
-            "From an answer's arrival to its first chunk of prefill.",
-            _E2E_BOUNDS,
-        )
-        self.prefill_time = self._histogram(
-            "request_prefill_time",
-            "From an answer's first chunk of prefill to its first token.",
-            _E2E_BOUNDS,
-        )
-        self.decode_time = self._histogram(
-            "request_decode_time", "From an answer's first token to its last.", _E2E_BOUNDS
-        )
-        self.prompt_length = Histogram(
-            "radixrt_request_prompt_tokens",
-            "Tokens of a prompt.",
-            registry=self.registry,
-            buckets=_TOKEN_BOUNDS,
-        )
-        self.answer_length = Histogram(
-            "radixrt_request_generation_tokens",
-            "Tokens of an answer.",
-            registry=self.registry,
-            buckets=_TOKEN_BOUNDS,
-        )
         self.answers = Counter(
             "radixrt_answers",
             "Answers by how they ended: stop, length, abort; HTTP requests that were cut short: error, client_left.",
@@ -120,9 +79,6 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(f"radixrt_{name}_seconds", text, registry=self.registry, buckets=bounds)
-
     async def refresh(self, client: EngineClient) -> None:
         """Ask for the counters of the scheduler; they are left out of the registry if it does not reply in time."""
         try:
@@ -137,7 +93,9 @@ class AnswerTimer:
 
     def __init__(self, metrics: Metrics, streams: bool) -> None:
         self._metrics = metrics
+        self._requests = metrics.requests
         self._streams = streams
+        self._trace = current_trace()
         self._began = time.perf_counter()
         self._last: dict[int, float] = {}
         """Time of each answer's last chunk."""
@@ -147,36 +105,39 @@ class AnswerTimer:
         num_new = num_ids(chunk.token_ids)
         last = self._last.get(chunk.index)
         if last is not None:
-            for _ in range(num_new):
-                self._metrics.itl.observe((now - last) / num_new)
+            if num_new:
+                self._requests.itl.observe((now - last) / num_new, times=num_new)
         elif self._streams:
-            self._metrics.ttft.observe(now - self._began)
+            self._requests.ttft.observe(now - self._began)
         self._last[chunk.index] = now
         if chunk.finish_reason is not None:
             self._observe_end(chunk, now)
 
     def _observe_end(self, chunk: AnswerChunk, now: float) -> None:
-        self._metrics.e2e.observe(now - self._began)
+        self._requests.e2e.observe(now - self._began)
         self._metrics.answers.labels(chunk.finish_reason).inc()
         report = chunk.report
         first_s = report.queued_s + report.prefill_s
         if not self._streams:
-            self._metrics.ttft.observe(first_s)
+            self._requests.ttft.observe(first_s)
         decode_s = max(0.0, report.total_s - first_s)
-        self._metrics.queue_time.observe(report.queued_s)
-        self._metrics.prefill_time.observe(report.prefill_s)
-        self._metrics.decode_time.observe(decode_s)
-        self._metrics.answer_length.observe(report.output_tokens)
+        self._requests.queue_time.observe(report.queued_s)
+        self._requests.prefill_time.observe(report.prefill_s)
+        self._requests.decode_time.observe(decode_s)
+        self._requests.answer_length.observe(report.output_tokens)
+        if self._trace is not None:
+            self._trace.answer_ended(chunk.index, report)
         if chunk.index == 0:
-            self._metrics.prompt_length.observe(report.prompt_tokens)
+            self._requests.prompt_length.observe(report.prompt_tokens)
         if report.output_tokens > 1:
-            self._metrics.tpot.observe(decode_s / (report.output_tokens - 1))
+            self._requests.tpot.observe(decode_s / (report.output_tokens - 1))
 
 
 class EngineCollector(Collector):
-    """Presents the scheduler's own counters; call :meth:`update` before each scrape."""
+    """Presents the requests' and the scheduler's own counters; call :meth:`update` before each scrape."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, requests: RequestStats, page_size: int) -> None:
+        self._requests = requests
         self.stats: SchedulerStats | None = None
         self._page_size = page_size
         self._generated: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
@@ -193,6 +154,7 @@ class EngineCollector(Collector):
         self.stats = stats
 
     def collect(self) -> Iterator[Family]:
+        yield from _families(self._requests)
         stats = self.stats
         if stats is None:
             return
@@ -222,14 +184,18 @@ class EngineCollector(Collector):
             "Sequences that reached the scheduler.",
             ended + stats.running + stats.waiting,
         )
-        for struct in (stats, stats.structured):
-            for field, metric in _METRICS[type(struct)]:
-                name = f"radixrt_{metric.name or field}"
-                yield _family(metric.kind, name, metric.text, getattr(struct, field))
+        yield from _families(stats)
+        yield from _families(stats.structured)
 
     def _tokens_per_s(self) -> float:
         (begin, before), (end, after) = self._generated[0], self._generated[-1]
         return (after - before) / (end - begin) if end > begin else 0.0
+
+
+def _families(struct: msgspec.Struct) -> Iterator[Family]:
+    for field, metric in _METRICS[type(struct)]:
+        name = f"radixrt_{metric.name or field}"
+        yield _family(metric.kind, name, metric.text, getattr(struct, field))
 
 
 def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
@@ -239,7 +205,8 @@ def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
     return [(field, one) for field, every in declared for one in every if isinstance(one, Metric)]
 
 
-_METRICS = {struct: _metrics_of(struct) for struct in (SchedulerStats, StructuredStats)}
+_STRUCTS: tuple[type[msgspec.Struct], ...] = (RequestStats, SchedulerStats, StructuredStats)
+_METRICS = {struct: _metrics_of(struct) for struct in _STRUCTS}
 
 
 def _family(kind: str, name: str, text: str, value: Any) -> Family:

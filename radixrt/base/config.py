@@ -23,8 +23,19 @@ EvictionPolicyName = Literal["lru", "fifo", "priority"]
 SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
 GrammarBackendName = Literal["auto", "llguidance", "xgrammar", "fsm"]
 WhitespaceName = Literal["flexible", "compact"]
-ToolCallParserName = Literal["hermes", "llama3_json"]
-ReasoningParserName = Literal["none", "deepseek-r1", "qwen3"]
+ToolCallParserName = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "llama3_json",
+    "qwen3_coder",
+    "mistral",
+    "mistral_v3",
+    "pythonic",
+    "functiongemma",
+    "phi4_mini",
+]
+ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral"]
 
 SECTIONS = (
     "Model", "HTTP server", "Device", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
@@ -194,7 +205,14 @@ class ServerConfig(SchedulerSettings):
         "both, separated by commas.",
         metavar="NAME,...",
     )
-    hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
+    otlp_endpoint: str | None = _http(
+        None,
+        "Address of an OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318, that gets a trace of each request.",
+        metavar="URL",
+    )
+    hide_cache_texts: bool = _http(
+        False, "Show no text of prompts in /v1/cache/tree and in explanations of cache misses."
+    )
     kept_conversations_mb: int = _http(
         256,
         "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",
@@ -300,14 +318,15 @@ class ServerConfig(SchedulerSettings):
         at_most=3600,
     )
     tool_call_parser: ToolCallParserName = _structured(
-        "hermes",
-        "Format of the model's tool calls: hermes (Qwen and Hermes: in tool_call tags) or llama3_json (Llama 3: JSON "
-        "alone).",
+        "auto",
+        "Format of the model's tool calls (docs/tools.md); auto recognises it by the chat template and the vocabulary, none "
+        "refuses requests with tools.",
     )
     reasoning_parser: ReasoningParserName = _structured(
-        "none",
+        "auto",
         "Format of the model's reasoning, which is returned apart from the answer: deepseek-r1 (the answer begins with "
-        "it) or qwen3 (it is optional), both in think tags.",
+        "it), qwen3 (it is optional) or mistral (in [THINK] tags); auto recognises it by the chat template, none leaves the "
+        "reasoning in the answer.",
     )
 
     debug_disable_cascade: bool = _debug(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.constrained.backends import llguidance
+from radixrt.constrained.compiler.route import CompileOptions, compile_json_schema
+from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Grammar, SpanCheck
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
@@ -69,13 +71,14 @@ def router(schema: str, facts: TokenizerFacts) -> Held:
         Refused: it would answer with a 400.
     """
     try:
-        plan = plan_json_schema(schema)
-        grammar = _grammar(plan.backend, json.dumps(plan.schema, ensure_ascii=False), facts)
+        compiled = compile_json_schema(JsonSchema(schema=schema), facts, CompileOptions())
     except CannotEnforce as error:
         raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
     except CannotCompile as error:
         raise Refused(str(error)) from error
-    return Held(plan.backend, load_grammar(grammar, facts), plan.checks)
+    grammar = compiled.grammar
+    assert isinstance(compiled.checks, tuple)  # of a JSON schema, not of tags
+    return Held(grammar.backend, load_grammar(grammar, facts), compiled.checks)
 
 
 def any_order(schema: str, facts: TokenizerFacts) -> Held:

@@ -21,11 +21,15 @@ from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequ
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
+from radixrt.messages.cache_explanation import CacheExplanation
+from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.calls import (
+    CacheNodeCall,
     CacheTreeCall,
     Call,
     CompileCall,
     DetokenizeCall,
+    ExplainCacheCall,
     FlushCacheCall,
     PinCall,
     ReleaseCacheCall,
@@ -313,26 +317,38 @@ class EngineClient:
             tenant=tenant,
         )
 
-    async def cache_tree(
-        self,
-        depth: int,
-        children: int,
-        namespace: str | None = None,
-        with_texts: bool = True,
-    ) -> dict[str, Any]:
+    async def cache_tree(self, **view: Any) -> dict[str, Any]:
         """A view of the radix tree: a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, with texts of tokens.
 
         Args:
-            depth: levels of nodes below each root.
-            children: most of them shown of each node.
-            namespace: of the cache salts whose part is shown; None: the whole tree.
+            view: fields of :class:`radixrt.messages.calls.CacheTreeCall`.
+        """
+        return await self._call(CacheTreeCall, dict, **view)
+
+    async def cache_node(self, node: int) -> CacheNode:
+        """One node of an earlier view, with the tokens of its whole prefix.
+
+        Raises:
+            RequestError: it has left the tree.
+        """
+        return await self._call(CacheNodeCall, CacheNode, node=node)
+
+    async def explain_cache(
+        self, request_id: str, tenant: Tenant = NO_TENANT, with_texts: bool = False
+    ) -> CacheExplanation:
+        """Explain the cache misses of one of the tenant's last requests.
+
+        Args:
+            with_texts: show texts of prompts.
+
+        Raises:
+            RequestError: the request is unknown.
         """
         return await self._call(
-            CacheTreeCall,
-            dict,
-            depth=depth,
-            children=children,
-            namespace=namespace,
+            ExplainCacheCall,
+            CacheExplanation,
+            request_id=request_id,
+            tenant=tenant,
             with_texts=with_texts,
         )
 

@@ -1,6 +1,6 @@
 """The kinds of constraint that a request can ask for, in the form in which they travel before compilation."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -60,6 +60,18 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
     """Texts that must not occur in it."""
 
 
+ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]
+"""How a tool-call format writes each parameter by itself."""
+
+
+class Parameters(_Constraint, frozen=True, kw_only=True):
+    """The arguments of a tool call, each parameter written by itself: the content of a structural tag."""
+
+    schema: JsonSchema
+    """Of the arguments as one object."""
+    style: ParameterStyle
+
+
 class Tokens(_Constraint, frozen=True, kw_only=True):
     """One token, whatever its text."""
 
@@ -93,7 +105,7 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``begin``, then text that satisfies ``content``, then ``end``."""
 
     begin: str
-    content: "Format"
+    content: "Format | Parameters"
     end: str
     other_ends: tuple[str, ...] = ()
     """Other texts that may stand in place of ``end``."""
@@ -115,6 +127,12 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     max_tags: int | None = None
     excludes: tuple[str, ...] = ()
     """Texts that must not occur in the free text."""
+    lists: tuple[tuple[str, str], ...] = ()
+    """If not empty: all tags stand together, with ``separator`` between them, behind one of these openings and before its closing;
+    free text may precede them, and is the whole answer if there are no tags. The openings are the triggers."""
+    not_text: str = ""
+    """Only with ``lists``: they stand at the beginning of the answer alone, and free text must not begin as this regular
+    expression says."""
 
 
 Compound = Series | Either | Repeated | Tokens

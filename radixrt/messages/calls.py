@@ -79,6 +79,17 @@ class CacheTreeCall(Message, frozen=True, kw_only=True):
     """Of the cache salts whose part of the tree is shown; None: all."""
     with_texts: bool = True
     """Show the texts of prompts, unless the server hides them from everybody."""
+    most: int = 2000
+    """Most nodes shown: those with the most pages in and below them."""
+    below: int | None = None
+    """The node whose part of the tree is shown, by the id of an earlier view; if it has left the tree, the whole is shown."""
+
+
+class CacheNodeCall(Message, frozen=True):
+    """One node of an earlier view. Answered by a CallReply whose value is a CacheNode, or whose error is that it has left the tree."""
+
+    call_id: int
+    node: int
 
 
 class CompileCall(Message, frozen=True, kw_only=True):
@@ -108,6 +119,24 @@ class TenantStatsCall(Message, frozen=True):
     tenant: Tenant
 
 
+class ExplainCacheCall(Message, frozen=True, kw_only=True):
+    """Explain the cache misses of one of the tenant's last requests. Answered by a CallReply whose value is a CacheExplanation, or
+    whose error is that the request is unknown."""
+
+    call_id: int
+    request_id: str
+    tenant: Tenant = NO_TENANT
+    with_texts: bool = False
+    """As ``CacheHints.explain_texts``."""
+
+
+class CacheFactsCall(Message, frozen=True):
+    """An ExplainCacheCall whose sequence is known. Answered by a CallReply whose value is its CacheFacts."""
+
+    call_id: int
+    seq_id: int
+
+
 class PinTokensCall(Message, frozen=True, kw_only=True):
     """A PinCall whose prompt is tokenized."""
 
@@ -127,7 +156,9 @@ Call = (
     | PinCall
     | ReleaseCacheCall
     | CacheTreeCall
+    | CacheNodeCall
     | StatsCall
     | TenantStatsCall
+    | ExplainCacheCall
 )
 """A call of the api, which the tokenizer process answers or hands on."""

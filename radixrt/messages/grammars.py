@@ -44,3 +44,6 @@ class GrammarUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """Token sequences that the answer must not take, each counted from ``excluded_from``."""
     excluded_from: int = 0
     """Number of generated tokens before the excluded sequences begin."""
+    opening: int | None = None
+    """If given: the grammar begins at once unless the answer's first token is this one, which opens what ends with
+    ``begin_after``. The mask of the first token allows it beside the tokens of the grammar."""

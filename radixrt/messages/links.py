@@ -5,6 +5,8 @@ api ── tokenizer ── scheduler ── worker
 
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
+    CacheFactsCall,
+    CacheNodeCall,
     CacheTreeCall,
     Call,
     FlushCacheCall,
@@ -32,6 +34,8 @@ ToScheduler = (
     | PinTokensCall
     | ReleaseCacheCall
     | CacheTreeCall
+    | CacheFactsCall
+    | CacheNodeCall
     | StatsCall
     | TenantStatsCall
 )

@@ -39,6 +39,7 @@ from radixrt.scheduler.queue.groups import Groups
 from radixrt.scheduler.queue.queue_order import ORDERS
 from radixrt.scheduler.queue.wait_forecast import WaitForecast
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
+from radixrt.scheduler.radix.divergence import RecentFacts
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
@@ -90,6 +91,8 @@ class Scheduler:
             step_seconds=TimeHistogram.empty(STEP_BOUNDS),
             plan_seconds=TimeHistogram.empty(PLAN_BOUNDS),
         )
+        self.recent_facts = RecentFacts()
+        """Of the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
@@ -166,7 +169,8 @@ class Scheduler:
 
     def _refuse_late(self, sequence: Sequence) -> SequenceRefused | None:
         """Refuse a sequence that would wait too long."""
-        waits, most_s = self.waits, self._max_wait_s
+        waits = self.waits
+        most_s = waits.longest(self._max_wait_s)
         sequence.forecast_wait_s = waits.seconds(sequence.num_tokens, self.planner.full_at)
         wait_s = waits.corrected(sequence.forecast_wait_s)
         if sequence.options.deadline is not None:
@@ -206,7 +210,7 @@ class Scheduler:
             arrivals.popleft()
         if not arrivals:
             return None
-        return max(0.0, arrivals[0].arrived + self._max_wait_s - self.clock())
+        return max(0.0, arrivals[0].arrived + self.waits.longest(self._max_wait_s) - self.clock())
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
@@ -320,6 +324,7 @@ class Scheduler:
         if sequence.first_token is None:
             report = draft.started[sequence.seq_id] = sequence.start(self.clock())
             self._learn_wait(sequence, report)
+            self._note_facts(sequence, draft)
             self.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV alone
@@ -333,6 +338,11 @@ class Scheduler:
             return True
         draft.finished[sequence.seq_id] = self._finish(sequence, reason, token)
         return False
+
+    def _note_facts(self, sequence: Sequence, draft: BatchDraft) -> None:
+        self.recent_facts.keep(sequence.seq_id, sequence.cache_facts)
+        if sequence.options.cache_hints.explain:
+            draft.cache_facts[sequence.seq_id] = sequence.cache_facts
 
     def _learn_wait(self, sequence: Sequence, report: AnswerReport) -> None:
         own_tokens = report.prompt_tokens - report.cached_tokens
@@ -356,6 +366,7 @@ class Scheduler:
         counters.forward_seconds += result.forward_s
         forced = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
         self.step_times.observe(step.shape._replace(rows=step.shape.rows + forced), result.step_s)
+        self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s
 

@@ -3,16 +3,21 @@
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 
+from radixrt.base.errors import RequestError
+from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheExplanation, CacheFacts
 from radixrt.messages.calls import (
+    CacheFactsCall,
+    CacheNodeCall,
     CacheTreeCall,
     Call,
     CompileCall,
     DetokenizeCall,
+    ExplainCacheCall,
     FlushCacheCall,
     PinCall,
     PinTokensCall,
@@ -26,8 +31,10 @@ from radixrt.messages.replies import (
     CallReply,
     Tokenized,
 )
-from radixrt.messages.requests import NO_TENANT
+from radixrt.messages.requests import NO_TENANT, split_salt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
+from radixrt.tokenizer.explain.explainer import Explainer
+from radixrt.tokenizer.explain.records import PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
@@ -41,6 +48,13 @@ _CALLS = ""
 """Key of all calls of a tenant in the fair queue: together they count as one request."""
 
 
+MOST_NODE_TOKENS = 1024
+"""Of a node's edge, and of the tokens before it, that are shown as text."""
+
+MOST_TEXTS = 4096
+"""Texts of first tokens that are kept: views of a server repeat each other."""
+
+
 @dataclasses.dataclass(eq=False)
 class Calls:
     """The calls of one engine."""
@@ -51,11 +65,17 @@ class Calls:
     constraints: ConstraintManager
     queue: FairQueue
     shows_cache_texts: bool
+    explainer: Explainer
     to_api: Send
     to_scheduler: Send
     _tasks: set[asyncio.Task[None]] = dataclasses.field(default_factory=set)
     _passed_on: dict[int, Call] = dataclasses.field(default_factory=dict)
     """Calls that the scheduler replies to, with something added by this process."""
+
+    def __post_init__(self) -> None:
+        self._first_text = lru_cache(MOST_TEXTS)(
+            lambda packed: self.vocabulary.decode(unpack_ids(packed).tolist())
+        )
 
     def take(self, call: Call) -> None:
         """Start the work of a call."""
@@ -74,9 +94,11 @@ class Calls:
                 self._spawn(self._reply(call.call_id, self._pin(call)))
             case FlushCacheCall() | ReleaseCacheCall() | TenantStatsCall():
                 self.to_scheduler(call)
-            case CacheTreeCall() | StatsCall():
+            case CacheTreeCall() | CacheNodeCall() | StatsCall():
                 self._passed_on[call.call_id] = call
                 self.to_scheduler(call)
+            case ExplainCacheCall():
+                self._ask_for_facts(call)
 
     def pass_on(self, reply: CallReply) -> None:
         """Send a reply of the scheduler to the api, with texts and counters of this process added."""
@@ -84,8 +106,15 @@ class Calls:
         if reply.error is None and isinstance(call, CacheTreeCall):
             tree = reply.value
             shows_texts = self.shows_cache_texts and call.with_texts
-            work = partial(_with_texts, tree, self.vocabulary, shows_texts)
+            work = partial(with_texts, tree, self._first_text, shows_texts)
             self._enqueue(call, _num_shown_tokens(tree), work)
+            return
+        if reply.error is None and isinstance(call, ExplainCacheCall):
+            facts = msgspec.convert(reply.value, CacheFacts)
+            self._enqueue(call, SHOWN_TOKENS, lambda: self._explain(call, facts))
+            return
+        if reply.error is None and isinstance(call, CacheNodeCall):
+            self._enqueue(call, 2 * MOST_NODE_TOKENS, partial(self._with_text, reply.value))
             return
         if reply.error is None and isinstance(call, StatsCall):
             reply.value["structured"] = msgspec.to_builtins(self.constraints.stats())
@@ -93,12 +122,12 @@ class Calls:
 
     def _enqueue(
         self,
-        call: TokenizeCall | DetokenizeCall | CacheTreeCall,
+        call: TokenizeCall | DetokenizeCall | CacheTreeCall | CacheNodeCall | ExplainCacheCall,
         size: int,
         work: Callable[[], Any],
     ) -> None:
         """Put the work of a call, of about ``size`` characters, into the fair queue."""
-        tenant = NO_TENANT if isinstance(call, CacheTreeCall) else call.tenant
+        tenant = getattr(call, "tenant", NO_TENANT)
         self._spawn(self._reply(call.call_id, self.queue.run(tenant.name, _CALLS, size, work)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -131,6 +160,42 @@ class Calls:
         self.limits.check_token_ids(ids)
         return self.vocabulary.decode(ids.tolist(), call.skip_special_tokens)
 
+    def _record(self, call: ExplainCacheCall) -> PromptRecord:
+        """Raises:
+        RequestError: the tenant has sent no such request, or it is too long ago.
+        """
+        found = self.explainer.records.find(call.tenant.name, call.request_id)
+        if found is None or not found.seq_ids:
+            raise RequestError(
+                "This request is unknown, or too long ago: only the last ones can be explained.",
+                status=404,
+            )
+        return found
+
+    def _ask_for_facts(self, call: ExplainCacheCall) -> None:
+        try:
+            facts_call = CacheFactsCall(call.call_id, self._record(call).seq_ids[0])
+        except RequestError as error:
+            self.to_api(CallReply(call_id=call.call_id, error=failure("", error)))
+        else:
+            self._passed_on[call.call_id] = call
+            self.to_scheduler(facts_call)
+
+    def _explain(self, call: ExplainCacheCall, facts: CacheFacts) -> CacheExplanation:
+        explanation = self.explainer.explain(self._record(call), facts, call.with_texts)
+        return msgspec.structs.replace(explanation, request_id=call.request_id)
+
+    def _with_text(self, node: dict[str, Any]) -> dict[str, Any]:
+        """A CacheNode as builtins, with the text of its edge and of the tokens before it, if they may be shown."""
+        _, own_salt = split_salt(node["cache_salt"])
+        if self.shows_cache_texts and not own_salt:
+            ids = unpack_ids(node["token_ids"])
+            start = len(ids) - node["num_tokens"]
+            before = ids[max(0, start - MOST_NODE_TOKENS) : start]
+            node["text_before"] = self.vocabulary.decode(before.tolist())
+            node["text"] = self.vocabulary.decode(ids[start : start + MOST_NODE_TOKENS].tolist())
+        return node
+
     async def _pin(self, call: PinCall) -> None:
         """Send the scheduler the tokens of a prompt to pin."""
         _, token_ids = await self.queue.run(
@@ -151,7 +216,7 @@ class Calls:
         )
 
 
-def _with_texts(tree: _Tree, vocabulary: Vocabulary, show_texts: bool) -> _Tree:
+def with_texts(tree: _Tree, text_of: Callable[[bytes], str], show_texts: bool) -> _Tree:
     """The tree, changed in place: each node has the ``text`` of its first tokens, or None.
 
     Args:
@@ -159,8 +224,8 @@ def _with_texts(tree: _Tree, vocabulary: Vocabulary, show_texts: bool) -> _Tree:
             know the salt.
     """
     for salted, node in _nodes(tree):
-        ids = unpack_ids(node.pop("first_token_ids")).tolist()
-        node["text"] = vocabulary.decode(ids) if show_texts and not salted else None
+        ids = node.pop("first_token_ids")
+        node["text"] = text_of(ids) if show_texts and not salted else None
     return tree
 
 
@@ -172,7 +237,10 @@ def _num_shown_tokens(tree: _Tree) -> int:
 def _nodes(tree: _Tree) -> Iterator[tuple[bool, dict[str, Any]]]:
     """Each node, with True if it is of a salted namespace."""
     for namespace in tree["namespaces"]:
-        pending = list(namespace["children"])
+        pending = [
+            *tree["above"],
+            *namespace["children"],
+        ]  # with nodes above, there is one namespace
         while pending:
             node = pending.pop()
             pending += node["children"]

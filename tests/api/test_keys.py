@@ -395,7 +395,8 @@ def limited(start_server: StartServer, folder: Path, **limits: object) -> Runnin
 def test_more_requests_in_flight_than_a_key_may_have_get_429(
     start_server: StartServer, tmp_path: Path
 ) -> None:
-    server = limited(start_server, tmp_path, max_parallel_requests=2, max_tokens=300)
+    limits = {"max_parallel_requests": 2, "max_tokens": 300, "max_cached_fraction": 0.25}
+    server = limited(start_server, tmp_path, **limits)
     server.scheduler.step_s = 0.01
     body = {"prompt": "hi", "max_tokens": 300}
     with (
@@ -410,6 +411,8 @@ def test_more_requests_in_flight_than_a_key_may_have_get_429(
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert server.scheduler.num_running == 3  # two prompts of the batch at a time
+        tenants = [request.options.tenant for request in server.scheduler.requests]
+        assert {tenant.max_cached_fraction for tenant in tenants} == {0.25}
         assert bob.post("/v1/completions", json=body | {"max_tokens": 1}).status_code == 200
         assert alice.post("/abort_request", json={"rid": "mine"}).status_code == 200
         assert single.result(20).status_code == 200

@@ -26,8 +26,8 @@ from radixrt.constrained.constraint import (
     Tag,
 )
 from radixrt.constrained.grammar import Unenforced
-from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.parsers.tool_calls.registry import FORMATS
 from tests.api.conftest import RunningServer, StartServer
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -367,6 +367,14 @@ def test_a_call_that_must_come_overrides_response_format_and_contradicts_other_c
     assert held_by_tools(HELD, **asked) == held_by_tools(tool_choice="required")
     with pytest.raises(RequestError, match="leave one of them out"):
         held_by_tools(HELD, tool_choice="required", guided_json={"type": "object"})
+
+
+def test_a_server_that_knows_no_format_of_calls_refuses_tools() -> None:
+    wanted = msgspec.convert({"messages": HELLO, "tools": [WEATHER]}, ChatCompletionRequest)
+    with pytest.raises(RequestError, match="--tool-call-parser"):
+        tool_constraint(wanted, None, AskedConstraint(None, ""))
+    wanted.tool_choice = "none"
+    assert tool_constraint(wanted, None, AskedConstraint(None, "")).constraint is None
 
 
 def test_either_a_call_or_json() -> None:

@@ -8,7 +8,8 @@ from radixrt.constrained import requests
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.constraint import Lark
 from radixrt.constrained.errors import CannotCompile
-from radixrt.constrained.tool_calls import FORMATS, Tool, calls
+from radixrt.constrained.tool_calls import Tool, calls
+from radixrt.parsers.tool_calls.registry import FORMATS
 from tests.constrained.test_route import takes
 from tests.constrained.vocabularies import facts_of
 

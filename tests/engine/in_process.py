@@ -68,11 +68,12 @@ class InProcessEngine:
         grammar: Grammar,
         begin_after: list[int] | None = None,
         excluded: Sequence[list[int]] = (),
+        opening: int | None = None,
     ) -> GrammarUse:
         """Have a grammar loaded that answers are to be held to."""
         self.scheduler.grammars.load(LoadGrammar(grammar))
         paths = [pack_ids(path) for path in excluded]
-        return GrammarUse(grammar.key, pack_ids(begin_after or []), paths)
+        return GrammarUse(grammar.key, pack_ids(begin_after or []), paths, opening=opening)
 
     def begin(self, prompts: list[list[int]], sampling: SamplingParams = GREEDY) -> None:
         """Let prompts arrive together; :meth:`advance` works on them."""
@@ -102,7 +103,11 @@ class InProcessEngine:
         return requests
 
     def generate_from(
-        self, prompt: list[int], begun: list[int], sampling: SamplingParams, grammar: GrammarUse
+        self,
+        prompt: list[int],
+        begun: list[int],
+        sampling: SamplingParams,
+        grammar: GrammarUse | None = None,
     ) -> list[int]:
         """Go on with an answer; returns what is new."""
         request = SequenceRequest(

@@ -147,6 +147,25 @@ def test_the_grammar_begins_after_the_thought(model_dir: Path, facts: TokenizerF
     assert re.fullmatch("[a-c]{3}", text_of(facts, answer[7:]))
 
 
+def test_without_the_opening_of_a_thought_the_grammar_begins_at_once(
+    model_dir: Path, facts: TokenizerFacts
+) -> None:
+    grammar = llguidance.compile_regex("[a-c]{3}", facts)
+    engine = InProcessEngine(model_dir)
+    (free,) = engine.generate([make_prompts()[0]], params(max_tokens=12, ignore_eos=True))
+    close = free[5:7]
+    other = next(token for token in range(3, 384) if token not in free)
+
+    def answer(bias: float) -> list[int]:
+        use = engine.use(grammar, begin_after=close, opening=other)
+        settings = params(max_tokens=30, logit_bias={other: bias}, repetition_penalty=1.0)
+        return engine.generate([make_prompts()[0]], settings, grammars=[use])[0]
+
+    assert re.fullmatch("[a-c]{3}", text_of(facts, answer(-100.0)))
+    thinking = answer(100.0)
+    assert thinking == [other] * 30  # the thought has no end but its closing tokens
+
+
 def test_a_thought_can_not_end_the_answer(model_dir: Path, facts: TokenizerFacts) -> None:
     grammar = llguidance.compile_regex("[a-c]{3}", facts)
     engine = InProcessEngine(model_dir)

@@ -5,6 +5,9 @@ import time
 import numpy as np
 import pytest
 
+from radixrt.messages.requests import RequestOptions
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.scheduler.queue.groups import MOST_IDLE, Groups
 from radixrt.scheduler.queue.wait_forecast import LEAST_ANSWERS
 from radixrt.scheduler.step_times import StepShape
 from tests.scheduler.engine_model import EngineModel, limits
@@ -65,6 +68,30 @@ def test_at_ten_times_the_load_an_answer_comes_at_most_the_bound_later(most_s: f
         for r in flood.requests
         if r.refused is not None
     )
+
+
+def test_answers_that_become_slower_in_a_flood_count_as_a_wait() -> None:
+    """All slots are never taken on this device: prompts fill the steps, and an answer takes twice as long beside them."""
+    engine = TimedEngine(
+        lambda shape: 0.010 + 0.0001 * shape.rows + 0.00015 * shape.tokens,
+        max_step_ms=None,
+        max_prefill_tokens=512,
+        max_running_requests=256,
+        max_queued_requests=4096,
+        max_queue_seconds=5,
+        num_pages=40_000,
+    )
+    rng = np.random.default_rng(5)
+    normal, flood = (
+        [engine.add(begin_s + at_s, 128, 64) for at_s in np.cumsum(rng.exponential(1 / rate, count)).tolist()]
+        for begin_s, rate, count in ((0, 22, 22 * 20), (25, 220, 220 * 20))
+    )  # fmt: skip
+    engine.run()
+    assert not any(request.refused for request in normal)
+    normal_s = [request.latency_s for request in normal]
+    flood_s = [request.latency_s for request in flood if request.refused is None]
+    assert percentile(flood_s, 99) <= percentile(normal_s, 99) + 5
+    assert len(flood_s) > 22 * 20, "and no throughput is lost"
 
 
 def test_long_prompts_are_counted() -> None:
@@ -201,6 +228,24 @@ def test_a_batch_of_which_nothing_has_begun_is_refused_after_the_wait() -> None:
     assert all(request.finished_s is not None for request in begun)
     assert all(5.2 <= (request.refused_s or 0) < 6 for request in waiting)
     assert engine.scheduler.counters.refused == 2
+
+
+def test_batches_of_which_nothing_is_left_are_forgotten_one_day() -> None:
+    def of(name: str) -> SequenceRequest:
+        return SequenceRequest(
+            seq_id=0, token_ids=b"", options=RequestOptions(), group=name, group_size=2
+        )
+
+    groups = Groups()
+    runs = groups.join(of("runs"))
+    for number in range(2 * MOST_IDLE):
+        groups.leave(groups.join(of(f"{number}")))
+        if number == MOST_IDLE:
+            groups.join(of("7"))
+    known = [number for number in range(2 * MOST_IDLE) if groups.knows(of(f"{number}"))]
+    assert known == [7, *range(MOST_IDLE, 2 * MOST_IDLE)] and groups.knows(of("runs"))
+    groups.leave(runs)
+    assert not groups.knows(of(f"{MOST_IDLE}")) and groups.knows(of("runs"))
 
 
 def test_zero_is_no_bound() -> None:

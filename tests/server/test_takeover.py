@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.server.conftest import Server
+from tests.server.dialects import DIALECTS, LENGTH, DialectStream, whole_answer
 from tests.server.test_kv_events import documented
 from tests.torture.leaks import processes_of
 
@@ -31,6 +32,8 @@ SCHEMA = {
     "required": ["a", "b"],
 }
 CHECKED = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 12}
+BUDGET = 150
+"""Tokens of the reasoning of the chat."""
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -46,6 +49,12 @@ REQUESTS = [
     request(temperature=1.0, seed=5, guided_json=SCHEMA, ignore_eos=False),
     request(temperature=1.0, seed=6, guided_json=CHECKED, ignore_eos=False),
     request(temperature=1.0, seed=7, guided_regex="([a-z]{1,6} ){30}", ignore_eos=False),
+    request(
+        temperature=1.0,
+        seed=8,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_reasoning_tokens=BUDGET,
+    ),
 ]
 
 
@@ -69,7 +78,7 @@ class Stream:
         return self
 
     def _run(self) -> None:
-        url = f"{self._server.url}/v1/completions"
+        url = f"{self._server.url}/v1/{'chat/' if 'messages' in self._body else ''}completions"
         with httpx.stream("POST", url, json=self._body, timeout=120) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
@@ -84,7 +93,9 @@ class Stream:
         self.usage = event.get("usage") or self.usage
         for choice in event["choices"]:
             index = choice["index"]
-            self.texts[index] = self.texts.get(index, "") + choice["text"]
+            delta = choice.get("delta", {})
+            piece = delta.get("reasoning", "") + delta["content"] if delta else choice["text"]
+            self.texts[index] = self.texts.get(index, "") + piece
             if choice["finish_reason"]:
                 self.finish[index] = choice["finish_reason"]
 
@@ -139,13 +150,22 @@ def sockets() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Server], sockets: Path) -> Server:
     events = ("--kv-events", f"ipc://{sockets}/events", "--kv-events-replay", f"ipc://{sockets}/replays")  # fmt: skip
-    return start_server("--step-timeout", "4", *events)
+    return start_server("--step-timeout", "4", "--reasoning-parser", "deepseek-r1", *events)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server) -> list[dict[int, str]]:
     with ThreadPoolExecutor(len(REQUESTS)) as threads:
         return list(threads.map(lambda body: Stream(server, body).run().texts, REQUESTS))
+
+
+@pytest.fixture(scope="module")
+def undisturbed_dialects(server: Server) -> list[str]:
+    """The text of each API's answer, which is the same whether it streams or not."""
+    texts = [DialectStream(server, dialect).run() for dialect in DIALECTS]
+    assert texts == [whole_answer(server, dialect) for dialect in DIALECTS]
+    assert all(len(text) > LENGTH / 4 for text in texts)
+    return texts
 
 
 EVERY_DEATH = [
@@ -159,17 +179,25 @@ DEATHS = EVERY_DEATH if "RADIXRT_TORTURE" in os.environ else [EVERY_DEATH[0], EV
 
 @pytest.mark.parametrize(("victim", "how"), DEATHS)
 def test_answers_go_on_as_if_nothing_had_happened(
-    server: Server, undisturbed: list[dict[int, str]], victim: str, how: int
+    server: Server,
+    undisturbed: list[dict[int, str]],
+    undisturbed_dialects: list[str],
+    victim: str,
+    how: int,
 ) -> None:
     """A process that stops (SIGSTOP) is found by its heartbeat, and does not keep the deadline of a request."""
     wait_until_ready(server)
     process, lines_before = process_of(server, victim), len(server.log)
     streams = [Stream(server, body) for body in REQUESTS]
-    with ThreadPoolExecutor(len(streams) + 2) as threads:
+    dialects = [DialectStream(server, dialect) for dialect in DIALECTS]
+    with ThreadPoolExecutor(len(streams) + 2 * len(dialects) + 2) as threads:
         running = [threads.submit(stream.run) for stream in streams]
+        texts = [threads.submit(dialect.run) for dialect in dialects]
+        texts += [threads.submit(whole_answer, server, dialect) for dialect in DIALECTS]
         whole = threads.submit(post, server, "/v1/completions", {**REQUESTS[1], "stream": False})
         for stream in streams[:5]:
             stream.wait_for_events()
+        until(lambda: all(dialect.text for dialect in dialects))
         process.send_signal(how)
         if how == signal.SIGSTOP:
             expect_deadline_to_be_kept(server)
@@ -177,10 +205,12 @@ def test_answers_go_on_as_if_nothing_had_happened(
         tokenizing = threads.submit(post, server, "/tokenize", {"prompt": PROMPT})
         done = [future.result() for future in running]
     assert [stream.texts for stream in done] == undisturbed
+    assert [text.result() for text in texts] == undisturbed_dialects * 2
     assert whole.result().json()["choices"][0]["text"] == undisturbed[1][0]
     assert tokenizing.result().json()["count"] > 3
     assert all(stream.finish and not stream.error for stream in done)
     assert done[0].usage["completion_tokens"] == 440
+    assert done[-1].usage["completion_tokens_details"]["reasoning_tokens"] == BUDGET
     took_over = re.search(r"goes on with (\d+) requests", "".join(server.log[lines_before:]))
     assert took_over is not None and int(took_over[1]) > 0
     wait_until_ready(server)

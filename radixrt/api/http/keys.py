@@ -56,6 +56,15 @@ class Caller:
         """The name of a cache session of this caller's, told apart from those of others; "": none."""
         return f"{self.tenant.name}\0{name}" if name and self.tenant.name else name
 
+    @property
+    def sees_own_texts(self) -> bool:
+        """Whether texts of the cache under its tenant are its own: without keys, all clients are one tenant."""
+        return self.is_admin or self.tenant.name != ""
+
+    def sees_engine(self, keys_are_declared: bool) -> bool:
+        """Whether it may see the counters of all requests together, as ``/metrics`` shows them."""
+        return self.is_admin or not keys_are_declared
+
     def check_admin(self, deed: str) -> None:
         """Raises:
         RequestError: the caller is no admin.
@@ -137,6 +146,7 @@ def _caller(key: ApiKey) -> Caller:
         weight=key.weight,
         max_tokens=limits.max_tokens,
         max_pinned_fraction=1.0 if pinned is None else pinned,
+        max_cached_fraction=limits.max_cached_fraction,
     )
     return Caller(tenant, key.role == "admin", limits)
 

@@ -23,10 +23,10 @@ from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.sampling_params import MAX_LOGPROBS
 from radixrt.constrained.constraint import Constraint
-from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import GenerateRequest
+from radixrt.parsers.tool_calls.registry import FORMATS
 
 
 def chat_routes(state: ServerState) -> APIRouter:
@@ -61,7 +61,7 @@ def prepare_chat(
     prompt = chat_prompt(fields, fields.messages, continuation.messages, instructions=instructions)
     format_name = state.config.tool_call_parser
     constraint = tool_constraint(
-        fields, FORMATS[format_name], asked_constraint(fields, state.config)
+        fields, FORMATS.get(format_name), asked_constraint(fields, state.config)
     )
     max_tokens = fields.max_completion_tokens
     options = generation_options(

@@ -21,6 +21,8 @@ _SAME_NAME = set(SamplingParams.__struct_fields__) - {
     "logprobs",
     "prompt_logprobs_start",
     "bad_words_token_ids",
+    "reasoning_opening_ids",
+    "reasoning_closing_ids",
 }
 """Fields of completions and chat with the same name and meaning here; ``logprobs`` means another thing in each."""
 
@@ -100,7 +102,9 @@ def request_options(
         sampling=sampling or SamplingParams(),
         tenant=caller.tenant,
         cache_salt=fields.cache_salt or "",
-        cache_hints=msgspec.structs.replace(hints, session=caller.session(hints.session)),
+        cache_hints=msgspec.structs.replace(
+            hints, session=caller.session(hints.session), explain_texts=caller.sees_own_texts
+        ),
         priority=_priority(fields.priority, config),
         deadline=_deadline(fields.timeout),
     )

@@ -10,7 +10,7 @@ from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.nesting import check_depth
 from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
-from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
+from radixrt.constrained.tool_calls import CallSyntax, Tool, calls, one_call_or_json
 from radixrt.messages.answers import ToolCall
 
 _NAMED_KINDS = ("function", "custom")
@@ -44,12 +44,12 @@ def calls_tools(fields: ChatCompletionRequest) -> bool:
 
 
 def tool_constraint(
-    fields: ChatCompletionRequest, written: ToolCallFormat, asked: AskedConstraint
+    fields: ChatCompletionRequest, written: CallSyntax | None, asked: AskedConstraint
 ) -> AskedConstraint:
     """The constraint on an answer that may call tools.
 
     Args:
-        written: how the model writes calls.
+        written: how the model writes calls; None: it is not known.
         asked: the constraint on the answer's content.
 
     Raises:
@@ -63,6 +63,12 @@ def tool_constraint(
                 "tool_choice asks for a call, but there are no tools.", param="tools"
             )
         return asked
+    if written is None:
+        raise RequestError(
+            "This server does not know how its model writes tool calls, so it could not recognise one. Start it with "
+            '--tool-call-parser NAME (docs/tools.md), or set tool_choice to "none".',
+            param="tools",
+        )
     other = asked.constraint
     tools = _tools(fields.tools or [])
     for name in names or ():
@@ -88,10 +94,10 @@ def tool_constraint(
 
 
 def _call_or(
-    tools: Iterable[Tool], written: ToolCallFormat, other: Constraint, parallel: bool | None
+    tools: Iterable[Tool], written: CallSyntax, other: Constraint, parallel: bool | None
 ) -> Constraint:
     """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
-    if not isinstance(other, JsonSchema | AnyJson) or not written.opening:
+    if not isinstance(other, JsonSchema | AnyJson) or not written.is_told_from_json:
         raise RequestError(
             'With tools and tool_choice "auto" this constraint is not supported, since its text could look like a '
             'call. Set tool_choice to "none" for an answer that satisfies the constraint, or to "required" for one '

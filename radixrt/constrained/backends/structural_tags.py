@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.backends.lark_rules import check_lark
+from radixrt.constrained.backends.parameter_rules import ParameterRules
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
@@ -27,6 +28,7 @@ from radixrt.constrained.constraint import (
     Format,
     JsonSchema,
     Lark,
+    Parameters,
     Regex,
     Repeated,
     Series,
@@ -90,7 +92,7 @@ def check_triggers(constraint: StructuralTag) -> None:
             raise CannotCompile(
                 f"The tag {begin!r} begins like {following!r}, so a text may be either; let each go its own way."
             )
-    if not constraint.free_text:
+    if not constraint.free_text or constraint.lists:
         return
     for trigger in constraint.triggers:
         if not trigger or not any(tag.begin.startswith(trigger) for tag in constraint.tags):
@@ -172,7 +174,8 @@ class _TagGrammar:
             return False
         tags = self._constraint.tags
         return (
-            any(tag is each for each in tags)
+            not self._constraint.lists
+            and any(tag is each for each in tags)
             and all(isinstance(each.content, JsonSchema | AnyJson | AnyText) for each in tags)
             and not any(each.other_ends for each in tags)
             and len({each.begin for each in tags}) == len(tags)
@@ -220,6 +223,7 @@ class _TagGrammar:
             return [item for each in part.elements for item in self._flat(each)]
         if part is not self._constraint and isinstance(part, StructuralTag) and _is_one_tag(part):
             (tag,) = part.tags
+            assert not isinstance(tag.content, Parameters)  # only tools have them
             begin = [Choice(options=(tag.begin,))] if tag.begin else []
             if is_endless(tag.content):
                 return [*begin, _Held(tag.content, (tag.end, *tag.other_ends))]
@@ -375,17 +379,56 @@ class _TagGrammar:
             for index, tag in enumerate(part.tags)
         ]
         self._lines.append(f"tag_{number}: " + " | ".join(rules))
+        if part.lists:
+            return self._lists(part, number)
         if not part.free_text:
-            separator = self._literal(part.separator)
-            least, most = part.min_tags, part.max_tags
-            more = None if most is None else most - 1
-            rest = _repeated(f"({separator} tag_{number})", max(least - 1, 0), more)
-            return f"tag_{number} {rest}" if least else f"(tag_{number} {rest})?"
+            rest = self._more_tags(part, number)
+            return f"tag_{number} {rest}" if part.min_tags else f"(tag_{number} {rest})?"
         tags = _repeated(f"tag_{number}", part.min_tags, part.max_tags)
         stops = (*part.triggers, *part.excludes)
         if any(ends):
             return f"{tags} {self._until(ends, stops)}"
         return f"{tags} {self._text_without(stops)}?"
+
+    def _more_tags(self, part: StructuralTag, number: int) -> str:
+        """The tags after the first, where there is no free text between them."""
+        separator, most = self._literal(part.separator), part.max_tags
+        more = None if most is None else most - 1
+        return _repeated(f"({separator} tag_{number})", max(part.min_tags - 1, 0), more)
+
+    def _lists(self, part: StructuralTag, number: int) -> str:
+        """All tags in one list, or free text."""
+        openings = tuple(opening for opening, _ in part.lists)
+        rest, ways = self._more_tags(part, number), []
+        for index, (opening, closing) in enumerate(part.lists):
+            lead, first = self._literal(opening), f"tag_{number}"
+            if part.not_text:  # with the first tag in one terminal, which no free text begins with
+                lead, first = "", " | ".join(self._firsts(part, number, index, opening))
+            elif part.free_text and self._names_control_token(opening):
+                lead = f"{self._text_without(openings)}? {lead}"
+            elif part.free_text:
+                stop = "(" + " | ".join(map(_quoted, openings)) + ")"
+                lead = f"HEAD_{number}_{index}"
+                self._lines.append(f"{lead}: (ANY {_quoted(opening)}) & ~(ANY {stop} SOME)")
+            ways.append(f"{lead} ({first}) {rest} {self._literal(closing)}")
+        if part.min_tags == 0:
+            ways.append('""')
+            if part.not_text:
+                self._lines.append(f"PLAIN_{number}: SOME & ~({_regex(part.not_text)} ANY)")
+            if part.free_text:
+                ways.append(f"PLAIN_{number}" if part.not_text else self._text_without(openings))
+        return "(" + " | ".join(ways) + ")"
+
+    def _firsts(
+        self, part: StructuralTag, number: int, list_index: int, opening: str
+    ) -> Iterator[str]:
+        """The rules of the first tag of a list, with the opening."""
+        for index, tag in enumerate(part.tags):
+            name = f"first_{number}_{list_index}_{index}"
+            self._lines.append(
+                f"{name}: {self._literal(opening + tag.begin)} inner_{number}_{index}"
+            )
+            yield name
 
     def _tag(
         self, part: StructuralTag, name: str, index: int, tag: Tag, ends: tuple[str, ...]
@@ -395,7 +438,7 @@ class _TagGrammar:
         A trigger that is a control token can't occur in text. Its name in letters must not occur in text either.
         """
         begin = self._literal(tag.begin)
-        if part.free_text:
+        if part.free_text and not part.lists:
             trigger = next(t for t in part.triggers if tag.begin.startswith(t))
             others = (*part.excludes, *(end for end in ends if end))
             stops = (*part.triggers, *others)
@@ -408,7 +451,8 @@ class _TagGrammar:
                     f"{head}: (ANY {_quoted(trigger)}) & ~(ANY {stop} SOME){_none_of(others)}"
                 )
                 begin = f"{head} {rest}"
-        self._lines.append(f"tag_{name}: {begin} {self._content(part, index, tag)}")
+        self._lines.append(f"inner_{name}: {self._content(part, index, tag)}")
+        self._lines.append(f"tag_{name}: {begin} inner_{name}")
         return f"tag_{name}"
 
     def _content(self, part: StructuralTag, index: int, tag: Tag) -> str:
@@ -420,6 +464,16 @@ class _TagGrammar:
                 grammar = self._grammar(tag.content, place, tag)
                 end = " | ".join(map(self._literal, ends))
                 return f"{grammar} ({end})" if len(ends) > 1 else f"{grammar} {end}"
+            case Parameters():
+                options = llguidance.json_schema_options(self._whitespace)
+                prefix = f"p{next(self._numbers)}"
+                rules = ParameterRules(
+                    tag.content, prefix, self._literal, self._names_control_token, options
+                )
+                self._lines += rules.lines
+                self._named += rules.named
+                self.unenforced += rules.unenforced
+                return f"{rules.start} {self._literal(tag.end)}"
             case Regex() | Choice():
                 text = self._regular(tag.content)
                 if text is not None and len(ends) == 1:

@@ -36,7 +36,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For one helper, beyond its memory when idle."""
     cache_bytes: int = 256 << 20
     """Of compiled grammars."""
-    cache_entries: int = 4096
+    cache_entries: int = 2048
     """Of compiled grammars; small ones are compiled again within milliseconds."""
     max_waiting: int = 1024
     """Jobs; more are refused with 503."""

@@ -1,7 +1,6 @@
 """Chooses the backend of a constraint, compiles it, and turns refusals into errors of the request."""
 
-import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -85,7 +84,7 @@ def refusal(constraint: Constraint, reason: str) -> RequestError:
 def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
     match constraint:
         case JsonSchema():
-            return _json_schema(constraint, facts, options)
+            return compile_json_schema(constraint, facts, options)
         case AnyJson():
             grammar = llguidance.compile_any_json(constraint.object_only, facts, options.whitespace)
             return Compiled(grammar=grammar)
@@ -103,10 +102,17 @@ def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOpti
             return _structural_tag(constraint, facts, options)
 
 
-def _json_schema(
+def compile_json_schema(
     constraint: JsonSchema, facts: TokenizerFacts, options: CompileOptions
 ) -> Compiled:
+    """As :func:`compile_constraint`, with the errors as they are.
+
+    Raises:
+        CannotEnforce: names the keyword and its place.
+        CannotCompile: the backend refuses it.
+    """
     from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+    from radixrt.constrained.json_schema.auditing.compiling import compile_error
 
     wanted = "auto" if options.backend == "fsm" else options.backend
     if constraint.any_order:
@@ -114,15 +120,22 @@ def _json_schema(
             return _in_any_order(constraint, facts, options)
         except (CannotCompile, CannotEnforce):
             pass  # the order of the schema is one of the orders
-    plan = plan_json_schema(constraint.schema, strict=constraint.strict, backend=wanted)
-    schema = json.dumps(plan.schema, ensure_ascii=False)
-    if plan.backend == "xgrammar":
-        from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
 
-        grammar = xgrammar.compile_json_schema(schema, facts, options.whitespace)
-    else:
-        grammar = llguidance.compile_json_schema(schema, facts, options.whitespace)
-    return _planned(grammar, plan)
+    def trial(backend: str, text: str) -> tuple[Grammar | None, str | None]:
+        library: Any = llguidance
+        if backend == "xgrammar":
+            from radixrt.constrained.backends import xgrammar as library  # here: it takes seconds
+        try:
+            return library.compile_json_schema(text, facts, options.whitespace), None
+        except CannotCompile:
+            if (error := compile_error(backend, text)) is None:
+                raise  # only with this tokenizer, or in its first step
+            return None, error
+
+    plan = plan_json_schema(
+        constraint.schema, strict=constraint.strict, backend=wanted, trial=trial
+    )
+    return _planned(plan.grammar, plan)
 
 
 def _in_any_order(

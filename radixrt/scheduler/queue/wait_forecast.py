@@ -13,6 +13,9 @@ cost of a token in the last steps (:class:`radixrt.scheduler.step_times.StepTime
 A factor corrects the forecast: the 90th percentile of the ratio of wait and forecast, followed over the requests that have
 got their first token. It is learned from forecasts without the factor, so the delay of a wait makes it not oscillate.
 
+A flood also makes the answers slower, because each step has more rows and more of the prompts. So the longest wait is shorter by the
+time that a mean answer takes longer now than in the steps without a queue, but by half of it at most.
+
 Before the costs and the lengths of some answers are known, the forecast is 0: nothing is refused on a guess. Mooncake (Qin
 et al., FAST 2025) refuses early as well, by a prediction of the load on prefill and decode instances.
 """
@@ -25,7 +28,7 @@ from radixrt.scheduler.queue.admission import OutputHistory
 from radixrt.scheduler.queue.groups import Groups
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.step_times import StepShape, StepTimes
+from radixrt.scheduler.step_times import RecentRatio, StepShape, StepTimes
 
 LEAST_ANSWERS = 8
 """Answers that must have ended before lengths of answers count."""
@@ -34,6 +37,12 @@ PERCENTILE, STEP = 0.9, 0.1
 """Of the ratio of wait and forecast: what is followed, and the largest change of its logarithm by one request."""
 
 MOST_CORRECTION = 4.0
+UNQUEUED_KEPT = 0.995
+"""Weight of a step for each step after it, in the mean time of steps without a queue."""
+
+MOST_SLOWER = 0.5
+"""Share of the longest wait that answers may lose by becoming slower. The rest is for the wait in any case."""
+
 SHORTEST_WAIT_S = 0.5
 """Shorter waits say nothing about the forecast: they are of the order of some steps."""
 
@@ -55,6 +64,7 @@ class WaitForecast:
         self._outputs = outputs
         self._times = times
         self._correction = 1.0
+        self._step_s, self._unqueued_step_s = RecentRatio(), RecentRatio(UNQUEUED_KEPT)
 
     def seconds(self, num_tokens: int, full_at: int | None) -> float:
         """The wait of a request whose prompt has ``num_tokens`` tokens, without the correction.
@@ -79,6 +89,21 @@ class WaitForecast:
     def corrected(self, forecast_s: float) -> float:
         """A forecast times the learned factor."""
         return forecast_s * self._correction
+
+    def longest(self, most_s: float) -> float:
+        """The longest wait for which an answer ends at most ``most_s`` seconds later than without a queue."""
+        mean_output = self._outputs.mean()
+        if mean_output is None or not self._unqueued_step_s.value:
+            return most_s
+        slower_s = mean_output * (self._step_s.value - self._unqueued_step_s.value)
+        return most_s - min(max(slower_s, 0.0), MOST_SLOWER * most_s)
+
+    def observe_step(self, rows: int, step_s: float) -> None:
+        """Learn from a step with ``rows`` decoding sequences how long they take for a token."""
+        if rows and step_s > 0:
+            self._step_s.observe(step_s, 1)
+            if not self._num_waiting:
+                self._unqueued_step_s.observe(step_s, 1)
 
     def observe(self, forecast_s: float, wait_s: float) -> None:
         """Learn from a request: its forecast without the correction, and its wait or a lower bound of it."""

@@ -9,7 +9,7 @@ the tree itself breaks the cycles of parents and children when it removes a node
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,6 +30,16 @@ _SHORTEST_VIEW = 4096
 _NO_CHILDREN: Mapping[bytes, Any] = MappingProxyType({})
 
 
+class SequenceEnd(NamedTuple):
+    """The last request whose tokens in the tree end at the end of a node."""
+
+    seq_id: int
+    tenant: str
+    """Name of its key."""
+    tail: bytes = b""
+    """Its packed tokens after its last full page, which are not in the tree."""
+
+
 class Node(msgspec.Struct, gc=False, eq=False):
     """One edge of the tree and the children below it."""
 
@@ -46,11 +56,22 @@ class Node(msgspec.Struct, gc=False, eq=False):
     lease_count: int = 0
     """Of those, the leases."""
     stamp: int = 0
-    """Time of the last use, on the tree's clock."""
+    """Time of the last use that ended here, on the tree's clock."""
+    last_used: int = 0
+    """Time of the last use of this node or one below it, on the same clock."""
+    uses: int = 0
+    """Times that a sequence or lease has locked this node or one below it."""
+    pages_below: int = 0
+    """Pages of all nodes below this one."""
+    nodes_below: int = 0
     created: int = 0
     """Time at which its pages entered the tree, on the same clock; of a joined edge, that of the last part."""
     hint: Hint | None = None
     """Clients' hints; None for most nodes."""
+    end: SequenceEnd | None = None
+    """None: no request has ended here."""
+    namespace: str = ""
+    """Of the cache salt; empty without declared keys."""
 
     @property
     def num_pages(self) -> int:
@@ -74,8 +95,10 @@ class Node(msgspec.Struct, gc=False, eq=False):
             node = node.parent
 
     def inherit(self, other: "Node") -> None:
-        """Copy the fields that eviction policies read from ``other``, of which this node was a part."""
+        """Copy the fields about use from ``other``, of which this node was a part."""
         self.stamp, self.created, self.hint = other.stamp, other.created, other.hint
+        self.namespace = other.namespace
+        self.last_used, self.uses = other.last_used, other.uses
 
     @property
     def is_evictable(self) -> bool:
@@ -97,6 +120,10 @@ class Node(msgspec.Struct, gc=False, eq=False):
         else:
             self.children = {key: child}
         child.parent = self
+
+    def newest_keys(self) -> Iterator[bytes]:
+        """The keys of the children, the newest first."""
+        return reversed(self.children) if isinstance(self.children, dict) else iter(())
 
     def drop(self, key: bytes) -> None:
         """Remove the child whose first page is ``key``."""

@@ -69,6 +69,7 @@ class CheckedSequence:
         self._begun = time.monotonic()
         self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
         """Tokens after which the grammar begins; empty once it has."""
+        self._opening = self._grammar.opening
         self._tokens: list[int] = []
         self._num_before = 0
         """Tokens before the grammar began."""
@@ -99,6 +100,7 @@ class CheckedSequence:
         """
         held = self._news
         self._started = news.started or self._started
+        held.cache_facts = news.cache_facts or held.cache_facts
         held.prompt_logprobs += news.prompt_logprobs
         held.token_ids += news.token_ids
         held.logprobs += news.logprobs
@@ -122,6 +124,9 @@ class CheckedSequence:
 
     def _push(self, token: int, *, is_stop: bool) -> None:
         self._tokens.append(token)
+        if self._opening is not None:
+            self._begin_after = self._begin_after if token == self._opening else []
+            self._opening = None
         if self._begin_after:
             self._num_before += 1
             if self._tokens[-len(self._begin_after) :] == self._begin_after:
@@ -154,6 +159,7 @@ class CheckedSequence:
             prompt_logprobs=held.prompt_logprobs,
             started=self._with_checks(self._started),
             finished=self._with_checks(held.finished) if settled else None,
+            cache_facts=held.cache_facts,
         )
         self._news = SequenceNews(
             token_ids=held.token_ids[confirmed:],

@@ -23,11 +23,11 @@ from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import GrammarUse
-from radixrt.messages.ids import PackedIds, pack_ids
+from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.stats import StructuredStats
-from radixrt.tokenizer.answer.reasoning import FORMATS
+from radixrt.tokenizer.answer.output_parser import grammar_place
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -119,19 +119,11 @@ class ConstraintManager:
         return await self._pool.validate(due.check.schema, due.text)
 
     def grammar_use(
-        self, compiled: Compiled, request: GenerateRequest, prompt_text: str | None
+        self, compiled: Compiled, request: GenerateRequest, prompt_ids: list[int]
     ) -> GrammarUse:
         """How the answers of a request are held to its compiled constraint."""
-        return GrammarUse(compiled.grammar.key, begin_after=self._begin_after(request, prompt_text))
-
-    def _begin_after(self, request: GenerateRequest, prompt_text: str | None) -> PackedIds:
-        """The tokens that close the reasoning, unless the prompt has closed it already."""
-        if not request.parse_reasoning:
-            return b""
-        closing = FORMATS[request.parse_reasoning].closing
-        if prompt_text is not None and prompt_text.rstrip().endswith(closing):
-            return b""
-        return pack_ids(self._vocabulary.encode(closing, add_special_tokens=False))
+        closing, opening = grammar_place(request, self._vocabulary, prompt_ids)
+        return GrammarUse(compiled.grammar.key, begin_after=pack_ids(closing), opening=opening)
 
     def checked(self, sequence: SequenceRequest, compiled: Compiled) -> CheckedSequence | None:
         """Holds an answer back until its values are validated; None if the grammar enforces everything."""

@@ -73,3 +73,8 @@ def allow_only(row: BitmaskRow, token_id: int) -> None:
     """Remove all tokens except one from a row of the bitmask."""
     row.fill(0)
     row.view(np.uint32)[token_id // 32] = np.uint32(1 << (token_id % 32))
+
+
+def allow(row: BitmaskRow, token_id: int) -> None:
+    """Add a token to a row of the bitmask."""
+    row.view(np.uint32)[token_id // 32] |= np.uint32(1 << (token_id % 32))

@@ -1,10 +1,13 @@
 /** The frame of the page: views, theme, key, and the state of the connection. */
 
+import { showCache, startCache } from "./cache.js";
+import { startDashboard } from "./dashboard.js";
 import { byId } from "./dom.js";
+import { onReading, onState, startLive } from "./live.js";
 import { startPlayground } from "./playground.js";
-import { json, keepKey, key, keyListeners, ServerError } from "./server.js";
+import { keepKey, key, keyListeners } from "./server.js";
 
-const VIEWS = ["playground"];
+const VIEWS = ["playground", "dashboard", "cache"];
 
 /** Show the view that the address names. */
 function showView() {
@@ -14,6 +17,7 @@ function showView() {
     if (link.getAttribute("href") === `#${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  showCache(name === "cache");
 }
 
 const THEMES = { system: ["light dark", "◐"], light: ["light", "☀"], dark: ["dark", "☾"] };
@@ -54,24 +58,33 @@ function askForKey(reason) {
   if (!dialog.open) dialog.showModal();
 }
 
-/** Find out which model is served, and whether the key is right. */
-async function greet() {
-  byId("key-button").classList.toggle("set", Boolean(key()));
-  try {
-    const models = await json("/v1/models");
-    byId("model").textContent = models.data[0].id;
-    document.title = `${models.data[0].id} · radixrt`;
-  } catch (error) {
-    if (!(error instanceof ServerError)) throw error;
-    if (error.status === 401) askForKey(key() ? "The server does not know this key." : "This server wants an API key.");
-    else byId("connection").textContent = error.message;
-  }
+/** Show the state of the connection, and ask for a key when the server wants one. */
+function startConnection() {
+  const place = byId("connection");
+  const show = (state, text) => {
+    if (place.textContent === text) return;
+    place.className = `connection ${state}`;
+    place.textContent = text;
+  };
+  onReading((reading) => {
+    byId("model").textContent = reading.model;
+    document.title = `${reading.model} · radixrt`;
+  });
+  onState((error) => {
+    show(error ? "lost" : "live", error ? (error.status === 401 ? "no key" : "no connection") : "live");
+    if (error?.status === 401) askForKey(key() ? "The server does not know this key." : "This server wants an API key.");
+  });
+  const mark = () => byId("key-button").classList.toggle("set", Boolean(key()));
+  keyListeners.push(mark);
+  mark();
 }
 
 startTheme();
 startKey();
+startConnection();
 startPlayground();
+startDashboard();
+startCache();
 showView();
 addEventListener("hashchange", showView);
-keyListeners.push(greet);
-greet();
+startLive();

@@ -24,14 +24,14 @@ export const byId = (id) => document.getElementById(id);
 /** 1234567 as "1.2M". @param {number} value */
 export function count(value) {
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (Math.abs(value) >= size) return (value / (unit === "k" ? 1e3 : size)).toFixed(1) + unit;
+    if (Math.abs(value) >= size) return (value / (unit === "k" ? 1e3 : size)).toFixed(1).replace(/\.0$/, "") + unit;
   }
   return Math.round(value).toLocaleString("en");
 }
 
 /** 0.0123 as "12 ms". @param {number} seconds */
 export function duration(seconds) {
-  if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds > 0 && seconds < 0.01 ? 1 : 0)} ms`;
   for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
     if (seconds >= size * 2) return `${Math.round(seconds / size)} ${unit}`;
   }

@@ -13,7 +13,7 @@ from radixrt.constrained.grammar import SpanCheck, Unenforced
 from radixrt.constrained.json_schema.auditing.blame import Search
 from radixrt.constrained.json_schema.auditing.capabilities import JsonBackend, capabilities
 from radixrt.constrained.json_schema.auditing.checks import Faults, place_checks, self_contained
-from radixrt.constrained.json_schema.auditing.compiling import compile_error
+from radixrt.constrained.json_schema.auditing.compiling import Trial, dry_run
 from radixrt.constrained.json_schema.auditing.features import Feature, constraints, node_features
 from radixrt.constrained.json_schema.auditing.prepare import prepared
 from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop, without
@@ -28,6 +28,7 @@ from radixrt.constrained.json_schema.walk import (
     pointer_of,
     without_origins,
 )
+from radixrt.constrained.position import note
 
 BACKENDS: tuple[JsonBackend, ...] = ("llguidance", "xgrammar")
 _MOST_ROUNDS = 30
@@ -41,6 +42,8 @@ class JsonPlan:
     backend: JsonBackend
     schema: Any
     """The schema for the backend. It allows all values of the user's schema, and values that the checks reject."""
+    grammar: Any
+    """Of this schema; made by the trial."""
     checks: tuple[SpanCheck, ...]
     checked: tuple[Unenforced, ...]
     """The keywords that the checks enforce."""
@@ -56,10 +59,11 @@ def plan_json_schema(
     strict: bool = True,
     backend: Literal["auto", "llguidance", "xgrammar"] = "auto",
     allow_checks: bool = True,
+    trial: Trial = dry_run,
 ) -> JsonPlan:
     """Find a backend that enforces the schema exactly, or one whose grammar and checks do so together.
 
-    ``strict`` false leaves out the keywords that can't be enforced, and lists them.
+    ``strict`` false leaves out the keywords that can't be enforced, and lists them. The last ``trial`` is that of the plan's schema.
 
     Raises:
         CannotEnforce: the schema is wrong, no value satisfies it, or a keyword can be neither enforced nor checked.
@@ -73,12 +77,17 @@ def plan_json_schema(
     except (ValueError, RecursionError) as error:
         raise CannotEnforce("schema", "", f"it is no JSON that can be read: {error}.") from error
     return plan_normalised(
-        normalize(schema), strict=strict, backend=backend, allow_checks=allow_checks
+        normalize(schema), strict=strict, backend=backend, allow_checks=allow_checks, trial=trial
     )
 
 
 def plan_normalised(
-    schema: Any, *, strict: bool = True, backend: str = "auto", allow_checks: bool = True
+    schema: Any,
+    *,
+    strict: bool = True,
+    backend: str = "auto",
+    allow_checks: bool = True,
+    trial: Trial = dry_run,
 ) -> JsonPlan:
     """As :func:`plan_json_schema`, of a schema that is normalised already."""
     candidates = BACKENDS if backend == "auto" else tuple(b for b in BACKENDS if b == backend)
@@ -86,7 +95,7 @@ def plan_normalised(
     refusals: dict[str, CannotEnforce] = {}
     for name in candidates:
         try:
-            attempt = _Attempt(schema, name)
+            attempt = _Attempt(schema, name, trial)
         except CannotEnforce as error:
             refusals[name] = error
             continue
@@ -121,7 +130,7 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
 class _Attempt:
     """The attempt to enforce a schema with one backend."""
 
-    def __init__(self, schema: Any, backend: JsonBackend) -> None:
+    def __init__(self, schema: Any, backend: JsonBackend, trial: Trial) -> None:
         self.normalised = schema
         self.backend: JsonBackend = backend
         self.original = prepared(schema, backend)
@@ -130,6 +139,9 @@ class _Attempt:
         """Made smaller step by step; each node knows its place in the original, as ``oneOf`` may become ``anyOf``."""
         self.faults: Faults = {}
         self.reasons: dict[Place, str] = {}
+        self._trial = trial
+        self._made: tuple[Any, Any] = (None, None)
+        """The schema of the last trial, and its grammar."""
         self._find_faults()
 
     def is_exact(self) -> bool:
@@ -147,13 +159,14 @@ class _Attempt:
             validator = self_contained(self.normalised)
         except CannotEnforce:
             validator = True  # which says nothing, where there are parts that no validator can read
-        return JsonPlan(self.backend, self._result(), checks, checked, unenforced, validator)
+        return JsonPlan(self.backend, *self._made, checks, checked, unenforced, validator)
 
     def _compile_error(self) -> str | None:
-        return compile_error(self.backend, json.dumps(self._result(), ensure_ascii=False))
-
-    def _result(self) -> Any:
-        return without_origins(self.schema)
+        note("compile")
+        schema = without_origins(self.schema)
+        grammar, error = self._trial(self.backend, json.dumps(schema, ensure_ascii=False))
+        self._made = schema, grammar
+        return error
 
     def relax(self) -> None:
         """Take faults out until the backend compiles the rest.
@@ -161,7 +174,7 @@ class _Attempt:
         Raises:
             CannotEnforce: it never does.
         """
-        search = Search(self.schema, self.backend)
+        search = Search(self.backend)
         for _ in range(_MOST_ROUNDS):
             error = self._compile_error()
             if error is None:
@@ -171,7 +184,7 @@ class _Attempt:
                 raise CannotEnforce(
                     "schema", "", f"no value satisfies it, or a part of it: {reason}."
                 )
-            found = search.blamed(error)
+            found = search.blamed(self.schema, error)
             for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
             self._find_faults()

@@ -42,11 +42,14 @@ class Capabilities:
     ) -> None:
         self.versions = dict(versions)
         """Of the libraries that were measured."""
-        self._verdicts = verdicts
+        self._verdicts = {
+            feature: {backend: Verdict(verdict) for backend, verdict in of_backends.items()}
+            for feature, of_backends in verdicts.items()
+        }
 
     def verdict(self, backend: str, feature: str) -> Verdict:
         """UNKNOWN for a feature that was never measured."""
-        return Verdict(self._verdicts.get(feature, {}).get(backend, Verdict.UNKNOWN))
+        return self._verdicts.get(feature, {}).get(backend, Verdict.UNKNOWN)
 
 
 @functools.cache

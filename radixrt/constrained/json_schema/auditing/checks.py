@@ -5,6 +5,7 @@ and additional properties, but never through an ``anyOf`` or a reference to an e
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,13 +46,30 @@ class _Placing:
     normalised: Any
     """From which the checks are cut; same places, but for those below ``patternProperties``."""
     faults: Faults
-    _under: dict[Place, set[Place]] = field(default_factory=dict)
+    _under: dict[Place, set[Place]] = field(default_factory=lambda: defaultdict(set))
+    """Places of the faults that a value at a place can meet."""
+
+    def __post_init__(self) -> None:
+        leading_to: dict[Place, list[Place]] = defaultdict(list)
+        for place, node in met_with(self.schema):
+            below = [place + path for path, _ in children(node)]
+            if (target := reference_target(node)) is not None:
+                below.append(target)
+            for each in below:
+                leading_to[each].append(place)
+        for fault in self.faults:
+            waiting = [fault]
+            while waiting:
+                place = waiting.pop()
+                if fault not in self._under[place]:
+                    self._under[place].add(fault)
+                    waiting += leading_to[place]
 
     def below(
         self, place: Place, path: tuple[str | None, ...], behind: frozenset[Place]
     ) -> Iterator[SpanCheck]:
         """Checks of the values at ``path``, whose schema is at ``place``, reached through the references ``behind``."""
-        if not self.faults_under(place):
+        if not self._under[place]:
             return
         node = at(self.schema, place)
         target = reference_target(node)
@@ -77,24 +95,17 @@ class _Placing:
         if place in self.faults:
             return True
         target = reference_target(node)
-        if target is not None and self.faults_under(target):
+        if target is not None and self._under[target]:
             return True
         for under, child in children(node):
             back = reference_target(child) in behind
-            if (under not in below or back) and self.faults_under(place + under):
+            if (under not in below or back) and self._under[place + under]:
                 return True
         return False
 
-    def faults_under(self, place: Place) -> set[Place]:
-        """Places of the faults that a value there can meet."""
-        if place not in self._under:
-            met = {under for under, _ in met_with(self.schema, place)}
-            self._under[place] = met & self.faults.keys()
-        return self._under[place]
-
     def check(self, place: Place, path: tuple[str | None, ...]) -> SpanCheck:
         node = at(self.normalised, place)
-        found = self.faults_under(place)
+        found = self._under[place]
         return SpanCheck(
             path=path,
             schema=self_contained(self.normalised, place),

@@ -1,11 +1,15 @@
 """Compiles a schema with a library for trial, and returns the library's reason if it refuses."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
 from radixrt.constrained.backends.llguidance import json_schema_options
+
+Trial = Callable[[str, str], tuple[Any, str | None]]
+"""Compiles the text of a schema with a backend; returns (grammar, None), or (anything, the backend's error)."""
 
 LLGUIDANCE_OPTIONS: Any = json_schema_options("flexible")
 
@@ -25,6 +29,11 @@ def llguidance_grammar(schema_text: str) -> tuple[str, str | None]:
     if failed:
         return "", "; ".join(messages)
     return grammar, None
+
+
+def dry_run(backend: str, text: str) -> tuple[None, str | None]:
+    """A trial that needs no tokenizer, and keeps nothing."""
+    return None, compile_error(backend, text)
 
 
 def compile_error(backend: str, text: str) -> str | None:

@@ -5,7 +5,7 @@ from radixrt.constrained.json_schema.normal.arrays import item_conjuncts, longes
 from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw
 from radixrt.constrained.json_schema.normal.objects import required_names
 from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
-from radixrt.constrained.json_schema.normal.shapes import shapes_of
+from radixrt.constrained.json_schema.normal.shapes import Shape
 from radixrt.constrained.json_schema.normal.validity import Judge
 
 MAX_LEVELS = 5
@@ -75,11 +75,11 @@ class Emptiness:
         least = max((raw.get("minProperties", 0) for raw in simple), default=0)
         if most is not None and max(least, len(required)) > most:
             return True
-        for shape in shapes_of(simple):
-            if shape.closed and least > len(shape.properties):
+        shapes = [Shape.of(raw) for raw in simple]
+        if any(shape.closed and least > len(shape.properties) for shape in shapes):
+            return True
+        for name in required:
+            schemas = [schema for shape in shapes for schema in shape.of_name(name) or ()]
+            if schemas and self._is_empty(schemas, levels - 1):
                 return True
-            for name in required:
-                schemas = shape.of_name(name)
-                if schemas and self._is_empty(schemas, levels - 1):
-                    return True
         return False

@@ -63,11 +63,21 @@ class Flattener:
 
     def __init__(self, translator: Translator) -> None:
         self._translator = translator
+        self._parts: dict[int, tuple[Schema, Flat]] = {}
+        """Of each schema that was flattened, by its identity: most are met in many conjunctions."""
 
     def flatten(self, conjuncts: list[Schema]) -> Flat:
         flat = Flat()
         for raw in conjuncts:
-            self._add(flat, raw)
+            if id(raw) not in self._parts:
+                self._parts[id(raw)] = raw, Flat()
+                self._add(self._parts[id(raw)][1], raw)
+            part = self._parts[id(raw)][1]
+            flat.simple += part.simple
+            flat.choices += part.choices
+            flat.exclusives += part.exclusives
+            flat.opaque += part.opaque
+            flat.never = flat.never or part.never
         return flat
 
     def negate(self, raw: Schema) -> Schema | None:

@@ -33,7 +33,8 @@ from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
 from radixrt.constrained.json_schema.normal.write import write
 from radixrt.constrained.json_schema.values import type_of, value_key
-from radixrt.constrained.json_schema.walk import without_origins
+from radixrt.constrained.json_schema.walk import mapped
+from radixrt.constrained.position import note
 
 MAX_NODES = 50_000
 """Different schemas that one normalised schema may be made of."""
@@ -86,8 +87,9 @@ class Normalizer:
         self._emptiness = Emptiness(self._flattener, self._judge)
         self._alternatives = Alternatives(self._flattener, self._emptiness.is_certain)
         self.raw_writer = RawWriter(translator, "as_sent_")
-        self._nodes: dict[tuple[str, ...], Node] = {}
-        self._keys: dict[int, tuple[Schema, str]] = {}
+        self._nodes: dict[tuple[int, ...], Node] = {}
+        self._keys: dict[int, tuple[Schema, int]] = {}
+        self._numbers: dict[str, int] = {}
 
     def node(self, conjuncts: list[Schema]) -> Node:
         """The node of the values that satisfy all of these.
@@ -119,12 +121,19 @@ class Normalizer:
             node.schema = self._build(node.origin, list(unique.values()))
         return self._nodes[key]
 
-    def _key(self, raw: Schema) -> str:
+    def _key(self, raw: Schema) -> int:
+        """Equal for equal schemas; made of the keys of the subschemas, so that each is written once."""
+        if isinstance(raw, bool):
+            return raw
         if id(raw) not in self._keys:
-            self._keys[id(raw)] = (raw, json.dumps(without_origins(raw)))
+            words = mapped(raw, lambda _, child: self._key(child))
+            words.pop(ORIGIN, None)
+            key = self._numbers.setdefault(json.dumps(words), len(self._numbers))
+            self._keys[id(raw)] = (raw, key)
         return self._keys[id(raw)][1]
 
     def _build(self, origin: str, conjuncts: list[Schema]) -> dict[str, Any] | bool:
+        note("rewrite", origin)
         flat = self._flattener.flatten(conjuncts)
         if flat.never or not flat.types():
             return False

@@ -7,11 +7,12 @@ from typing import Any
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.checkable import checkable
-from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER, Schema
+from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER, ORIGIN, Schema
 from radixrt.constrained.json_schema.normal.matching import matches
+from radixrt.constrained.json_schema.normal.negation import type_set
 from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.validation import SchemaValidator
-from radixrt.constrained.json_schema.walk import mapped, values_in, without_origins
+from radixrt.constrained.json_schema.walk import mapped, values_in
 
 
 class RawWriter:
@@ -47,6 +48,10 @@ class RawWriter:
         return self._names[pointer]
 
 
+_OF_TEXTS = {"enum", "const", NOT_IN, "type", ORIGIN}
+"""Keywords that :func:`_is_listed` decides for a text."""
+
+
 class Judge:
     """Finds the values of a finite set that satisfy a conjunction."""
 
@@ -58,10 +63,15 @@ class Judge:
 
         Where it is not, because of a pattern or format, the values are those that may.
         """
+        for raw in conjuncts:
+            values = [value for value in values if _is_listed(raw, value)]
+        are_texts = all(isinstance(value, str) for value in values)
+        decided = _OF_TEXTS if are_texts else {ORIGIN}
+        conjuncts = [raw for raw in conjuncts if not isinstance(raw, bool) and raw.keys() - decided]
+        if not conjuncts or not values:
+            return values, True
         writer = RawWriter(self._translator, "r")
         schema: Any = {"allOf": [writer.write(raw) for raw in conjuncts], "$defs": writer.defs}
-        if all(each in (True, {}) for each in without_origins(schema)["allOf"]):
-            return values, True
         try:
             validator = SchemaValidator(checkable(schema))
         except CannotEnforce:
@@ -71,6 +81,18 @@ class Judge:
         ):
             return values, False
         return [v for v in values if validator.first_error(json.dumps(v)) is None], True
+
+
+def _is_listed(raw: Schema, value: Any) -> bool:
+    """False if a schema does not list a text among its values. Other values are listed by all: their equality is harder."""
+    if isinstance(raw, bool) or not isinstance(value, str):
+        return raw is not False
+    return (
+        value in raw.get("enum", (value,))
+        and raw.get("const", value) == value
+        and value not in raw.get(NOT_IN, ())
+        and "string" in type_set(raw.get("type", "string"))
+    )
 
 
 def _has_inner_format(schema: Any) -> bool:

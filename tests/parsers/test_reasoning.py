@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.tokenizer.answer.reasoning import FORMATS, ReasoningParser
+from radixrt.parsers.reasoning import FORMATS, ReasoningParser
 
 QWEN, DEEPSEEK = FORMATS["qwen3"], FORMATS["deepseek-r1"]
 ANSWER = "<think>\nTwo < three.\n\nSo </thin no.\n</think>\n\nYes. </think> too"
@@ -71,6 +71,31 @@ def test_held_content_begins_where_its_grammar_does(cuts: list[int]) -> None:
     parts.append(parser.flush())
     assert "".join(t for t, _ in parts) == "a </think> b"
     assert "".join(c for _, c in parts) == content
+
+
+@given(cuts=CUTS, opened=st.booleans())
+def test_held_content_begins_at_once_unless_the_first_token_opens_a_thought(
+    cuts: list[int], opened: bool
+) -> None:
+    """The content may begin as the tag does, in other tokens."""
+    thought, content = "<think>a</think>", "<think> is a tag"
+    parser = ReasoningParser(QWEN, held=True, opens_with_token=True)
+    assert parser.is_optional and parser.needs_opening
+    parts, seen = [], 0
+    for piece in pieces_of(thought + content if opened else content, cuts):
+        parser.opened, seen = opened, seen + len(piece)
+        if opened and seen >= len(thought):
+            parser.reasoning_length = len(thought)
+        parts.append(parser.push(piece))
+    parts.append(parser.flush())
+    assert "".join(t for t, _ in parts) == ("a" if opened else "")
+    assert "".join(c for _, c in parts) == content
+    assert parser.end == (len(thought) if opened else 0)
+
+
+def test_a_thought_is_not_optional_where_the_prompt_or_the_model_begins_it() -> None:
+    for written, prompt in ((DEEPSEEK, ""), (QWEN, "<think>\n"), (QWEN, "<think>\n\n</think>\n\n")):
+        assert not ReasoningParser(written, prompt, held=True, opens_with_token=True).is_optional
 
 
 def test_held_content_that_never_began_is_a_thought() -> None:

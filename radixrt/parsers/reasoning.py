@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from radixrt.tokenizer.answer.tool_calls import length_of_begun
+from radixrt.parsers.marks import ModelMarks
+from radixrt.parsers.scanner import length_of_begun
 
 PROMPT_END_TOKENS = 32
 """More than a template writes after an opening or a closing tag."""
@@ -16,11 +17,28 @@ class ReasoningFormat:
     closing: str
     begins_inside: bool
     """The answer begins with the reasoning, with or without the opening tag."""
+    families: tuple[str, ...] = ()
+    """Marks in the chat template of models that write so; without: of all other models whose template has one of the tags."""
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        """Whether the chat template is of a model that writes so."""
+        if not (marks.in_template(self.opening) or marks.in_template(self.closing)):
+            return False
+        if self.families:
+            return any(map(marks.in_template, self.families))
+        return not any(
+            other.closing == self.closing and other.recognises(marks)
+            for other in FORMATS.values()
+            if other.families
+        )
 
 
 FORMATS: dict[str, ReasoningFormat] = {
-    "deepseek-r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "deepseek-r1": ReasoningFormat(
+        "<think>", "</think>", begins_inside=True, families=("<\uff5cAssistant\uff5c>",)
+    ),
     "qwen3": ReasoningFormat("<think>", "</think>", begins_inside=False),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", begins_inside=False),
 }
 """By the name that ``--reasoning-parser`` gives them."""
 
@@ -39,14 +57,22 @@ class ReasoningParser:
         prompt_end: the last characters of the prompt, which may hold an opening or a closing tag.
         held: a grammar governs the content. The reasoning then ends where the grammar begins, at
             ``reasoning_length``, which the caller sets as soon as it is known, and the content is not trimmed.
+        opens_with_token: the opening tag is one token. A held answer that may open its reasoning then does so with its
+            first token, or has none. The caller says so in ``opened``.
 
     Attributes:
+        opened: the first token is the opening tag; None: not known. Only if ``is_optional``.
         reasoning_length: length in characters of the reasoning with its tags; None: not known. Only if ``held``.
         end: that length, once the reasoning has ended; 0: there is none.
     """
 
     def __init__(
-        self, written: ReasoningFormat, prompt_end: str = "", *, held: bool = False
+        self,
+        written: ReasoningFormat,
+        prompt_end: str = "",
+        *,
+        held: bool = False,
+        opens_with_token: bool = False,
     ) -> None:
         self._written = written
         self._held = held
@@ -59,8 +85,21 @@ class ReasoningParser:
         self._inside = written.begins_inside or end.endswith(written.opening)
         if end.endswith(written.closing):
             self._inside = False
+        self.is_optional = held and opens_with_token and self._may_open and not self._inside
+        """The grammar begins at once unless the first token is the opening tag."""
+        self.opened: bool | None = None
         self._trims_reasoning = True
         self._trims_content = False
+
+    @property
+    def has_none(self) -> bool:
+        """The prompt has closed the reasoning; before any text."""
+        return not self._may_open and not self._inside
+
+    @property
+    def needs_opening(self) -> bool:
+        """There is reasoning only if the answer opens it; before any text."""
+        return self._may_open and not self._inside and (self.is_optional or not self._held)
 
     def push(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain."""
@@ -91,6 +130,9 @@ class ReasoningParser:
     def _take_opening(self) -> bool:
         """Take the opening tag, if there is one. False: more text is needed to decide."""
         begun, tag = self._undecided.lstrip(), self._written.opening
+        if self.is_optional and not self.opened:
+            self._may_open = self.opened is None
+            return self.opened is False
         if len(begun) < len(tag) and tag.startswith(begun):
             return False
         self._may_open = False
