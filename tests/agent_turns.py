@@ -81,14 +81,20 @@ def chat(url: str, model: str, extra: dict[str, Any]) -> Iterator[Turn]:
         messages += results or [{"role": "user", "content": NEXT}]
 
 
-def responses(url: str, model: str, extra: dict[str, Any]) -> Iterator[Turn]:
+def responses(url: str, model: str, extra: dict[str, Any], **fields: Any) -> Iterator[Turn]:
     """The client sends all items again in each turn."""
     items: list[Any] = [{"role": "user", "content": TASK}]
     while True:
-        response = _response(url, model, items, None, extra)
+        response = _response(url, model, items, None, extra, **fields)
         yield _response_turn(response)
         items += [item.model_dump(exclude_none=True) for item in response.output]
         items += _outputs(response)
+
+
+def unstored_responses(url: str, model: str, extra: dict[str, Any]) -> Iterator[Turn]:
+    """The server stores nothing, and the client keeps the reasoning."""
+    included = ["reasoning.encrypted_content"]
+    return responses(url, model, extra, store=False, include=included)
 
 
 def chained_responses(url: str, model: str, extra: dict[str, Any]) -> Iterator[Turn]:
@@ -102,7 +108,12 @@ def chained_responses(url: str, model: str, extra: dict[str, Any]) -> Iterator[T
 
 
 def _response(
-    url: str, model: str, items: list[Any], before: str | None, extra: dict[str, Any]
+    url: str,
+    model: str,
+    items: list[Any],
+    before: str | None,
+    extra: dict[str, Any],
+    **fields: Any,
 ) -> Response:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     tool: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
@@ -115,6 +126,7 @@ def _response(
         previous_response_id=before,
         stream=True,
         extra_body=extra,
+        **fields,
     ):
         _RESPONSE_EVENT.validate_python(event.model_dump(warnings="error"))
         if event.type in ("response.completed", "response.incomplete"):
@@ -217,6 +229,7 @@ AGENTS: dict[str, Agent] = {
     "chat": chat,
     "responses": responses,
     "responses with previous_response_id": chained_responses,
+    "responses with store false": unstored_responses,
     "messages": messages,
     "ollama": native_ollama,
 }

@@ -1,5 +1,6 @@
 """Real tokenizers of each kind, trained in a moment on a few sentences."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import (
@@ -83,11 +84,15 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
-def save_byte_level(folder: Path, chat_template: str | None = CHATML) -> Path:
+def save_byte_level(
+    folder: Path, chat_template: str | None = CHATML, special_tokens: Sequence[str] = ()
+) -> Path:
     from transformers import PreTrainedTokenizerFast
 
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(list(special_tokens))
     hf = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(), eos_token="<|im_end|>", chat_template=chat_template
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=chat_template
     )
     hf.save_pretrained(folder)
     return folder

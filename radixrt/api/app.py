@@ -14,6 +14,7 @@ from radixrt.api.http.keys import Authenticate
 from radixrt.api.http.middleware import AnswerHead, LimitBody, RefuseWhileDraining, SetRequestId
 from radixrt.api.native.cache import cache_routes
 from radixrt.api.native.generate import native_routes
+from radixrt.api.native.infill import infill_routes
 from radixrt.api.native.live import live_routes
 from radixrt.api.native.scoring import scoring_routes
 from radixrt.api.native.tokenize import tokenizer_routes
@@ -23,10 +24,11 @@ from radixrt.api.openai.chat import chat_routes
 from radixrt.api.openai.completions import completion_routes
 from radixrt.api.openai_responses.responses import response_routes
 from radixrt.api.state import ServerState
+from radixrt.api.tracing import TraceRequests, Tracing
 from radixrt.base.config import listed
 
 _ROUTES = (
-    chat_routes, completion_routes, message_routes, ollama_routes, response_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
+    chat_routes, completion_routes, message_routes, ollama_routes, response_routes, conversation_routes, native_routes, infill_routes, scoring_routes, tokenizer_routes,
     cache_routes, live_routes, about_routes,
 )  # fmt: skip
 
@@ -34,7 +36,7 @@ _ROUTES = (
 MAX_BODY_BYTES = 32 << 20
 
 
-def build_app(state: ServerState) -> FastAPI:
+def build_app(state: ServerState, tracing: Tracing | None = None) -> FastAPI:
     # The interactive pages load scripts from elsewhere, so only the description itself is served.
     app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app, [ANTHROPIC_ERRORS, OLLAMA_ERRORS])
@@ -49,5 +51,7 @@ def build_app(state: ServerState) -> FastAPI:
     if origins:  # outside of all that refuses, so that pages can read why
         app.add_middleware(cors, origins=origins)
     app.add_middleware(SetRequestId)
+    if tracing is not None:
+        app.add_middleware(TraceRequests, tracing=tracing)
     include(app, [routes(state) for routes in _ROUTES])
     return app

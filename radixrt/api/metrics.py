@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from radixrt.api.metric_names import PEERS, NamedMetrics
+from radixrt.api.tracing import current_trace
 from radixrt.base.config import ServerConfig, listed
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk, EngineInfo
@@ -94,6 +95,7 @@ class AnswerTimer:
         self._metrics = metrics
         self._requests = metrics.requests
         self._streams = streams
+        self._trace = current_trace()
         self._began = time.perf_counter()
         self._last: dict[int, float] = {}
         """Time of each answer's last chunk."""
@@ -123,6 +125,8 @@ class AnswerTimer:
         self._requests.prefill_time.observe(report.prefill_s)
         self._requests.decode_time.observe(decode_s)
         self._requests.answer_length.observe(report.output_tokens)
+        if self._trace is not None:
+            self._trace.answer_ended(chunk.index, report)
         if chunk.index == 0:
             self._requests.prompt_length.observe(report.prompt_tokens)
         if report.output_tokens > 1:

@@ -24,6 +24,10 @@ class Usage:
     def add(self, prompt_index: int, chunk: AnswerChunk) -> None:
         self._reports[prompt_index, chunk.index] = chunk.report
 
+    def extras(self) -> dict[str, Any]:
+        """The explanation of the cache misses of the first prompt, once its answer is complete."""
+        return explanation_extras(self._reports.get((0, 0), AnswerReport()))
+
     def as_json(self) -> dict[str, Any]:
         every = self._reports.values()
         # The other answers to a prompt find the first one's KV in the cache.
@@ -63,6 +67,12 @@ def structured_extras(report: AnswerReport) -> dict[str, Any]:
         return {}
     unenforced = [msgspec.to_builtins(one) for one in report.unenforced]
     return {"structured_output": {"unenforced": unenforced, "violation": report.violation}}
+
+
+def explanation_extras(report: AnswerReport) -> dict[str, Any]:
+    """The ``cache_explanation`` of a complete answer whose request asked for it."""
+    explanation = report.cache_explanation
+    return {} if explanation is None else {"cache_explanation": msgspec.to_builtins(explanation)}
 
 
 def value_events(chunk: AnswerChunk) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Conne
 from radixrt.api.http.gate import Gate, Paces
 from radixrt.api.http.keys import Keys
 from radixrt.api.state import ServerState
+from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Channels
@@ -60,15 +61,19 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tracing: Tracing | None = None
     client = EngineClient(channels, MOST_UNREAD_CHUNKS, config.random_seed)
     try:
         keys = _keys(config)
         state = ServerState(config, client, await client.ready(), keys)
         paces = Paces()
-        connection = partial(Connection, paces=paces, slow_readers=state.metrics.slow_readers)
         max_open = config.max_running_requests + config.max_queued_requests
-        app = build_app(state)
+        if config.otlp_endpoint is not None:
+            tracing = Tracing(config.otlp_endpoint, config.model_name)
+        app = build_app(state, tracing)
         shapes = app.state.error_shapes
+        slow_readers = state.metrics.slow_readers
+        connection = partial(Connection, paces=paces, slow_readers=slow_readers, shapes=shapes)
         server = _Server(
             state,
             channels,
@@ -93,6 +98,8 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     except asyncio.CancelledError:
         pass
     finally:
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
         client.close()
 
 

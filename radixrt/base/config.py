@@ -205,7 +205,14 @@ class ServerConfig(SchedulerSettings):
         "both, separated by commas.",
         metavar="NAME,...",
     )
-    hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
+    otlp_endpoint: str | None = _http(
+        None,
+        "Address of an OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318, that gets a trace of each request.",
+        metavar="URL",
+    )
+    hide_cache_texts: bool = _http(
+        False, "Show no text of prompts in /v1/cache/tree and in explanations of cache misses."
+    )
     kept_conversations_mb: int = _http(
         256,
         "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",

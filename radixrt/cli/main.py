@@ -78,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     top = commands.add_parser("top", help="watch a server's KV cache")
     _add_top_arguments(top)
     top.set_defaults(run=partial(_run, "radixrt.top.command", "server"))
+    prompts = commands.add_parser(
+        "lint-prompts", help="find the causes of cache misses in recorded requests"
+    )
+    _add_lint_prompts_arguments(prompts)
+    prompts.set_defaults(run=partial(_run, "radixrt.lint.command", "server"))
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     add_doctor_arguments(doctor)
     doctor.set_defaults(run=partial(_run, "radixrt.doctor.command", "server"))
@@ -182,6 +187,16 @@ def _add_lint_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder with tokenizer.json and config.json (default: the built-in model)",
     )
     parser.add_argument("--json", action="store_true", help="print the advice as JSON")
+
+
+def _add_lint_prompts_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", metavar="LOG", help="requests as JSON lines: bodies of requests, or lines of OpenAI's batch files")  # fmt: skip
+    parser.add_argument("--model-path", required=True, metavar="DIR_OR_HUB_ID", help="checkpoint whose tokenizer and chat template are used")  # fmt: skip
+    parser.add_argument("--chat-template", metavar="FILE", help="Jinja file in place of the checkpoint's chat template")  # fmt: skip
+    parser.add_argument("--page-size", type=bench_arguments.positive, default=16, metavar="N", help="tokens in a page (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--cache-tokens", type=bench_arguments.positive, metavar="N", help="size of the cache (default: nothing is evicted)")  # fmt: skip
+    parser.add_argument("--prefill-tokens-per-second", type=float, metavar="X", help="prefill rate, to give the loss in seconds (default: measured from the responses in the log, if they have usage and times)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _add_top_arguments(parser: argparse.ArgumentParser) -> None:

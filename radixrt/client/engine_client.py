@@ -21,6 +21,7 @@ from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequ
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
+from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.calls import (
     CacheNodeCall,
@@ -28,6 +29,7 @@ from radixrt.messages.calls import (
     Call,
     CompileCall,
     DetokenizeCall,
+    ExplainCacheCall,
     FlushCacheCall,
     PinCall,
     ReleaseCacheCall,
@@ -330,6 +332,25 @@ class EngineClient:
             RequestError: it has left the tree.
         """
         return await self._call(CacheNodeCall, CacheNode, node=node)
+
+    async def explain_cache(
+        self, request_id: str, tenant: Tenant = NO_TENANT, with_texts: bool = False
+    ) -> CacheExplanation:
+        """Explain the cache misses of one of the tenant's last requests.
+
+        Args:
+            with_texts: show texts of prompts.
+
+        Raises:
+            RequestError: the request is unknown.
+        """
+        return await self._call(
+            ExplainCacheCall,
+            CacheExplanation,
+            request_id=request_id,
+            tenant=tenant,
+            with_texts=with_texts,
+        )
 
     def _give_back(self, tenant: Tenant, pinning: asyncio.Future[LeaseGranted]) -> None:
         """Release a lease whose caller was cancelled."""

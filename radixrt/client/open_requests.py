@@ -272,6 +272,8 @@ def _of_first_engine(report: AnswerReport, first: AnswerReport) -> AnswerReport:
         report,
         cached_tokens=first.cached_tokens,
         cache_write_tokens=first.cache_write_tokens,
+        encode_s=first.encode_s,
+        grammar_s=first.grammar_s,
         queued_s=first.queued_s,
         prefill_s=first.prefill_s,
     )

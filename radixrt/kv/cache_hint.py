@@ -35,6 +35,8 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds from the end of the request until the client expects to continue it."""
     session: str | None = None
     """Name of the request's session, whose KV can be released all at once."""
+    explain: bool | None = None
+    """Explain in the answer which tokens of the prompt did not come from the cache, and why."""
 
     def validate(self, field: str = "cache") -> "CacheHint":
         """Return this hint with each value of its declared type.
@@ -82,7 +84,12 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.retain is not None:
             level = next(level for level in _LEVELS if level == self.retain)
             retain.append(Retention(level, self.until_token, self.ttl_s))
-        return CacheHints(retain=retain, next_use_s=self.next_use_s, session=self.session or "")
+        return CacheHints(
+            retain=retain,
+            next_use_s=self.next_use_s,
+            session=self.session or "",
+            explain=bool(self.explain),
+        )
 
 
 def hints_of(hint: CacheHint | None) -> CacheHints:

@@ -6,6 +6,7 @@ import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.grammar import Unenforced
+from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.logprobs import TokenLogprobs
 from radixrt.messages.message import Message
@@ -23,8 +24,12 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations in seconds, by the scheduler's clock."""
+    """Durations in seconds; but for the first two, by the scheduler's clock."""
 
+    encode_s: float = 0.0
+    """To render and encode the prompt, with the wait for earlier prompts."""
+    grammar_s: float = 0.0
+    """To compile the constraint, beside the encoding; 0 without a constraint."""
     queued_s: float = 0.0
     """From arrival at the scheduler to the first planned chunk."""
     prefill_s: float = 0.0
@@ -56,6 +61,9 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """None until the answer is complete."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the answer; None if the model's own end token did."""
+    encode_s: float = 0.0
+    grammar_s: float = 0.0
+    """Set by the tokenizer process."""
     queued_s: float = 0.0
     prefill_s: float = 0.0
     total_s: float = 0.0
@@ -66,6 +74,8 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Of a complete answer: the keywords that were not enforced (only if the request allowed it)."""
     violation: str | None = None
     """Of a complete answer: its violation of the unenforced keywords; None: there is none."""
+    cache_explanation: CacheExplanation | None = None
+    """Of a complete answer, if the request asked for it; set by the tokenizer process."""
 
     @property
     def times(self) -> AnswerTimes:

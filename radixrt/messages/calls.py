@@ -119,6 +119,24 @@ class TenantStatsCall(Message, frozen=True):
     tenant: Tenant
 
 
+class ExplainCacheCall(Message, frozen=True, kw_only=True):
+    """Explain the cache misses of one of the tenant's last requests. Answered by a CallReply whose value is a CacheExplanation, or
+    whose error is that the request is unknown."""
+
+    call_id: int
+    request_id: str
+    tenant: Tenant = NO_TENANT
+    with_texts: bool = False
+    """As ``CacheHints.explain_texts``."""
+
+
+class CacheFactsCall(Message, frozen=True):
+    """An ExplainCacheCall whose sequence is known. Answered by a CallReply whose value is its CacheFacts."""
+
+    call_id: int
+    seq_id: int
+
+
 class PinTokensCall(Message, frozen=True, kw_only=True):
     """A PinCall whose prompt is tokenized."""
 
@@ -141,5 +159,6 @@ Call = (
     | CacheNodeCall
     | StatsCall
     | TenantStatsCall
+    | ExplainCacheCall
 )
 """A call of the api, which the tokenizer process answers or hands on."""

@@ -5,6 +5,7 @@ api ── tokenizer ── scheduler ── worker
 
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
+    CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
     Call,
@@ -33,6 +34,7 @@ ToScheduler = (
     | PinTokensCall
     | ReleaseCacheCall
     | CacheTreeCall
+    | CacheFactsCall
     | CacheNodeCall
     | StatsCall
     | TenantStatsCall

@@ -21,6 +21,18 @@ class TokenPrompt(Message, frozen=True):
     token_ids: PackedIds
 
 
+class FimPrompt(Message, frozen=True):
+    """Text before and behind a gap that the model fills (fill in the middle)."""
+
+    prefix: str
+    suffix: str
+    middle: str = ""
+    """The beginning of what fills the gap."""
+    files: list[tuple[str, str]] = []
+    """Names and texts of other files, before the one with the gap."""
+    add_special_tokens: bool = True
+
+
 class CacheBreakpoint(msgspec.Struct, frozen=True, array_like=True):
     """The end of a message up to which a chat's KV is to be kept."""
 
@@ -44,7 +56,7 @@ class ChatPrompt(Message, frozen=True):
     """Earlier answers are as the model generated them, where the tokenizer process still has them."""
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+Prompt = TextPrompt | TokenPrompt | FimPrompt | ChatPrompt
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +78,10 @@ class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds from the end of the request until the client expects to go on from here."""
     session: str = ""
     """The session of the request: a ReleaseCacheCall releases all KV of a session at once."""
+    explain: bool = False
+    """The answer explains the request's cache misses."""
+    explain_texts: bool = False
+    """It may show texts, and facts about other salts of the same key."""
 
 
 NO_HINTS = CacheHints()

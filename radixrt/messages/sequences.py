@@ -4,6 +4,7 @@ import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerReport
+from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
@@ -59,6 +60,8 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     """By sequence id, with a sequence's first token."""
     finished: dict[int, AnswerReport] = {}
     """By sequence id, with a sequence's last token. A stop token that ended the answer is among the tokens."""
+    cache_facts: dict[int, CacheFacts] = {}
+    """By sequence id, with the first token of a sequence whose client wants its cache misses explained."""
     logprobs: list[SequenceLogprobs] = []
     """One a new token, in order, of the sequences with ``logprobs``."""
     prompt_logprobs: list[SequenceLogprobs] = []

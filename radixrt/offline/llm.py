@@ -28,7 +28,7 @@ from radixrt.messages.requests import (
     GenerateRequest,
     Prompt,
     RequestOptions,
-    TokenPrompt,
+    TextPrompt,
 )
 from radixrt.messages.stats import SchedulerStats
 from radixrt.offline.background_engine import BackgroundEngine
@@ -210,7 +210,7 @@ class LLM:
             RequestError: the prompt is invalid, or there is nothing to score.
         """
         wire_prompt = prompt_or_chat(prompt, continue_final_message=continue_final_message)
-        assert not isinstance(wire_prompt, TokenPrompt)
+        assert isinstance(wire_prompt, TextPrompt | ChatPrompt)
         question = ChoiceQuestion(wire_prompt, choices, unconditional)
         client, options = self._engine.client, _options(cache_salt, cache)
         return self._engine.run(
@@ -385,4 +385,5 @@ def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:
     """Raises:
     RequestError: the cache hint is invalid.
     """
-    return RequestOptions(cache_salt=cache_salt, cache_hints=hints_of(cache))
+    hints = replace(hints_of(cache), explain_texts=True)
+    return RequestOptions(cache_salt=cache_salt, cache_hints=hints)

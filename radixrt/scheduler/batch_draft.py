@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from radixrt.messages.answers import AnswerReport
+from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import SequenceLogprobs, SequenceRefused, TokenBatch
 from radixrt.messages.steps import StepResult
@@ -18,6 +19,7 @@ class BatchDraft:
     started: dict[int, AnswerReport] = field(default_factory=dict)
     finished: dict[int, AnswerReport] = field(default_factory=dict)
     refused: list[SequenceRefused] = field(default_factory=list)
+    cache_facts: dict[int, CacheFacts] = field(default_factory=dict)
     logprobs: list[SequenceLogprobs] = field(default_factory=list)
     prompt_logprobs: list[SequenceLogprobs] = field(default_factory=list)
 
@@ -46,6 +48,7 @@ class BatchDraft:
             token_ids=pack_ids(self.token_ids),
             started=self.started,
             finished=self.finished,
+            cache_facts=self.cache_facts,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             refused=self.refused,

@@ -6,13 +6,22 @@ from collections.abc import Callable
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_tree import CacheLease, CacheNode
-from radixrt.messages.calls import CacheNodeCall, CacheTreeCall, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.calls import (
+    CacheFactsCall,
+    CacheNodeCall,
+    CacheTreeCall,
+    PinTokensCall,
+    ReleaseCacheCall,
+)
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.replies import CallReply, LeaseGranted
 from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seconds
 from radixrt.scheduler.scheduler import Scheduler
 
-CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall | CacheNodeCall
+CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall | CacheNodeCall | CacheFactsCall
+
+
+NOT_EXPLAINED = "The request has no token yet, or too many others came after it: only the last can be explained."
 
 
 class CacheCalls:
@@ -56,7 +65,9 @@ class CacheCalls:
             self._views.popleft()
             self._send(CallReply(call_id=call_id, value=end.value))
 
-    def _value(self, call: PinTokensCall | ReleaseCacheCall | CacheNodeCall) -> object:
+    def _value(
+        self, call: PinTokensCall | ReleaseCacheCall | CacheNodeCall | CacheFactsCall
+    ) -> object:
         match call:
             case PinTokensCall():
                 return self._pin(call)
@@ -64,6 +75,10 @@ class CacheCalls:
                 return self._release(call)
             case CacheNodeCall():
                 return self._node(call)
+        facts = self._scheduler.recent_facts.find(call.seq_id)
+        if facts is None:
+            raise RequestError(NOT_EXPLAINED, status=404)
+        return facts
 
     def _node(self, call: CacheNodeCall) -> CacheNode:
         kv, now = self._scheduler.kv, self._scheduler.clock()

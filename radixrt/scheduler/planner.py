@@ -289,6 +289,8 @@ class Planner:
         return most.minus(before.tokens - draft.left.tokens, before.seconds - draft.left.seconds)
 
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
+        if sequence.first_planned is None:
+            self._kv.note_facts(sequence, match)
         self._kv.enter(sequence, match)
         slot = sequence.slot
         self._prefilling[sequence.seq_id] = sequence

@@ -39,6 +39,7 @@ from radixrt.scheduler.queue.groups import Groups
 from radixrt.scheduler.queue.queue_order import ORDERS
 from radixrt.scheduler.queue.wait_forecast import WaitForecast
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
+from radixrt.scheduler.radix.divergence import RecentFacts
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
@@ -90,6 +91,8 @@ class Scheduler:
             step_seconds=TimeHistogram.empty(STEP_BOUNDS),
             plan_seconds=TimeHistogram.empty(PLAN_BOUNDS),
         )
+        self.recent_facts = RecentFacts()
+        """Of the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
@@ -321,6 +324,7 @@ class Scheduler:
         if sequence.first_token is None:
             report = draft.started[sequence.seq_id] = sequence.start(self.clock())
             self._learn_wait(sequence, report)
+            self._note_facts(sequence, draft)
             self.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV alone
@@ -334,6 +338,11 @@ class Scheduler:
             return True
         draft.finished[sequence.seq_id] = self._finish(sequence, reason, token)
         return False
+
+    def _note_facts(self, sequence: Sequence, draft: BatchDraft) -> None:
+        self.recent_facts.keep(sequence.seq_id, sequence.cache_facts)
+        if sequence.options.cache_hints.explain:
+            draft.cache_facts[sequence.seq_id] = sequence.cache_facts
 
     def _learn_wait(self, sequence: Sequence, report: AnswerReport) -> None:
         own_tokens = report.prompt_tokens - report.cached_tokens

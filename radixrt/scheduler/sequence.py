@@ -5,6 +5,7 @@ import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
@@ -57,6 +58,8 @@ class Sequence:
 
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
+        self.cache_facts = CacheFacts(reusable_tokens=0)
+        """Noted when it is first admitted."""
         self.num_reached = 0
         """Leading tokens that were ever found or planned, even if a retraction has set it back since."""
         self.written_tokens = 0
@@ -137,7 +140,7 @@ class Sequence:
         """The first token is out at ``now``; returns the report to send with it."""
         assert self.first_planned is not None
         self.first_token = now
-        cached = min(self.cached_tokens, self.num_prompt)
+        self.cache_facts.cached_tokens = cached = min(self.cached_tokens, self.num_prompt)
         self.report = AnswerReport(
             prompt_tokens=self.num_prompt,
             cached_tokens=cached,

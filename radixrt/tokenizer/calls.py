@@ -8,12 +8,16 @@ from typing import Any
 
 import msgspec
 
+from radixrt.base.errors import RequestError
+from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheExplanation, CacheFacts
 from radixrt.messages.calls import (
+    CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
     Call,
     CompileCall,
     DetokenizeCall,
+    ExplainCacheCall,
     FlushCacheCall,
     PinCall,
     PinTokensCall,
@@ -29,6 +33,8 @@ from radixrt.messages.replies import (
 )
 from radixrt.messages.requests import NO_TENANT, split_salt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
+from radixrt.tokenizer.explain.explainer import Explainer
+from radixrt.tokenizer.explain.records import PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
@@ -59,6 +65,7 @@ class Calls:
     constraints: ConstraintManager
     queue: FairQueue
     shows_cache_texts: bool
+    explainer: Explainer
     to_api: Send
     to_scheduler: Send
     _tasks: set[asyncio.Task[None]] = dataclasses.field(default_factory=set)
@@ -90,6 +97,8 @@ class Calls:
             case CacheTreeCall() | CacheNodeCall() | StatsCall():
                 self._passed_on[call.call_id] = call
                 self.to_scheduler(call)
+            case ExplainCacheCall():
+                self._ask_for_facts(call)
 
     def pass_on(self, reply: CallReply) -> None:
         """Send a reply of the scheduler to the api, with texts and counters of this process added."""
@@ -97,8 +106,12 @@ class Calls:
         if reply.error is None and isinstance(call, CacheTreeCall):
             tree = reply.value
             shows_texts = self.shows_cache_texts and call.with_texts
-            work = partial(_with_texts, tree, self._first_text, shows_texts)
+            work = partial(with_texts, tree, self._first_text, shows_texts)
             self._enqueue(call, _num_shown_tokens(tree), work)
+            return
+        if reply.error is None and isinstance(call, ExplainCacheCall):
+            facts = msgspec.convert(reply.value, CacheFacts)
+            self._enqueue(call, SHOWN_TOKENS, lambda: self._explain(call, facts))
             return
         if reply.error is None and isinstance(call, CacheNodeCall):
             self._enqueue(call, 2 * MOST_NODE_TOKENS, partial(self._with_text, reply.value))
@@ -109,7 +122,7 @@ class Calls:
 
     def _enqueue(
         self,
-        call: TokenizeCall | DetokenizeCall | CacheTreeCall | CacheNodeCall,
+        call: TokenizeCall | DetokenizeCall | CacheTreeCall | CacheNodeCall | ExplainCacheCall,
         size: int,
         work: Callable[[], Any],
     ) -> None:
@@ -147,6 +160,31 @@ class Calls:
         self.limits.check_token_ids(ids)
         return self.vocabulary.decode(ids.tolist(), call.skip_special_tokens)
 
+    def _record(self, call: ExplainCacheCall) -> PromptRecord:
+        """Raises:
+        RequestError: the tenant has sent no such request, or it is too long ago.
+        """
+        found = self.explainer.records.find(call.tenant.name, call.request_id)
+        if found is None or not found.seq_ids:
+            raise RequestError(
+                "This request is unknown, or too long ago: only the last ones can be explained.",
+                status=404,
+            )
+        return found
+
+    def _ask_for_facts(self, call: ExplainCacheCall) -> None:
+        try:
+            facts_call = CacheFactsCall(call.call_id, self._record(call).seq_ids[0])
+        except RequestError as error:
+            self.to_api(CallReply(call_id=call.call_id, error=failure("", error)))
+        else:
+            self._passed_on[call.call_id] = call
+            self.to_scheduler(facts_call)
+
+    def _explain(self, call: ExplainCacheCall, facts: CacheFacts) -> CacheExplanation:
+        explanation = self.explainer.explain(self._record(call), facts, call.with_texts)
+        return msgspec.structs.replace(explanation, request_id=call.request_id)
+
     def _with_text(self, node: dict[str, Any]) -> dict[str, Any]:
         """A CacheNode as builtins, with the text of its edge and of the tokens before it, if they may be shown."""
         _, own_salt = split_salt(node["cache_salt"])
@@ -178,7 +216,7 @@ class Calls:
         )
 
 
-def _with_texts(tree: _Tree, text_of: Callable[[bytes], str], show_texts: bool) -> _Tree:
+def with_texts(tree: _Tree, text_of: Callable[[bytes], str], show_texts: bool) -> _Tree:
     """The tree, changed in place: each node has the ``text`` of its first tokens, or None.
 
     Args:

@@ -10,6 +10,9 @@ import gc
 import logging
 import math
 import random
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -26,6 +29,7 @@ from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
     AbortRequest,
     ChatPrompt,
+    FimPrompt,
     GenerateRequest,
     PartialAnswer,
     TokenPrompt,
@@ -37,12 +41,16 @@ from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
 from radixrt.tokenizer.calls import Calls
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.manager import ConstraintManager
+from radixrt.tokenizer.explain.explainer import Explainer
+from radixrt.tokenizer.explain.records import ChatLayout, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +66,8 @@ class _Encoded:
     token_ids: list[int]
     turn: OpenTurn | None
     """Keeps the answer for the chat's later requests."""
+    layout: ChatLayout | None
+    """Of the messages of a chat."""
 
 
 class TokenizerProcess:
@@ -95,6 +105,9 @@ class TokenizerProcess:
         self._in_flight = InFlightAnswers(
             self._constraints, self._to_api.send, self._to_scheduler.send
         )
+        self._explainer = Explainer(
+            self._vocabulary, info.page_size, shows_texts=not self._config.hide_cache_texts
+        )
         self._calls = Calls(
             vocabulary=self._vocabulary,
             encoder=self._encoder,
@@ -102,6 +115,7 @@ class TokenizerProcess:
             constraints=self._constraints,
             queue=self._queue,
             shows_cache_texts=not self._config.hide_cache_texts,
+            explainer=self._explainer,
             to_api=self._to_api.send,
             to_scheduler=self._to_scheduler.send,
         )
@@ -154,11 +168,13 @@ class TokenizerProcess:
         try:
             encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
             if request.constraint is None:
-                self._start(await encoding)
+                self._start(*await _timed(encoding))
             else:
                 compiling = self._constraints.compile(request.constraint)
-                encoded, compiled = await asyncio.gather(encoding, compiling)
-                self._start(encoded, compiled)
+                (encoded, encode_s), (compiled, grammar_s) = await asyncio.gather(
+                    _timed(encoding), _timed(compiling)
+                )
+                self._start(encoded, encode_s, compiled, grammar_s)
         except Exception as error:
             self._in_flight.fail(request.request_id, error)
         finally:
@@ -171,7 +187,7 @@ class TokenizerProcess:
         options, sampling = request.options, request.sampling
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        text, token_ids, retain, turn = self._encoder.encode_with_breakpoints(
+        text, token_ids, retain, turn, layout = self._encoder.encode_with_breakpoints(
             request.prompt, self._limits, options.cache_salt
         )
         hints = options.cache_hints
@@ -185,12 +201,22 @@ class TokenizerProcess:
             own = sampling.bad_words_token_ids
             found = self._vocabulary.encode_bad_words(sampling.bad_words)
             sampling = replace(sampling, bad_words=(), bad_words_token_ids=own + found)
+        if isinstance(request.prompt, FimPrompt) and not sampling.ignore_eos:
+            ends = {*sampling.stop_token_ids, *self._encoder.fill_in_middle.end_ids}
+            ends.difference_update(self._info.eos_token_ids)
+            sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
-        return _Encoded(request, text, token_ids, turn)
+        return _Encoded(request, text, token_ids, turn, layout)
 
-    def _start(self, encoded: _Encoded, compiled: Compiled | None = None) -> None:
+    def _start(
+        self,
+        encoded: _Encoded,
+        encode_s: float,
+        compiled: Compiled | None = None,
+        grammar_s: float = 0.0,
+    ) -> None:
         """Hand the n answers of a request to the scheduler."""
         request, token_ids = encoded.request, encoded.token_ids
         grammar = None
@@ -199,6 +225,12 @@ class TokenizerProcess:
         packed_ids = pack_ids(token_ids)
         prompt = self._prompt_info(encoded, packed_ids)
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        record = PromptRecord(
+            request_id=request.request_id.rpartition("#")[0] or request.request_id,
+            tenant=request.options.tenant.name,
+            token_ids=packed_ids,
+            layout=encoded.layout,
+        )
         for index, sampling in enumerate(per_answer_params(request.sampling, self._seeds)):
             told = request.resumed[index] if request.resumed else PartialAnswer()
             if told.is_complete:
@@ -222,13 +254,21 @@ class TokenizerProcess:
                 if chat and not self._config.debug_reencode_answers
                 else None,
                 turn=None if self._config.debug_reencode_answers else encoded.turn,
+                record=record,
+                explainer=self._explainer
+                if request.options.cache_hints.explain and index == 0
+                else None,
                 unenforced=() if compiled is None else compiled.unenforced,
+                encode_s=encode_s,
+                grammar_s=grammar_s,
             )
             checked = None if compiled is None else self._constraints.checked(sequence, compiled)
             if told.token_ids:
                 sequence = self._resume(sequence, answer, checked, told)
             grammar_to_send = None if compiled is None else compiled.grammar
             self._in_flight.begin(sequence, answer, checked, grammar_to_send)
+            record.seq_ids.append(sequence.seq_id)
+        self._explainer.records.add(record)
 
     def _resume(
         self,
@@ -288,6 +328,12 @@ class TokenizerProcess:
 
 
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")
+
+
+async def _timed(work: Awaitable[Result]) -> tuple[Result, float]:
+    """The result of ``work``, and the seconds until it came."""
+    began = time.monotonic()
+    return await work, time.monotonic() - began
 
 
 def run_tokenizer(config: ServerConfig, channels: Channels) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -27,7 +28,8 @@ from tests.tiny_tokenizers import save_byte_level
 @dataclasses.dataclass
 class RunningServer:
     url: str
-    scheduler: FakeScheduler
+    scheduler: Any
+    """A FakeScheduler, unless the test wants another."""
     vocabulary: Vocabulary
 
     def answer_with(self, text: str) -> None:
@@ -89,13 +91,17 @@ def start_server(model_folder: Path) -> Iterator[StartServer]:
     stops: list[Callable[[], None]] = []
 
     def start(
-        info: EngineInfo | None = None, model: Path = model_folder, **settings: object
+        info: EngineInfo | None = None,
+        model: Path = model_folder,
+        scheduler_type: Callable[..., Any] = FakeScheduler,
+        **settings: object,
     ) -> RunningServer:
         defaults = {"served_model_name": "tiny", "tool_call_parser": "hermes"}
         config = with_parsers(ServerConfig(model_path=str(model), **{**defaults, **settings}))
         run_dir = Channels.make_run_dir()
         channels = Channels(run_dir)
-        scheduler = FakeScheduler(channels, info or engine_info())
+        given = (info or engine_info(), *([] if scheduler_type is FakeScheduler else [config]))
+        scheduler = scheduler_type(channels, *given)
         vocabulary = Vocabulary.load(config)
 
         async def tokenizer() -> None:
@@ -134,6 +140,7 @@ def server(shared_server: RunningServer) -> RunningServer:
     scheduler = shared_server.scheduler
     scheduler.step_s = scheduler.call_s = 0.0
     scheduler.refuse = lambda request: None
+    scheduler.paused.clear()
     scheduler.requests.clear()
     scheduler.released.clear()
     scheduler.cache_calls.clear()

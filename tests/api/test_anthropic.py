@@ -166,6 +166,10 @@ def test_fields_of_chat_are_reachable(
     }
     usage = messages.create(model="tiny", **follow_up).usage
     assert usage.input_tokens > answer.usage.input_tokens
+    known = usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    del follow_up["max_tokens"]
+    counted = messages.count_tokens(model="tiny", **follow_up)
+    assert counted.input_tokens == usage.input_tokens + known
     server.answer_with('{"a": 1}')
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     asked: Any = {"format": {"type": "json_schema", "schema": schema}}

@@ -130,6 +130,28 @@ def test_a_long_answer_is_not_cut_by_the_limits_of_requests(server: RunningServe
     assert response.json()["usage"]["completion_tokens"] == 12
 
 
+@pytest.mark.usefixtures("short_limits")
+@pytest.mark.parametrize("rest", [
+    " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n{",
+    " HTTP/1.1\r\nHost: localhost\r\n",
+    " HTTP/1.1\r\nHost: localhost\r\nX-Long: " + 70_000 * "a" + "\r\n\r\n",
+    " HTTP/1.1\r\nX-Endless: " + 200_000 * "a",
+    "?" + 200_000 * "a",
+], ids=("slow body", "slow headers", "long header", "endless header", "endless address"))  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/%6dessages"])  # fmt: skip
+def test_refusals_have_the_form_of_the_path(server: RunningServer, path: str, rest: str) -> None:
+    with connect(server) as client:
+        send_all(client, f"POST {path}{rest}".encode())
+        head, _, body = answer(client).partition(b"\r\n\r\n")
+    assert head.split()[1] in (b"408", b"431") and b"connection: close" in head
+    told = json.loads(body)
+    if path.startswith("/api/"):
+        assert [*told] == ["error"] and isinstance(told["error"], str)
+    else:
+        assert told.get("type") == (None if "chat" in path else "error")
+        assert told["error"]["type"] == "invalid_request_error"
+
+
 def test_requests_on_one_connection_are_limited_one_by_one(server: RunningServer) -> None:
     value = "a" * (connection.MAX_HEADER_BYTES // 2)
     with httpx.Client(base_url=server.url) as client:

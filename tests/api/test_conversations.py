@@ -1,13 +1,19 @@
 """A conversation that the server keeps is gone on from as if it had been sent again, by whom it belongs to alone."""
 
+import contextlib
+import inspect
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixrt.api.conversations import store as store_module
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.conversations.store import MAX_MARKS, OVERHEAD_BYTES, ConversationStore
 from radixrt.base.errors import RequestError
@@ -331,6 +337,61 @@ def test_a_chain_costs_what_is_new_in_it_and_what_is_used_stays() -> None:
     with pytest.raises(RequestError):
         store.find("50", b"")
     assert store.num_bytes == 0
+
+
+def test_a_chain_of_thousands_is_bounded_and_nothing_recurses() -> None:
+    """As 3,000 turns of /v1/responses, each with previous_response_id."""
+    clock, max_bytes, depth = Clock(), 2_000_000, 3000
+    store = ConversationStore(max_bytes, ttl_s=10, clock=clock)
+    turn = [user("Go on."), {"role": "assistant", "content": "Hello world"}]
+    size = len(msgspec.json.encode(turn)) + OVERHEAD_BYTES
+    name = "resp-0"
+    assert store.keep(name, b"", turn)
+    with few_frames():
+        for number in range(1, depth):
+            parent = store.find(name, b"")
+            name = f"resp-{number}"
+            assert store.keep(name, b"", turn, parent, parent.length)
+        last = store.find(name, b"")
+        assert last.first(last.length) == turn * depth
+        assert last.first(1) == turn[:1]
+        assert store.num_bytes == depth * size <= max_bytes
+        # Another chain takes its place, from its newest conversation on, and never more than there is.
+        parent = None
+        for number in range(depth):
+            other = f"other-{number}"
+            store.keep(other, b"", turn, parent, 0 if parent is None else parent.length)
+            parent = store.find(other, b"")
+            assert store.num_bytes <= max_bytes
+        assert parent is not None and parent.first(parent.length) == turn * depth
+        with pytest.raises(RequestError):
+            store.find(name, b"")
+        del last, parent
+        clock.now += 11
+        with pytest.raises(RequestError):
+            store.find(other, b"")
+    assert len(store) == store.num_bytes == 0
+
+
+@contextlib.contextmanager
+def few_frames() -> Iterator[None]:
+    """Nothing below this one may recurse deeply."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 50)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_a_text_that_grows_by_single_characters_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_LINKS", 30)
+    store = ConversationStore(1 << 20, ttl_s=10)
+    kept = [store.keep("0", b"", "x")]
+    for number in range(1, 40):
+        parent = store.find(str(min(number - 1, 29)), b"")
+        kept.append(store.keep(str(number), b"", "y", parent, parent.length))
+    assert kept == [True] * 30 + [False] * 10
 
 
 def test_what_stands_on_nothing_goes_first() -> None:

@@ -7,6 +7,7 @@ import ollama
 import orjson
 import pytest
 
+from radixrt.api.http import events
 from radixrt.api.http.body import to_struct
 from radixrt.api.ollama.protocol import ChatRequest
 from radixrt.api.ollama.translation import chat_of
@@ -44,6 +45,38 @@ def test_a_stream_has_the_same_parts(
     assert parts[-1].eval_count == whole.eval_count
     if CALL in text:
         assert [call.function.arguments for call in calls] == [{"city": "Paris"}] * 2
+
+
+@pytest.mark.parametrize("in_message", [True, False])
+def test_a_pause_is_filled_with_objects_that_add_nothing(
+    client: ollama.Client,
+    server: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    in_message: bool,
+) -> None:
+    """As while a new engine starts."""
+    monkeypatch.setattr(events, "COMMENT_EVERY_S", 0.05)
+    server.answer_with("the cat sat on the mat")
+    server.scheduler.step_s = 0.02
+    stream = client.chat("tiny", HELLO, stream=True) if in_message else client.generate("tiny", "hi", stream=True)  # fmt: skip
+    parts = [next(stream)]
+    server.scheduler.paused.set()
+    while [text_of(part) for part in parts[-3:]] != ["", "", ""]:
+        parts.append(next(stream))
+    server.scheduler.paused.clear()
+    parts += stream
+    assert "".join(map(text_of, parts)) == "the cat sat on the mat"
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    fillers = [part for part in parts[:-1] if not text_of(part)]
+    assert len(fillers) >= 3 and {part.model for part in fillers} == {"tiny"}
+    if in_message:
+        assert {part.message.role for part in fillers} == {"assistant"}
+
+
+def text_of(part: Any) -> str:
+    text = part.message.content if isinstance(part, ollama.ChatResponse) else part.response
+    assert isinstance(text, str)
+    return text
 
 
 def test_a_prompt_is_put_into_the_template_unless_it_is_raw(
@@ -132,7 +165,7 @@ def test_errors_have_ollamas_form(client: ollama.Client, server: RunningServer) 
     with pytest.raises(ollama.ResponseError, match="other") as unknown:
         client.chat("other", HELLO)
     assert unknown.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="suffix"):
+    with pytest.raises(ollama.ResponseError, match="FIM"):
         client.generate("tiny", "hi", suffix="end")
     with pytest.raises(ollama.ResponseError) as embedding:
         client.embed("tiny", "hi")

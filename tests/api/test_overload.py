@@ -11,13 +11,15 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from radixrt.api.http import connection
+from radixrt.api import server as api_server
+from radixrt.api.http import connection, events
 from radixrt.api.http.gate import Pace
 from radixrt.client.open_requests import Mailbox
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.logprobs import TokenLogprob
 from radixrt.messages.sequences import SequenceRefused
 from tests.api.conftest import RunningServer, StartServer, wait_until
+from tests.fake_scheduler import engine_info
 from tests.servers import samples
 
 PATH = "/v1/completions"
@@ -27,7 +29,9 @@ def metric(server: RunningServer, name: str) -> float:
     return samples(server.http.get("/metrics").text)[f"radixrt_{name}", ()]
 
 
-def send(server: RunningServer, body: dict, receive_buffer: int | None = None) -> socket.socket:
+def send(
+    server: RunningServer, body: dict, receive_buffer: int | None = None, path: str = PATH
+) -> socket.socket:
     """Send a request, and leave its answer unread."""
     address = urlsplit(server.url)
     client = socket.socket()
@@ -36,7 +40,7 @@ def send(server: RunningServer, body: dict, receive_buffer: int | None = None) -
     client.settimeout(20)
     client.connect((address.hostname, address.port))
     content = json.dumps(body).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
     client.sendall(head.encode() + b"Connection: close\r\n\r\n" + content)
     return client
 
@@ -131,6 +135,36 @@ def test_a_batch_that_would_wait_too_long_gets_503_as_a_whole(
     wait_until(lambda: server.scheduler.num_running == 0)
 
 
+# ------------------------------------------------------------ pauses
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"])  # fmt: skip
+def test_pauses_are_filled_with_comments(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Until the next token, as while a new engine starts."""
+    monkeypatch.setattr(events, "COMMENT_EVERY_S", 0.05)
+    server.answer_endlessly()
+    server.scheduler.step_s = 0.02
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"stream": True, "max_tokens": 30, "messages": messages}
+    if path == "/v1/responses":
+        body = {"stream": True, "max_output_tokens": 30, "input": "hi"}
+    elif path in ("/v1/completions", "/generate"):
+        body = {"stream": True, "max_tokens": 30, "prompt": "hi"}
+    if path == "/generate":
+        body = {"stream": True, "sampling_params": {"max_new_tokens": 30}, "text": "hi"}
+    with server.http as http, http.stream("POST", path, json=body) as response:
+        lines = response.iter_lines()
+        while "data" not in next(lines):
+            pass
+        server.scheduler.paused.set()
+        seen = [next(line for line in lines if line.startswith(": ")) for _ in range(3)]
+        server.scheduler.paused.clear()
+        assert seen == [": waiting"] * 3
+        assert any("the" in line for line in lines)
+
+
 # ------------------------------------------------------------ slow readers
 
 LONG = {"prompt": "hi", "n": 16, "max_tokens": 500, "ignore_eos": True, "stream": True}
@@ -152,6 +186,40 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_work_ends(server: Runnin
         wait_until(lambda: server.scheduler.num_running == 0)
         answer = http.post(PATH, json={"prompt": "hi", "max_tokens": 5})
         assert answer.json()["usage"]["completion_tokens"] == 5
+
+
+@pytest.fixture(scope="module")
+def small_buffers(start_server: StartServer) -> RunningServer:
+    """A server that gives the system little to keep for a connection, so that one long answer fills all buffers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api_server, "SEND_BUFFER_BYTES", 4096)
+        info = engine_info(context_length=16384, kv_pool_tokens=32768)
+        server = start_server(info=info, served_model_name="tiny")
+        assert server.http.get("/health").is_success
+    server.answer_endlessly()
+    server.scheduler.step_s = 0.001
+    return server
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+UNREAD = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 8000},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 8000},
+    "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 8000},
+    "/api/chat": {"model": "tiny", "messages": MESSAGES, "options": {"num_predict": 8000}},
+    "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 8000}},
+}
+
+
+@pytest.mark.usefixtures("short_limit")
+@pytest.mark.parametrize("path", UNREAD)
+def test_a_slow_reader_of_any_api_is_cut_off(small_buffers: RunningServer, path: str) -> None:
+    server = small_buffers
+    cut = metric(server, "slow_readers_total")
+    with send(server, {**UNREAD[path], "stream": True}, receive_buffer=4096, path=path):
+        wait_until(lambda: server.scheduler.num_running == 1)
+        wait_until(lambda: metric(server, "slow_readers_total") == cut + 1, timeout_s=20)
+        wait_until(lambda: server.scheduler.num_running == 0)
 
 
 @pytest.mark.usefixtures("short_limit")

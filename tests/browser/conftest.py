@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.api.conftest import model_folder, start_server  # noqa: F401 (fixtures)
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 

@@ -1,10 +1,13 @@
 """The web page in a real browser."""
 
+import json
 import re
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
+from tests.api.conftest import StartServer
 from tests.browser.conftest import OpenPage
 from tests.servers import Server
 
@@ -53,7 +56,7 @@ def test_an_answer_can_be_stopped_and_asked_for_again(open_page: OpenPage, url: 
         page.get_by_label("Temperature").fill("0")
         page.get_by_label("Most tokens").fill("4")
         page.get_by_role("button", name="Answer again").click()
-        page.locator(".message.assistant footer", has_text="length").wait_for()
+        page.locator(".message.assistant footer", has_text="cut off").wait_for()
         assert page.locator(".message").count() == 2
 
 
@@ -66,10 +69,23 @@ def test_a_schema_has_its_verdict_and_holds(open_page: OpenPage, url: str) -> No
         schema.fill(
             '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true, "maxItems": 3}'
         )
-        page.locator("#schema-verdict.good").wait_for()
+        page.locator("#schema-verdict.warning").wait_for()
         assert "llguidance" in verdict.inner_text() and "uniqueItems" in verdict.inner_text()
         page.get_by_label("Temperature").fill("0")
         assert re.search(r"^\[[\d,\s-]*\]$", ask(page, QUESTION), re.M)
+
+
+def test_a_tool_is_called_and_gets_its_result(open_page: OpenPage, url: str) -> None:
+    tool = {"name": "look_up", "parameters": {"type": "object", "properties": {"ship": {"type": "string"}}, "required": ["ship"]}}  # fmt: skip
+    with open_page(url) as page:
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Tools").fill(json.dumps([{"type": "function", "function": tool}]))
+        page.get_by_text("One tool: look_up.").wait_for()
+        assert 'look_up({"ship": "Vidur"})' in ask(page, "Look up the ship Vidur.")
+        page.get_by_label("Result of look_up").fill('{"owner": "Noval"}')
+        page.get_by_role("button", name="Send").click()
+        page.locator(".message.assistant footer").nth(1).wait_for()
+        assert "Noval" in page.locator(".message.assistant").last.inner_text()
 
 
 def test_a_text_of_html_stays_text(open_page: OpenPage, url: str) -> None:
@@ -87,6 +103,9 @@ def test_the_page_fits_a_phone(open_page: OpenPage, url: str) -> None:
         for view in ("Playground", "Dashboard", "Cache"):
             page.get_by_role("link", name=view).click()
             assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        page.get_by_role("treeitem", name=re.compile("tokens.*used")).first.click()
+        page.locator("#details .prefix").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
 def test_every_field_has_a_name(open_page: OpenPage, url: str) -> None:
@@ -116,3 +135,92 @@ def test_the_keyboard_reaches_everything_in_the_order_of_the_page(
             "Skip to the content", "radixrt", "Playground", "Dashboard", "Cache", "key-button", "theme-button",
             "messages", "message",
         ]  # fmt: skip
+
+
+def counters(url: str) -> dict[str, int]:
+    return httpx.get(f"{url}/v1/live?nodes=1", timeout=20).json()["engine"]["cache"]
+
+
+def test_the_dashboard_follows_the_server(open_page: OpenPage, url: str) -> None:
+    with open_page(f"{url}/#dashboard") as page:
+        page.locator("#connection.live").wait_for()
+        tile = page.locator("#tiles div", has_text="Nodes of the tree").locator("b")
+        tile.wait_for()
+        httpx.post(f"{url}/v1/cache/warm", json={"prompt": "dashboard " * 40}, timeout=20)
+        page.locator("#tiles div", has_text="Nodes of the tree").get_by_text(
+            f"{counters(url)['tree_nodes']:,}"
+        ).wait_for()
+        plot = page.get_by_role("img", name=re.compile("KV pool: .*cached [1-9]"))
+        plot.locator("polygon").first.wait_for(state="attached")
+        assert page.locator(".chart").count() == 6
+
+
+def test_the_tree_follows_traffic_and_a_prefix_can_be_read_and_pinned(
+    open_page: OpenPage, url: str
+) -> None:
+    text = "pinned in a picture " + "of the tree " * 400
+    with open_page(f"{url}/#cache") as page:
+        page.locator(".cell").first.wait_for()
+        cell = page.get_by_role("treeitem", name=re.compile("pinned in a picture"))
+        assert cell.count() == 0
+        httpx.post(f"{url}/v1/cache/warm", json={"prompt": text}, timeout=20)
+        cell.wait_for()
+        page.get_by_label("Search").fill("PINNED IN A")
+        page.get_by_text("1 found").wait_for()
+        before = counters(url)["leases"]
+        cell.click()
+        assert "of the tree of the tree" in page.locator(".prefix").inner_text()
+        page.get_by_role("button", name="Pin for").click()
+        page.get_by_text(re.compile(r"Pinned [\d,]+ tokens")).wait_for()
+        assert counters(url)["leases"] == before + 1
+        page.get_by_role("treeitem", name=re.compile("pinned in a picture.*1 pinned")).wait_for()
+        page.get_by_role("button", name="Release").click()
+        page.get_by_text(re.compile(r"Released [\d,]+ tokens")).wait_for()
+        assert counters(url)["leases"] == before
+
+
+def test_the_picture_is_walked_and_zoomed_with_the_keyboard(open_page: OpenPage, url: str) -> None:
+    stem = "a harbour book " * 100
+    for end in ("one", "two"):
+        body = {"prompt": stem + f"{end} " * 300}
+        httpx.post(f"{url}/v1/cache/warm", json=body, timeout=20)
+    with open_page(f"{url}/#cache") as page:
+        page.get_by_role("treeitem", name=re.compile("a harbour book")).first.wait_for()
+        page.get_by_role("treeitem", name="Whole cache").click()
+        assert page.locator(".continuations li").count() >= 1
+        for _ in range(100):  # to the stem: its first row, along the siblings
+            name = page.evaluate("document.activeElement.getAttribute('aria-label')")
+            if name.startswith("a harbour book"):
+                break
+            page.keyboard.press("ArrowDown" if name.startswith(("Whole", "No key")) else "ArrowRight")  # fmt: skip
+        page.keyboard.press("ArrowDown")
+        level = page.evaluate("document.activeElement.ariaLevel")
+        page.keyboard.press("ArrowUp")
+        assert page.evaluate("document.activeElement.ariaLevel") == str(int(level) - 1)
+        page.keyboard.press("Enter")
+        page.locator("#details").wait_for()
+        page.keyboard.press("Enter")
+        page.locator("#path li").nth(1).wait_for()
+        zoomed = page.locator(".cell").first
+        assert "a harbour book" in zoomed.inner_text()
+        page.wait_for_timeout(1200)  # the stream goes on below the node
+        page.keyboard.press("Escape")
+        page.get_by_role("treeitem", name="Whole cache").wait_for()
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(
+    open_page: OpenPage, start_server: StartServer
+) -> None:
+    with open_page(start_server(api_key="secret").url) as page:
+        dialog = page.get_by_role("dialog", name="API key")
+        dialog.wait_for()
+        dialog.get_by_label("Key").fill("wrong")
+        dialog.get_by_role("button", name="Use this key").click()
+        dialog.get_by_text("does not know this key").wait_for()
+        dialog.get_by_label("Key").fill("secret")
+        dialog.get_by_role("button", name="Use this key").click()
+        page.locator("#connection.live").wait_for()
+        page.reload()
+        page.locator("#connection.live").wait_for()
+        assert "tokens/s" in ask(page, "Hi")
+        assert page.evaluate("Object.values(localStorage).join()").find("secret") == -1

@@ -15,12 +15,12 @@ _TEMPLATE = (
 )
 
 
-def make_agent_checkpoint(folder: Path) -> Path:
+def make_agent_checkpoint(folder: Path, template: str = _TEMPLATE) -> Path:
     """Save a tiny Llama whose answers are random."""
     from transformers import PreTrainedTokenizerFast
 
     make_checkpoint("llama", folder, max_position_embeddings=CONTEXT, num_hidden_layers=1)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(make_tokenizer(folder))
-    tokenizer.chat_template = _TEMPLATE
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return folder

@@ -140,7 +140,6 @@ def _keeps_an_order(schema: Any) -> bool:
     """Whether the schema has keywords within which the order stays that of the schema."""
     text = json.dumps(schema)
     words = (
-        "anyOf",
         "oneOf",
         "patternProperties",
         "allOf",
@@ -210,6 +209,21 @@ def test_a_union_of_objects_that_share_a_key_keeps_all_its_branches() -> None:
     assert takes(matcher, '{"y":null,"x":{"kind":"a","value":7}}')
     assert takes(matcher, '{"y":null,"x":{"kind":"b","value":true}}')
     assert not takes(matcher, '{"y":null,"x":{"kind":"b","value":7}}')
+    assert takes(matcher, '{"y":null,"x":{"value":true,"kind":"b"}}')
+    assert not takes(matcher, '{"y":null,"x":{"value":7,"kind":"b"}}')
+
+
+def test_branches_that_begin_alike_are_told_apart_by_what_follows() -> None:
+    """A name that one branch declares is additional in another; an object of one is any JSON in the other."""
+    declared = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}}, "required": ["b"], "additionalProperties": False}  # fmt: skip
+    opened = {"type": "object", "properties": {"c": {"type": "integer"}}, "required": ["c"]}
+    inner = {"type": "object", "properties": {"a": declared}, "required": ["a"], "additionalProperties": False}  # fmt: skip
+    empty = {"type": "object", "additionalProperties": False}
+    matcher = compiled({"x-property-order": "any", "anyOf": [declared, opened, inner, empty]})
+    for text in ('{"b":null,"a":1}', '{"a":[{"x":"y"}],"b":2,"c":1}', '{"a":{"b":null,"a":2}}', '{"a":{"z":[]},"c":1}', "{}"):  # fmt: skip
+        assert takes(matcher, text), text
+    for text in ('{"a":1}', '{"a":{"z":1}}', '{"b":3,"a":1}', '{"c":1,"c":"x"}'):
+        assert not takes(matcher, text), text
 
 
 def test_the_order_is_any_only_where_it_is_asked_for() -> None:

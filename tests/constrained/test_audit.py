@@ -10,14 +10,16 @@ from jsonschema import Draft202012Validator
 
 from bench.capabilities.libraries import compile_llguidance, compile_xgrammar
 from radixrt.bench.structured_engines import values_at
+from radixrt.constrained import position
 from radixrt.constrained.errors import CannotEnforce
-from radixrt.constrained.json_schema.auditing import audit
+from radixrt.constrained.json_schema.auditing import audit, blame
 from radixrt.constrained.json_schema.auditing.audit import (
     JsonPlan,
     plan_json_schema,
     plan_normalised,
 )
 from radixrt.constrained.json_schema.auditing.capabilities import Capabilities, capabilities
+from radixrt.constrained.json_schema.auditing.compiling import compile_error
 from radixrt.constrained.json_schema.validation import SchemaValidator
 
 LINKED = {
@@ -51,6 +53,40 @@ def is_allowed(made: JsonPlan, text: str) -> bool:
         for check in made.checks
         for part in values_at(value, check.path)
     )
+
+
+def test_the_last_trial_is_that_of_the_planned_schema() -> None:
+    """So that its grammar can be kept: here after keywords were dropped, and after a backend was given up."""
+    tried: list[str] = []
+
+    def trial(backend: str, text: str) -> tuple[str, str | None]:
+        tried.append(text)
+        return f"{backend} of {text}", compile_error(backend, text)
+
+    for schema in ({"oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]}, {"const": "\x01"}, LINKED):
+        made = plan(schema, trial=trial)
+        assert made.grammar == f"{made.backend} of {json.dumps(made.schema, ensure_ascii=False)}"
+        assert made.grammar.endswith(tried[-1])
+
+
+def test_a_plan_notes_the_subschema_that_it_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes are read at the time limit, of which the compile pool has its own test."""
+    notes: list[str] = []
+
+    def noting(backend: str, text: str) -> str | None:
+        notes.append(position.advice(file))
+        return compile_error(backend, text)
+
+    with position.shared() as file:
+        position.share(file.fileno())
+        monkeypatch.setattr(blame, "compile_error", noting)
+        overlapping = {"oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]}
+        plan(
+            {"properties": {"a": {"items": overlapping}}},
+            trial=lambda backend, text: (None, noting(backend, text)),
+        )
+    assert any("grammar is too large" in note for note in notes)
+    assert any("'/properties/a/items'" in note and "was searched" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,21 @@ def test_a_catastrophic_pattern_is_stopped_and_the_helper_replaced(
     with_pool(body, time_limit_s=2.0, patience_s=0.2)
 
 
+def test_the_error_at_the_time_limit_names_the_slow_subschema(
+    with_strict_pool: Callable[..., Any],
+) -> None:
+    slow, easy = json.loads(_slow_schema(0)), {"type": "string"}
+    schema = {"properties": {"easy": easy, "a/b": {"type": "array", "items": slow}, "z": easy}}
+
+    async def body(pool: CompilePool) -> None:
+        with pytest.raises(RequestError, match="more than 2 seconds; at '/properties/a~1b/items'"):
+            await pool.compile(JsonSchema(schema=json.dumps(schema)))
+        with pytest.raises(RequestError, match="more than 2 seconds; simplify"):
+            await pool.validate(SLOW_PATTERN, SLOW_TEXT)
+
+    with_strict_pool(body)
+
+
 def test_quick_jobs_overtake_any_number_of_slow_ones(with_pool: Callable[..., Any]) -> None:
     """Four jobs of 1.5 seconds on two helpers would take three; quick ones wait for none of them to end."""
 

@@ -5,6 +5,9 @@ import time
 import numpy as np
 import pytest
 
+from radixrt.messages.requests import RequestOptions
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.scheduler.queue.groups import MOST_IDLE, Groups
 from radixrt.scheduler.queue.wait_forecast import LEAST_ANSWERS
 from radixrt.scheduler.step_times import StepShape
 from tests.scheduler.engine_model import EngineModel, limits
@@ -225,6 +228,24 @@ def test_a_batch_of_which_nothing_has_begun_is_refused_after_the_wait() -> None:
     assert all(request.finished_s is not None for request in begun)
     assert all(5.2 <= (request.refused_s or 0) < 6 for request in waiting)
     assert engine.scheduler.counters.refused == 2
+
+
+def test_batches_of_which_nothing_is_left_are_forgotten_one_day() -> None:
+    def of(name: str) -> SequenceRequest:
+        return SequenceRequest(
+            seq_id=0, token_ids=b"", options=RequestOptions(), group=name, group_size=2
+        )
+
+    groups = Groups()
+    runs = groups.join(of("runs"))
+    for number in range(2 * MOST_IDLE):
+        groups.leave(groups.join(of(f"{number}")))
+        if number == MOST_IDLE:
+            groups.join(of("7"))
+    known = [number for number in range(2 * MOST_IDLE) if groups.knows(of(f"{number}"))]
+    assert known == [7, *range(MOST_IDLE, 2 * MOST_IDLE)] and groups.knows(of("runs"))
+    groups.leave(runs)
+    assert not groups.knows(of(f"{MOST_IDLE}")) and groups.knows(of("runs"))
 
 
 def test_zero_is_no_bound() -> None:

@@ -16,7 +16,7 @@ from radixrt.scheduler.radix import view as tree_view
 from radixrt.scheduler.radix.hint import HIGH, Hint
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree
-from radixrt.scheduler.radix.view import KnownNodes, TreeView
+from radixrt.scheduler.radix.view import FEWEST_CHILDREN, KnownNodes, TreeView
 from tests.scheduler.engine_model import EngineModel, limits
 
 PAGE_SIZE = 2
@@ -50,7 +50,7 @@ def grown(prompts: list[tuple[str, list[int]]], seen_at: float) -> RadixTree:
 
 def view(tree: RadixTree, depth: int = 3, children: int = 16) -> CacheTree:
     slices = TreeView(
-        tree, CacheTreeCall(call_id=1, depth=depth, children=children), tree._clock
+        tree, CacheTreeCall(call_id=1, depth=depth, children=children), tree.clock
     ).slices()
     while True:
         try:
@@ -126,7 +126,7 @@ def test_locks_pins_and_retention_are_shown_until_they_end() -> None:
         (False, False),
     ]
     assert [shown[n].retention for n in (1, 2, 3)] == ["default", "default", "high"]
-    tree._clock = lambda: 10.0
+    tree.clock = lambda: 10.0
     assert {n.retention for n in view(tree).namespaces[0].children} == {"default"}
 
 
@@ -193,7 +193,7 @@ def test_a_salt_for_each_of_many_tenants_shows_the_biggest_and_counts_all() -> N
 
 
 def searched(tree: RadixTree, known: KnownNodes, **call: object) -> CacheTree:
-    slices = TreeView(tree, CacheTreeCall(call_id=1, **call), tree._clock, known).slices()  # type: ignore[arg-type]
+    slices = TreeView(tree, CacheTreeCall(call_id=1, **call), tree.clock, known).slices()  # type: ignore[arg-type]
     try:
         while True:
             next(slices)
@@ -206,6 +206,12 @@ def test_a_view_shows_no_more_than_it_may_and_the_largest_first() -> None:
     shown = searched(tree, KnownNodes(), most=5, children=100).namespaces[0]
     assert [node.num_tokens for node in shown.children] == [80, 78, 76, 74, 72]
     assert shown.num_children == 40 and shown.total_nodes == 40
+
+
+def test_of_many_small_prefixes_some_are_shown() -> None:
+    tree = grown([("", [first, *[0] * (first % 5)]) for first in range(1, 5000)], 50.0)
+    shown = searched(tree, KnownNodes(), children=100).namespaces[0]
+    assert [node.num_tokens for node in shown.children] == [5 * PAGE_SIZE] * FEWEST_CHILDREN
 
 
 def test_a_view_below_a_node_shows_its_part_and_the_way_to_it() -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,8 @@ import pytest
 from bench import children
 from radixrt.base.api_keys import ApiKey, new_key
 from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.server.test_takeover import PROMPT, Stream, process_of, request, wait_until_unready
+from tests.server.dialects import DIALECTS, DialectStream, assert_refused, whole_answer
+from tests.server.test_takeover import Stream, process_of, request, until, wait_until_unready
 from tests.servers import Server, run_server
 
 
@@ -34,7 +36,7 @@ IN_FULL = "RADIXRT_TORTURE" in os.environ
 def busy_server(served_checkpoint: Path, tmp_path: Path) -> Iterator[tuple[Server, Stream]]:
     """A server that streams an answer. Its current folder has a file with the name of a library's: it is not imported."""
     (tmp_path / "http.py").write_text("raise SystemExit('imported by accident')")
-    server = run_server(served_checkpoint, cwd=tmp_path).start()
+    server = run_server(served_checkpoint, "--served-model-name", "tiny", cwd=tmp_path).start()
     family = server.family()
     stream = Stream(server, request(temperature=0, max_tokens=400))
     reading = threading.Thread(target=stream.run)
@@ -54,15 +56,29 @@ def test_sigterm_lets_running_answers_end_refuses_new_ones_and_leaves_nothing(
         helpers = [p for p in server.family() if "radixrt.constrained" in p.cmdline()]
         assert len(server.family()) - len(helpers) == 4 and len(helpers) <= 3
         worker = process_of(server, "worker")
-        worker.suspend()  # so that the answer does not end before the others are refused
-        server.process.terminate()
-        wait_until_unready(server, "shutting down")
-        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT})
-        assert refused.status_code == 503 and "shutting down" in refused.text
-        assert int(refused.headers["retry-after"]) > 0
-        worker.resume()
+        before = begun(server)
+        expected = [whole_answer(server, dialect) for dialect in DIALECTS]
+        streams = [DialectStream(server, dialect) for dialect in DIALECTS]
+        with ThreadPoolExecutor(2 * len(streams)) as threads:
+            texts = [threads.submit(stream.run) for stream in streams]
+            texts += [threads.submit(whole_answer, server, dialect) for dialect in DIALECTS]
+            until(lambda: begun(server) >= before + 3 * len(DIALECTS))
+            until(lambda: all(stream.text for stream in streams))
+            worker.suspend()  # so that the answers do not end before the others are refused
+            server.process.terminate()
+            wait_until_unready(server, "shutting down")
+            for dialect in DIALECTS:
+                assert_refused(server, dialect, "shutting down")
+            worker.resume()
+            assert [text.result() for text in texts] == expected * 2
         assert server.process.wait(40) == 0
     assert stream.finish == {0: "length"} and stream.usage["completion_tokens"] == 400
+
+
+def begun(server: Server) -> int:
+    """Answers that have come to the scheduler."""
+    stats = server.info()["stats"]
+    return stats["running"] + stats["waiting"] + stats["finished"]
 
 
 @pytest.mark.parametrize(

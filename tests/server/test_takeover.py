@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.server.conftest import Server
+from tests.server.dialects import DIALECTS, LENGTH, DialectStream, whole_answer
 from tests.server.test_kv_events import documented
 from tests.torture.leaks import processes_of
 
@@ -158,6 +159,15 @@ def undisturbed(server: Server) -> list[dict[int, str]]:
         return list(threads.map(lambda body: Stream(server, body).run().texts, REQUESTS))
 
 
+@pytest.fixture(scope="module")
+def undisturbed_dialects(server: Server) -> list[str]:
+    """The text of each API's answer, which is the same whether it streams or not."""
+    texts = [DialectStream(server, dialect).run() for dialect in DIALECTS]
+    assert texts == [whole_answer(server, dialect) for dialect in DIALECTS]
+    assert all(len(text) > LENGTH / 4 for text in texts)
+    return texts
+
+
 EVERY_DEATH = [
     (victim, how)
     for victim in ("worker", "scheduler", "tokenizer")
@@ -169,17 +179,25 @@ DEATHS = EVERY_DEATH if "RADIXRT_TORTURE" in os.environ else [EVERY_DEATH[0], EV
 
 @pytest.mark.parametrize(("victim", "how"), DEATHS)
 def test_answers_go_on_as_if_nothing_had_happened(
-    server: Server, undisturbed: list[dict[int, str]], victim: str, how: int
+    server: Server,
+    undisturbed: list[dict[int, str]],
+    undisturbed_dialects: list[str],
+    victim: str,
+    how: int,
 ) -> None:
     """A process that stops (SIGSTOP) is found by its heartbeat, and does not keep the deadline of a request."""
     wait_until_ready(server)
     process, lines_before = process_of(server, victim), len(server.log)
     streams = [Stream(server, body) for body in REQUESTS]
-    with ThreadPoolExecutor(len(streams) + 2) as threads:
+    dialects = [DialectStream(server, dialect) for dialect in DIALECTS]
+    with ThreadPoolExecutor(len(streams) + 2 * len(dialects) + 2) as threads:
         running = [threads.submit(stream.run) for stream in streams]
+        texts = [threads.submit(dialect.run) for dialect in dialects]
+        texts += [threads.submit(whole_answer, server, dialect) for dialect in DIALECTS]
         whole = threads.submit(post, server, "/v1/completions", {**REQUESTS[1], "stream": False})
         for stream in streams[:5]:
             stream.wait_for_events()
+        until(lambda: all(dialect.text for dialect in dialects))
         process.send_signal(how)
         if how == signal.SIGSTOP:
             expect_deadline_to_be_kept(server)
@@ -187,6 +205,7 @@ def test_answers_go_on_as_if_nothing_had_happened(
         tokenizing = threads.submit(post, server, "/tokenize", {"prompt": PROMPT})
         done = [future.result() for future in running]
     assert [stream.texts for stream in done] == undisturbed
+    assert [text.result() for text in texts] == undisturbed_dialects * 2
     assert whole.result().json()["choices"][0]["text"] == undisturbed[1][0]
     assert tokenizing.result().json()["count"] > 3
     assert all(stream.finish and not stream.error for stream in done)

@@ -37,12 +37,12 @@ CHECK_S = 30.0
 WARM_UP = 1 / 3
 """Part of the time in which the rest of the caches fills."""
 FILL = {
-    "new_grammar": 2300, "turn": 1800, "any_kind": 800, "long_prompt": 300, "session": 300, "leaves": 300, "lease": 100, "calls": 50,
+    "new_grammar": 2300, "turn": 1800, "any_kind": 800, "long_prompt": 300, "session": 300, "leaves": 800, "lease": 100, "calls": 50,
     "is_aborted": 50,
 }  # fmt: skip
 """Requests ahead of the measured time, in random order, which fill the bounded caches: 2,048 compiled grammars, 256 loaded ones (they
 fragment the heap until each was replaced some times), 1 MB of kept conversations, 0.5 MB of kept turns and of kept answers, and the
-10,000 words of which the tokenizer library keeps the tokens."""
+10,000 words of which the tokenizer library keeps the tokens, and 512 requests with several answers."""
 FILLED_FROM_MINUTES = 10
 """A shorter run sends fewer of them."""
 

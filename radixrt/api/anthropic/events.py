@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from radixrt.api.responses import structured_extras, times_extras
+from radixrt.api.responses import explanation_extras, structured_extras, times_extras
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 
@@ -71,7 +71,8 @@ class MessageEvents:
             raise RequestError("The request was aborted.", status=499, code="request_aborted")
         yield from self._close()
         times = times_extras(report) if self._returns_times else {}
-        yield self._message_delta(report) | structured_extras(report) | times | extras
+        told = structured_extras(report) | explanation_extras(report) | times | extras
+        yield self._message_delta(report) | told
         yield {"type": "message_stop"}
 
     def _pieces(self, chunk: AnswerChunk, calls: list[dict[str, Any]]) -> Iterator[Event]:

@@ -13,6 +13,7 @@ from radixrt.api.anthropic.protocol import (
     refuse_unsupported_fields,
 )
 from radixrt.api.anthropic.translation import to_chat
+from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
 from radixrt.api.http.events import EventStream, event, json_response, while_connected
@@ -71,7 +72,8 @@ def message_routes(state: ServerState) -> APIRouter:
     @router.takes("/v1/messages/count_tokens", CountTokensRequest, refuse_unsupported_fields)
     async def count_tokens(request: Request, fields: CountTokensRequest) -> Response:
         chat = to_chat(fields)
-        prompt = chat_prompt(chat, chat.messages, [])
+        continuation = Continuation.of(chat, "messages", state.conversations, request)
+        prompt = chat_prompt(chat, chat.messages, continuation.messages)
         tenant = caller_of(request).tenant
         tokenized = await state.client.tokenize(prompt, tenant, fields.cache_salt or "")
         return json_response({"input_tokens": len(tokenized.token_ids)})

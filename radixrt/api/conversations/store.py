@@ -26,6 +26,9 @@ CONVERSATION_GONE = "conversation_gone"
 """The code of errors about an unknown conversation."""
 MAX_LENGTH = {"messages": MOST_ENTRIES["messages"], "text": 32 << 20}
 """Messages or characters of a conversation with all of its parents."""
+MAX_LINKS = 10_000
+"""Conversations in a row, each the parent of the next. All of them are visited at each use. A text may grow by one character at
+each continuation, so its length hardly bounds them."""
 MAX_MARKS = 200_000
 """Brackets and commas of its messages with all of its parents, those in texts too: they are parsed at each continuation."""
 
@@ -53,6 +56,8 @@ class KeptConversation:
     """JSON of the response that ended it, if it can be retrieved."""
     marks: int = 0
     """Brackets and commas in all."""
+    links: int = 1
+    """This one and its parents."""
 
     @property
     def num_bytes(self) -> int:
@@ -152,8 +157,11 @@ class ConversationStore:
             used_at=self._clock(),
             response=response,
             marks=marks + (0 if parent is None else parent.marks),
+            links=1 + (0 if parent is None else parent.links),
         )
-        is_long = conversation.length > MAX_LENGTH[conversation.kind]
+        is_long = (
+            conversation.length > MAX_LENGTH[conversation.kind] or conversation.links > MAX_LINKS
+        )
         if is_long or conversation.marks > MAX_MARKS or conversation.num_bytes > self._max_bytes:
             return False
         self._kept[conversation_id] = conversation
@@ -174,8 +182,9 @@ class ConversationStore:
 
     def _use(self, conversation: KeptConversation) -> None:
         node: KeptConversation | None = conversation
+        now = self._clock()
         while node is not None:
-            node.used_at = self._clock()
+            node.used_at = now
             self._kept.move_to_end(node.id)
             node = node.parent
 

@@ -7,14 +7,17 @@ connection that sends nothing stays open for ever. nginx's limits (``large_clien
 
 import asyncio
 import enum
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from prometheus_client import Counter
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from radixrt.api.http.errors import error_response
+from radixrt.api.http.errors import ErrorShape, shape_of
+from radixrt.api.http.events import json_response
 from radixrt.api.http.gate import Paces
 from radixrt.base.errors import RequestError
 
@@ -60,10 +63,23 @@ class _Reading(enum.Enum):
 class Connection(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with limits: 431 for large headers, 408 for slow requests."""
 
-    def __init__(self, *args: Any, paces: Paces, slow_readers: Counter, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        paces: Paces,
+        slow_readers: Counter,
+        shapes: Sequence[ErrorShape],
+        **kwargs: Any,
+    ) -> None:
+        """
+        Args:
+            slow_readers: counts the connections that are cut off.
+            shapes: of the paths whose errors are not in OpenAI's form.
+        """
         super().__init__(*args, **kwargs)
         self._paces = paces
         self._slow_readers = slow_readers
+        self._shapes = shapes
         self._unread: asyncio.TimerHandle | None = None
         """Runs while the client does not read."""
         self._reading = _Reading.NOTHING
@@ -143,7 +159,7 @@ class Connection(HttpToolsProtocol):
         if size <= MAX_HEADER_BYTES:
             super().on_headers_complete()
             return
-        app, self.app = self.app, _refuse_large_headers
+        app, self.app = self.app, self._refusal(_headers_too_large())
         super().on_headers_complete()
         self.app = app
 
@@ -203,12 +219,18 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer at once, unless an answer is being sent already, and close the connection."""
         if not self._is_answered() and not self.transport.is_closing():
-            response = error_response(error)
-            response.headers["connection"] = "close"
+            response = self._refusal(error)
             head = [f"HTTP/1.1 {error.status} {_PHRASES[error.status]}".encode()]
             head += [name + b": " + value for name, value in response.raw_headers]
             self.transport.write(b"\r\n".join([*head, b"", bytes(response.body)]))
         self.transport.close()
+
+    def _refusal(self, error: RequestError) -> Response:
+        """In the form of the path, as far as it is known."""
+        body = shape_of(unquote(self.url.decode("latin-1")), self._shapes).body(error)
+        response = json_response(body, error.status)
+        response.headers["connection"] = "close"
+        return response
 
     def _is_answered(self) -> bool:
         """An answer to the request that is being read, or to the one before it, has begun."""
@@ -226,9 +248,3 @@ def _headers_too_large() -> RequestError:
     return RequestError(
         f"The request line and headers are larger than {MAX_HEADER_BYTES} bytes.", status=431
     )
-
-
-async def _refuse_large_headers(scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(_headers_too_large())
-    response.headers["connection"] = "close"
-    await response(scope, receive, send)

@@ -5,11 +5,16 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
+from msgspec.structs import replace
 
 from radixrt.api.http.body import read_json, to_struct
 from radixrt.api.http.keys import caller_of
 from radixrt.api.requests.protocol import refuse_unsupported
 from radixrt.api.state import ServerState
+from radixrt.kv.cache_hint import CacheHint
+
+EXPLAIN_HEADER = "x-radixrt-explain-cache"
+"""With the value 1 it stands for ``explain`` in the field ``cache``."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Endpoint = Callable[[Request, Body], Awaitable[Response]]
@@ -48,6 +53,8 @@ class Endpoints(APIRouter):
                     fields, "cache_salt"
                 ):  # no endpoint ever sees a salt outside of its caller's namespace
                     fields.cache_salt = caller_of(request).tenant.salt(fields.cache_salt)
+                if request.headers.get(EXPLAIN_HEADER) == "1" and hasattr(fields, "cache"):
+                    fields.cache = replace(fields.cache or CacheHint(), explain=True)
                 self._state.check_model(getattr(fields, "model", None))
                 return await answer(request, fields)
 

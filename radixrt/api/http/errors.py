@@ -88,8 +88,12 @@ def error_response(error: RequestError) -> Response:
 
 def error_shape(scope: Scope) -> ErrorShape:
     """The form of errors of a request."""
-    shapes: Sequence[ErrorShape] = scope["app"].state.error_shapes if "app" in scope else ()
-    return next((s for s in shapes if scope["path"].startswith(s.path)), OPENAI_ERRORS)
+    return shape_of(scope["path"], scope["app"].state.error_shapes if "app" in scope else ())
+
+
+def shape_of(path: str, shapes: Sequence[ErrorShape]) -> ErrorShape:
+    """The form of errors under a path, or under what is known of it."""
+    return next((shape for shape in shapes if path.startswith(shape.path)), OPENAI_ERRORS)
 
 
 def _where_it_is(app: FastAPI, path: str) -> str:

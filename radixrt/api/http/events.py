@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
@@ -76,8 +76,6 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
-    _comment = COMMENT
-    """Sent in pauses; empty: nothing is."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(
@@ -118,10 +116,14 @@ class EventStream(Response):
 
     async def _fill_pauses(self, send: Send) -> None:
         """Send comments while no event comes, so that no client or proxy takes the pause for the end."""
-        while self._comment:
+        while True:
             await asyncio.sleep(COMMENT_EVERY_S)
             if time.monotonic() - self._sent_at >= COMMENT_EVERY_S:
-                await self._send_body(send, self._comment)
+                await self._send_body(send, self._comment())
+
+    def _comment(self) -> bytes:
+        """What clients ignore."""
+        return COMMENT
 
     @staticmethod
     def _encoded(value: Any, name: str) -> bytes:
@@ -133,10 +135,22 @@ class EventStream(Response):
 
 
 class LineStream(EventStream):
-    """A stream of JSON objects, one a line, which has no comments."""
+    """A stream of JSON objects, one a line."""
 
     media_type = "application/x-ndjson"
-    _comment = b""
+
+    def __init__(
+        self, lines: AsyncGenerator[bytes, None], nothing: Callable[[], dict[str, Any]]
+    ) -> None:
+        """
+        Args:
+            nothing: makes an object that adds nothing to the answer, as lines have no comments.
+        """
+        super().__init__(lines)
+        self._nothing = nothing
+
+    def _comment(self) -> bytes:
+        return json_line(self._nothing())
 
     @staticmethod
     def _encoded(value: Any, name: str) -> bytes:

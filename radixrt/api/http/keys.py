@@ -56,6 +56,11 @@ class Caller:
         """The name of a cache session of this caller's, told apart from those of others; "": none."""
         return f"{self.tenant.name}\0{name}" if name and self.tenant.name else name
 
+    @property
+    def sees_own_texts(self) -> bool:
+        """Whether texts of the cache under its tenant are its own: without keys, all clients are one tenant."""
+        return self.is_admin or self.tenant.name != ""
+
     def sees_engine(self, keys_are_declared: bool) -> bool:
         """Whether it may see the counters of all requests together, as ``/metrics`` shows them."""
         return self.is_admin or not keys_are_declared

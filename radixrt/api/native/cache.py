@@ -104,6 +104,14 @@ def cache_routes(state: ServerState) -> APIRouter:
         stats = CacheStats.of(await state.client.stats(), state.info.page_size)
         return json_response(msgspec.to_builtins(stats))
 
+    @router.get("/v1/cache/explain/{request_id}")
+    async def explain(request: Request, request_id: str) -> Response:
+        caller = caller_of(request)
+        explanation = await state.client.explain_cache(
+            request_id, caller.tenant, caller.sees_own_texts
+        )
+        return json_response(msgspec.to_builtins(explanation))
+
     @router.get("/v1/cache/tree")
     async def tree(
         request: Request,

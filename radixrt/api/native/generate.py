@@ -20,7 +20,7 @@ from radixrt.api.native.generate_request import (
     native_names,
     refuse,
 )
-from radixrt.api.responses import structured_extras
+from radixrt.api.responses import explanation_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
@@ -136,7 +136,7 @@ class _NativeAnswer:
             "cached_tokens": report.cached_tokens,
             "cache_write_tokens": report.cache_write_tokens,
         }
-        meta |= structured_extras(report)
+        meta |= structured_extras(report) | explanation_extras(report)
         if report.retries:
             meta["structured_output_retries"] = report.retries
         if report.finish_reason is not None:

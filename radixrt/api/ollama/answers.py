@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from radixrt.api.responses import structured_extras
+from radixrt.api.responses import explanation_extras, structured_extras
 from radixrt.messages.answers import AnswerChunk, AnswerReport, ToolCall
 
 _NS = 1e9
@@ -43,11 +43,16 @@ class Answer:
             told["logprobs"] = logprobs
         if done:
             told |= {"done": True, **_numbers(chunk.report), **structured_extras(chunk.report)}
+            told |= explanation_extras(chunk.report)
         yield told
 
     def loaded(self) -> dict[str, Any]:
         """The answer to a request without a prompt."""
         return self._object("", "", []) | {"done": True, "done_reason": "load"}
+
+    def nothing(self) -> dict[str, Any]:
+        """An object that adds nothing, for pauses."""
+        return self._object("", "", [])
 
     def _object(self, text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         told: dict[str, Any] = {"content" if self._in_message else "response": text}

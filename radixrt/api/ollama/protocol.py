@@ -59,6 +59,9 @@ class ChatRequest(OllamaFields, kw_only=True):
     messages: list[OllamaMessage] | None = None
     """None or empty: the request only asks whether the model is loaded."""
     tools: list[dict[str, Any]] | None = None
+
+    # beyond Ollama's, as in chat
+    tool_choice: str | dict[str, Any] | None = None
     replay_reasoning: bool | None = None
 
 
@@ -66,6 +69,8 @@ class GenerateRequest(OllamaFields, kw_only=True):
     prompt: str | None = None
     """None or empty: the request only asks whether the model is loaded."""
     system: str | None = None
+    suffix: str | None = None
+    """Text behind the answer, for models that fill in the middle."""
     raw: bool | None = None
     """The prompt is not put into the chat template."""
 
@@ -79,7 +84,7 @@ class ShowRequest(msgspec.Struct, kw_only=True):
         self.model = (self.model or self.name or "").removesuffix(TAG) or None
 
 
-_UNSUPPORTED = ("images", "suffix", "template", "context", "width", "height", "steps")
+_UNSUPPORTED = ("images", "template", "context", "width", "height", "steps")
 """Fields that would change the answer."""
 
 

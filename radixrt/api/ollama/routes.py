@@ -48,8 +48,10 @@ def ollama_routes(state: ServerState) -> APIRouter:
         if not fields.prompt:
             return json_response(answer.loaded())
         prepared: PreparedRequest[Any]
-        if fields.raw:
-            prepared = prepare_completion(completion_of(fields), state, request)
+        if fields.raw or fields.suffix:
+            prepared = prepare_completion(
+                completion_of(fields), state, request, default_max_tokens=None
+            )
         else:
             prepared = prepare_chat(chat_of_prompt(fields), state, request)
         return await _respond(answer, fields, prepared, request)
@@ -62,7 +64,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
         request.state.request_id = prepared.id
         objects = _objects(answer, prepared, state)
         if fields.stream is not False:
-            return LineStream(_lines(objects))
+            return LineStream(_lines(objects), answer.nothing)
         return json_response(await while_connected(request, _only(objects)))
 
     @router.takes("/api/show", ShowRequest)

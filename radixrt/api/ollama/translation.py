@@ -28,6 +28,7 @@ def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
         for index, message in enumerate(fields.messages or ())
     ]
     chat = _chat(fields, messages, fields.tools)
+    chat.tool_choice = fields.tool_choice
     chat.replay_reasoning = fields.replay_reasoning
     return chat
 
@@ -43,14 +44,17 @@ def chat_of_prompt(fields: GenerateRequest) -> ChatCompletionRequest:
 
 
 def completion_of(fields: GenerateRequest) -> CompletionRequest:
-    """The request of a raw prompt.
+    """The request of a raw prompt, or of one with a suffix.
 
     Raises:
         RequestError: as in :func:`chat_of`.
     """
     top = fields.top_logprobs or 0
     return CompletionRequest(
-        **_shared(fields), prompt=fields.prompt or "", logprobs=top if fields.logprobs else None
+        **_shared(fields),
+        prompt=fields.prompt or "",
+        suffix=fields.suffix,
+        logprobs=top if fields.logprobs else None,
     )
 
 

@@ -92,7 +92,7 @@ async def _whole(answering: Answering[Any], state: ServerState) -> dict[str, Any
             extras |= beside
     choices.sort(key=lambda choice: choice["index"])
     envelope = _envelope(answering, state, answering.kind, choices)
-    return envelope | extras | {"usage": usage.as_json()}
+    return envelope | extras | usage.extras() | {"usage": usage.as_json()}
 
 
 async def _stream(answering: Answering[Any], state: ServerState) -> AsyncGenerator[bytes, None]:
@@ -110,8 +110,8 @@ async def _stream(answering: Answering[Any], state: ServerState) -> AsyncGenerat
     async with aclosing(_choices(answering, state, usage)) as found:
         async for choice, beside in found:
             yield event(piece([choice]) | beside)
-    if with_usage:
-        yield event(piece([]))
+    if with_usage or usage.extras():
+        yield event(piece([]) | usage.extras())
     yield DONE
 
 

@@ -22,7 +22,7 @@ from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.requests import GenerateRequest, Tenant
+from radixrt.messages.requests import FimPrompt, GenerateRequest, Prompt, Tenant, TextPrompt
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
@@ -41,22 +41,34 @@ def completion_routes(state: ServerState) -> APIRouter:
 
 
 def prepare_completion(
-    fields: CompletionRequest, state: ServerState, request: Request
+    fields: CompletionRequest,
+    state: ServerState,
+    request: Request,
+    fim: FimPrompt | None = None,
+    default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
 ) -> PreparedRequest[CompletionRequest]:
     """Read a request for completions, in OpenAI's form or translated from another API's.
+
+    Args:
+        fim: the prompt, in place of that of the fields.
+        default_max_tokens: None: as many as fit.
 
     Raises:
     RequestError: a field is out of its range, or does not fit the others; names it.
     """
     continuation = Continuation.of(fields, "text", state.conversations, request)
-    prompts = parse_prompts(
-        _whole_prompt(fields, continuation),
-        state.info.vocab_size,
-        fields.add_special_tokens is not False,
-        lambda count: state.check_answer_count(count, fields.n or 1),
-    )
+    prompts: list[Prompt] = [] if fim is None else [fim]
+    if fim is None:
+        prompts = parse_prompts(
+            _whole_prompt(fields, continuation),
+            state.info.vocab_size,
+            fields.add_special_tokens is not False,
+            lambda count: state.check_answer_count(count, fields.n or 1),
+        )
+    if fields.suffix:
+        prompts = _with_suffix(prompts, fields.suffix, fields)
     constraint = asked_constraint(fields, state.config)
-    overrides = _overrides(fields, caller_of(request).tenant)
+    overrides = _overrides(fields, caller_of(request).tenant, default_max_tokens)
     options = generation_options(
         fields, state, caller_of(request), constraint.constraint, len(prompts), **overrides
     )
@@ -106,7 +118,24 @@ def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str 
     return continuation.text + fields.prompt
 
 
-def _overrides(fields: CompletionRequest, tenant: Tenant) -> dict[str, Any]:
+def _with_suffix(prompts: list[Prompt], suffix: str, fields: CompletionRequest) -> list[Prompt]:
+    """Raises:
+    RequestError: a prompt is no text, or another field needs a prompt that is one text.
+    """
+    for name in ("echo", "keep", "continue_from"):
+        if getattr(fields, name):
+            raise RequestError(f"suffix and {name} exclude each other.", param=name)
+    found: list[Prompt] = []
+    for prompt in prompts:
+        if not isinstance(prompt, TextPrompt):
+            raise RequestError("With suffix, the prompt must be text.", param="prompt")
+        found.append(FimPrompt(prompt.text, suffix, add_special_tokens=prompt.add_special_tokens))
+    return found
+
+
+def _overrides(
+    fields: CompletionRequest, tenant: Tenant, default_max_tokens: int | None
+) -> dict[str, Any]:
     """The sampling settings that differ from the request's fields.
 
     With ``max_tokens`` 0, which scores a text with ``echo``, one token is generated and thrown away.
@@ -119,8 +148,8 @@ def _overrides(fields: CompletionRequest, tenant: Tenant) -> dict[str, Any]:
         if not fields.echo:
             raise RequestError("max_tokens must be at least 1 without echo.", param="max_tokens")
         overrides["max_tokens"] = 1
-    elif fields.max_tokens is None:
-        overrides["max_tokens"] = max(tenant.at_most(DEFAULT_MAX_TOKENS), fields.min_tokens or 0)
+    elif fields.max_tokens is None and default_max_tokens is not None:
+        overrides["max_tokens"] = max(tenant.at_most(default_max_tokens), fields.min_tokens or 0)
     if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
         overrides["prompt_logprobs"] = fields.logprobs
     return overrides

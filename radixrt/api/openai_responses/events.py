@@ -9,7 +9,7 @@ import orjson
 from radixrt.api.http.middleware import new_id
 from radixrt.api.openai_responses.protocol import ENCRYPTED_REASONING, ResponsesRequest
 from radixrt.api.openai_responses.translation import is_stored, sealed
-from radixrt.api.responses import structured_extras, times_extras
+from radixrt.api.responses import explanation_extras, structured_extras, times_extras
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerChunk, AnswerReport
@@ -221,6 +221,7 @@ class ResponseEvents:
             "completed_at": None if cut else int(time.time()),
             "usage": _usage(report),
             **structured_extras(report),
+            **explanation_extras(report),
             **(times_extras(report) if self._returns_times else {}),
         }
         if report.finish_reason == "abort":

@@ -5,7 +5,12 @@ import binascii
 from collections.abc import Iterator
 from typing import Any
 
-from radixrt.api.openai_responses.protocol import TEXT_LOGPROBS, Items, ResponsesRequest
+from radixrt.api.openai_responses.protocol import (
+    ENCRYPTED_REASONING,
+    TEXT_LOGPROBS,
+    Items,
+    ResponsesRequest,
+)
 from radixrt.api.requests.items import string_in, warn_of_skipped
 from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, GenerationFields
 from radixrt.base.errors import RequestError
@@ -37,9 +42,7 @@ def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
         parallel_tool_calls=fields.parallel_tool_calls,
         reasoning_effort=fields.reasoning_effort or (reasoning.effort if reasoning else None),
         chat_template_kwargs=fields.chat_template_kwargs,
-        replay_reasoning=fields.store is not False
-        if fields.replay_reasoning is None
-        else fields.replay_reasoning,
+        replay_reasoning=_replays(fields),
         logprobs=bool(fields.top_logprobs) or TEXT_LOGPROBS in (fields.include or ()) or None,
         top_logprobs=fields.top_logprobs,
     )
@@ -48,6 +51,18 @@ def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
 def is_stored(fields: ResponsesRequest) -> bool:
     """A response whose id the client has chosen can be guessed, so it is not stored."""
     return fields.store is not False and fields.rid is None and fields.request_id is None
+
+
+def _replays(fields: ResponsesRequest) -> bool:
+    """A client without stored responses keeps the reasoning itself: it asks for it in ``include``, and sends it in its items."""
+    if fields.replay_reasoning is not None:
+        return fields.replay_reasoning
+    items = fields.input if isinstance(fields.input, list) else []
+    return (
+        fields.store is not False
+        or ENCRYPTED_REASONING in (fields.include or ())
+        or any(item.get("type") == "reasoning" for item in items)
+    )
 
 
 def _response_format(given: dict[str, Any]) -> dict[str, Any]:

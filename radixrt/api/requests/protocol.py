@@ -141,6 +141,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
 class CompletionRequest(GenerationFields, kw_only=True):
     prompt: str | list[Any]
     """A text, texts, token ids, or lists of token ids."""
+    suffix: str | None = None
+    """Text behind the answer, for models that fill in the middle."""
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -220,7 +222,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 
 UNSUPPORTED = (
-    "stop_regex", "functions", "function_call", "suffix", "use_beam_search", "length_penalty",
+    "stop_regex", "functions", "function_call", "use_beam_search", "length_penalty",
     "truncate_prompt_tokens", "thinking_token_budget", "thinking_budget", "documents",
     "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
     "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",

@@ -49,7 +49,9 @@ class _Writer:
             self._root = {
                 word: value for word, value in schema.items() if word not in ("$defs", "x-guidance")
             }
+        self._expressible: dict[str, bool] = {}
         self._choices = self._find_choices(self._root)
+        self._choices |= self._within_unions()
 
     def text(self) -> str:
         start = self._rule(self._root)
@@ -67,6 +69,8 @@ class _Writer:
 
     def _body(self, node: Any, name: str) -> str:
         parts = self._parts(node)
+        if _is_any(node) and json.dumps(node) in self._choices:
+            return self._any_json()
         if parts is None or json.dumps(node) not in self._choices:
             return f"%json {json.dumps(self._leaf(node), ensure_ascii=False)}"
         if "$ref" in node:
@@ -109,10 +113,10 @@ class _Writer:
             target = reference_target(node)
             return None if target is None else [self._definitions[str(target[1])]]
         if node.keys() == {"anyOf"}:
-            kinds = [self._kind(branch) for branch in node["anyOf"]]
-            large = [kind for kind in kinds if kind in ("object", "array")]
-            # llguidance follows one JSON grammar at a time, so no two may begin at the same place.
-            return None if None in kinds or len({*large}) < len(large) else list(node["anyOf"])
+            large = self._large(node)
+            is_certain = len(large) < 2 or self._is_expressible(node)
+            is_likely = all(isinstance(self._target(one).get("type"), str) for one in large)
+            return list(node["anyOf"]) if is_certain or is_likely else None
         if node.get("type") == "array" and node.keys() <= _ARRAY_WORDS and "items" in node:
             return [node["items"]]
         if node.get("type") == "object" and node.keys() <= _OBJECT_WORDS:
@@ -123,16 +127,57 @@ class _Writer:
                 return [*names.values(), node.get("additionalProperties", True)]
         return None
 
-    def _kind(self, node: Any) -> str | None:
-        """The type of all values of a schema, ``scalar`` for a list of scalars; None: not known."""
+    def _large(self, union: dict[str, Any]) -> list[Any]:
+        """The branches of a union that are not known to be scalars."""
+        return [branch for branch in union["anyOf"] if not self._is_scalar(branch)]
+
+    def _target(self, node: Any) -> dict[str, Any]:
+        """A schema itself, or that which it refers to."""
         if (target := reference_target(node)) is not None:
             node = self._definitions[str(target[1])]
+        return node if isinstance(node, dict) else {}
+
+    def _is_scalar(self, node: Any) -> bool:
         if not isinstance(node, dict):
-            return None
-        if any(isinstance(value, dict | list) for value in node.get("enum", ())):
-            return None
-        kind = node.get("type", "scalar" if "enum" in node else None)
-        return kind if isinstance(kind, str) else None
+            return node is False
+        node = self._target(node)
+        if _is_union(node):
+            return not self._large(node)
+        if "enum" in node or "const" in node:
+            values = node.get("enum", [node.get("const")])
+            return not any(isinstance(value, dict | list) for value in values)
+        kinds = node.get("type", "object")
+        return not {"object", "array"} & set([kinds] if isinstance(kinds, str) else kinds)
+
+    def _is_expressible(self, node: Any) -> bool:
+        """Whether all objects and arrays in the values can be written in Lark. Two branches of a union may begin with the same text,
+        and llguidance's lexer leaves one of them at a terminal that only the other has. Other unions are written too if the types
+        of their branches are known: that loses fewer answers than an order."""
+        key = json.dumps(node)
+        if key not in self._expressible:
+            self._expressible[key] = True  # of a schema within itself
+            parts = list(node["anyOf"]) if _is_union(node) else self._parts(node)
+            self._expressible[key] = (
+                _is_any(node)
+                or self._is_scalar(node)
+                or (parts is not None and all(map(self._is_expressible, parts)))
+            )
+        return self._expressible[key]
+
+    def _within_unions(self) -> set[str]:
+        """The texts of all schemas within the unions of several objects or arrays in which an order is left to choose."""
+        waiting, seen, found = [(self._root, False)], set(), set()
+        while waiting:
+            node, is_within = waiting.pop()
+            key = json.dumps(node)
+            is_within |= _is_union(node) and key in self._choices and len(self._large(node)) > 1
+            if (key, is_within) in seen:
+                continue
+            seen.add((key, is_within))
+            if is_within and not self._is_scalar(node):
+                found.add(key)
+            waiting += [(part, is_within) for part in self._parts(node) or ()]
+        return found
 
     def _leaf(self, node: Any) -> dict[str, Any]:
         if not isinstance(node, dict):
@@ -141,6 +186,23 @@ class _Writer:
         return {**node, **definitions, "x-guidance": self._options}
 
     # ------------------------------------------------------------ rules
+
+    def _any_json(self) -> str:
+        """Any JSON, in the terminals of the other rules."""
+        if "any_json" in self._names:
+            return "any_value"
+        self._names["any_json"] = "any_value"
+        scalar = self._leaf({"type": ["string", "number", "boolean", "null"]})
+        comma, colon = self._mark(",", before=True), f"/{self._gap}:{self._gap}/"
+        self._lines += [
+            f"any_scalar: %json {json.dumps(scalar)}",
+            f"ANY_NAME: {_STRING}",
+            f"any_member: ANY_NAME {colon} any_value",
+            f"any_object: {self._mark('{')} (any_member ({comma} any_member)*)? {self._mark('}', before=True)}",
+            f"any_array: {self._mark('[')} (any_value ({comma} any_value)*)? {self._mark(']', before=True)}",
+            "any_value: any_scalar | any_object | any_array",
+        ]
+        return "any_value"
 
     def _array(self, node: dict[str, Any]) -> str:
         item = self._rule(node["items"])
@@ -157,10 +219,12 @@ class _Writer:
     def _object(self, node: dict[str, Any], name: str) -> str:
         declared, required = _declared(node), set(node.get("required", ()))
         additional = node.get("additionalProperties", True)
+        # A terminal of its own: a name may be declared in one branch of a union and additional in another.
+        colon = f"/{self._gap}:{self._gap}/"
         names = [*(one for one in declared if one in required)]
         names += [one for one in declared if one not in required and declared[one] is not False]
         members = [
-            f"{self._key(json.dumps(one, ensure_ascii=False))} {self._rule(declared[one])} "
+            f"/{_escaped(json.dumps(one, ensure_ascii=False))}/ {colon} {self._rule(declared[one])} "
             f"{name}_rest::set_bit({bit}) %if bit_clear({bit})"
             for bit, one in enumerate(names)
         ]
@@ -169,10 +233,11 @@ class _Writer:
             taken = "|".join(_escaped(json.dumps(one, ensure_ascii=False)) for one in declared)
             other = f"{_STRING} & ~/({taken})/" if taken else _STRING
             self._lines.append(f"{name.upper()}_OTHER: {other}")
-            colon = f"/{self._gap}:{self._gap}/"
             members.append(f"{name.upper()}_OTHER {colon} {self._rule(additional)} {name}_rest::_")
         else:
             comma += f" %if not(is_ones([0:{len(names)}]))"
+        if not members:
+            return f"{self._mark('{')} {self._mark('}', before=True)}"
         may_end = f'"" %if is_ones([0:{len(required)}])' if required else '""'
         self._lines.append(f"{name}_member::_: " + "\n | ".join(members))
         self._lines.append(f"{name}_rest::_: {may_end}\n | {comma}")
@@ -181,14 +246,19 @@ class _Writer:
             first = f"({first})?"
         return f"{self._mark('{')} {first} {self._mark('}', before=True)}"
 
-    def _key(self, quoted: str) -> str:
-        return f"/{_escaped(quoted)}{self._gap}:{self._gap}/"
-
     def _mark(self, mark: str, *, before: bool = False) -> str:
         """A mark of JSON with the white space behind it, or before and behind it."""
         gap = self._gap
         behind = "" if mark in "]}" else gap
         return f"/{gap if before else ''}\\{mark}{behind}/"
+
+
+def _is_union(node: Any) -> bool:
+    return isinstance(node, dict) and node.keys() == {"anyOf"}
+
+
+def _is_any(node: Any) -> bool:
+    return node is True or node == {}
 
 
 def _declared(node: dict[str, Any]) -> dict[str, Any]:

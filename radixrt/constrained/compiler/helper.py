@@ -10,7 +10,9 @@ import os
 import signal
 import socket
 import sys
+from typing import BinaryIO
 
+from radixrt.constrained import position
 from radixrt.constrained.compiler import jobs
 
 START_LIMIT_S = 120.0
@@ -110,22 +112,23 @@ class Zygote:
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        notes = position.shared()
         try:
             async with self._forking, asyncio.timeout(XGRAMMAR_IMPORT_S):
                 self._forked = asyncio.get_running_loop().create_future()
                 frame = jobs.frame(jobs.encode(jobs.Fork(with_xgrammar)))
-                socket.send_fds(self._control, [frame], [theirs.fileno()])
+                socket.send_fds(self._control, [frame], [theirs.fileno(), notes.fileno()])
                 pid = await self._forked
             reader, writer = await asyncio.open_unix_connection(sock=ours)
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            raise HelperDied("its zygote has ended") from error
-        except BaseException:
-            ours.close()
+            notes.close()
+            if isinstance(error, OSError):
+                raise HelperDied("its zygote has ended") from error
             raise
         finally:
             theirs.close()
-        return Helper(self, pid, reader, writer, self._ends[pid])
+        return Helper(self, pid, reader, writer, self._ends[pid], notes)
 
     def end(self, pid: int) -> None:
         """Kill a helper."""
@@ -172,12 +175,14 @@ class Helper:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         ended: asyncio.Future[int],
+        notes: BinaryIO,
     ) -> None:
         self.pid = pid
         self._zygote = zygote
         self._reader = reader
         self._writer = writer
         self._ended = ended
+        self._notes = notes
 
     @property
     def is_alive(self) -> bool:
@@ -194,12 +199,17 @@ class Helper:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise HelperDied(_how_it_ended(await asyncio.shield(self._ended))) from error
 
+    def advice(self) -> str:
+        """What to change in a constraint that takes this helper too long."""
+        return position.advice(self._notes)
+
     async def kill(self) -> None:
         """Returns when the process is gone."""
         if not self._ended.done():
             self._zygote.end(self.pid)
             await asyncio.shield(self._ended)
         self._writer.close()
+        self._notes.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 

@@ -183,18 +183,15 @@ class CompilePool:
             self._work.notify()
         try:
             return await waiting.reply
-        except TimeoutError:
-            reason = f"{what} more than {self.config.time_limit_s:g} seconds"
+        except TimeoutError as error:
+            reason, advice = f"{what} more than {self.config.time_limit_s:g} seconds", str(error)
         except HelperDied as error:
             # They may have died of something else.
             if deaths < self.config.num_helpers and waiting.left_s > 0:
                 return await self._do(job, what, deaths=deaths + 1, left_s=waiting.left_s)
             reason = f"A helper process did not survive it ({error})"
-        raise RequestError(
-            f"{reason}; simplify the schema, pattern or grammar.",
-            param="structured",
-            code="grammar",
-        )
+            advice = "simplify the schema, pattern or grammar"
+        raise RequestError(f"{reason}; {advice}.", param="structured", code="grammar")
 
     async def _next(self, for_quick_ones: bool) -> _Waiting:
         """The next job: a slow one first, where they are taken, since quick ones have a helper of their own."""
@@ -294,7 +291,7 @@ class CompilePool:
                 await helper.kill()
                 return False
             if not waiting.reply.done():
-                error = running.exception() if running.done() else TimeoutError()
+                error = running.exception() if running.done() else TimeoutError(helper.advice())
                 if isinstance(error, HelperDied):
                     waiting.left_s -= time.monotonic() - begin
                 if error is None:

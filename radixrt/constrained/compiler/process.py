@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from radixrt.base.errors import RadixrtError, RequestError
+from radixrt.constrained import position
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.advise import advise
 from radixrt.constrained.compiler.cache import memory_of
@@ -67,7 +68,7 @@ def _next_helper(control: socket.socket) -> socket.socket | None:
                 os.read(wake, 4096)
                 _report_ends(control)
                 continue
-            head, fds, _, _ = socket.recv_fds(control, jobs.LENGTH.size, 1)
+            head, fds, _, _ = socket.recv_fds(control, jobs.LENGTH.size, 2)
             if not head:
                 return None
             command = jobs.decode_command(control.recv(*jobs.LENGTH.unpack(head)))
@@ -78,7 +79,8 @@ def _next_helper(control: socket.socket) -> socket.socket | None:
             if command.with_xgrammar:
                 _import_xgrammar()
             if pid := os.fork():
-                os.close(fds[0])
+                for fd in fds:
+                    os.close(fd)
                 _send(control, jobs.Forked(pid))
                 continue
             signal.set_wakeup_fd(before)
@@ -86,6 +88,8 @@ def _next_helper(control: socket.socket) -> socket.socket | None:
             waiting.close()
             os.close(wake)
             os.close(woken)
+            position.share(fds[1])
+            os.close(fds[1])
             return socket.socket(fileno=fds[0])
 
 
@@ -134,6 +138,7 @@ def _work(helper: socket.socket, facts: TokenizerFacts, config: jobs.PoolConfig)
 
 def _answer(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> bytes:
     """The frame of the reply."""
+    position.note("")
     try:
         return jobs.frame(jobs.encode(_do(job, facts, config)))
     except MemoryError:

@@ -1,5 +1,6 @@
 """Converts calls and answers to and from the standard fields of OpenAI's API."""
 
+from dataclasses import fields
 from typing import Any
 
 from radixrt.lang.backends.protocol import (
@@ -74,7 +75,8 @@ def pieces_of(event: dict[str, Any]) -> list[Piece]:
     if (usage := event.get("usage")) is not None:
         pieces.append(Piece(usage=usage_of(usage)))
     if (times := event.get("times")) is not None:
-        pieces.append(Piece(times=ServerTimes(**times)))
+        known = {field.name: times[field.name] for field in fields(ServerTimes)}
+        pieces.append(Piece(times=ServerTimes(**known)))
     return pieces
 
 

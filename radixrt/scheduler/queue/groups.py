@@ -9,20 +9,22 @@ from collections import OrderedDict
 
 from radixrt.messages.sequences import SequenceRequest
 
-MOST_REMEMBERED = 1 << 14
-"""Accepted groups. A further sequence of a group may come although none of it is in the engine."""
+MOST_IDLE = 512
+"""Accepted groups of which no sequence is in the engine. A further one of them may still come."""
 
 
 class Group:
     """The sequences of one HTTP request."""
 
-    __slots__ = ("has_begun", "most_output", "num_alive", "num_to_come")
+    __slots__ = ("has_begun", "most_output", "name", "num_alive", "num_to_come")
 
-    def __init__(self, most_output: int = 0) -> None:
+    def __init__(self, most_output: int = 0, name: str = "") -> None:
         """
         Args:
             most_output: tokens of one answer.
+            name: by which its other sequences name it.
         """
+        self.name = name
         self.most_output = most_output
         self.has_begun = False
         """A prompt of it is planned, or was on another engine."""
@@ -36,7 +38,8 @@ class Groups:
     """The groups that were accepted."""
 
     def __init__(self) -> None:
-        self._by_id: OrderedDict[str, Group] = OrderedDict()
+        self._by_name: dict[str, Group] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
         self.num_to_come = 0
         """Sequences of all groups."""
         self.output_to_come = 0
@@ -44,18 +47,18 @@ class Groups:
 
     def knows(self, request: SequenceRequest) -> bool:
         """Whether a sequence of its group was accepted before."""
-        return request.group in self._by_id
+        return request.group in self._by_name
 
     def join(self, request: SequenceRequest) -> Group:
         """The group of a sequence that is accepted."""
-        group = self._by_id.get(request.group)
+        group = self._by_name.get(request.group)
         if group is None:
-            group = Group(request.sampling.max_tokens or 0)
+            group = Group(request.sampling.max_tokens or 0, request.group)
             if request.group_size > 1:
-                self._remember(request.group, group)
+                self._by_name[request.group] = group
                 self._expect(group, request.group_size - 1)
         else:
-            self._by_id.move_to_end(request.group)
+            self._idle.pop(request.group, None)
             self._expect(group, -min(group.num_to_come, 1))
         group.num_alive += 1
         group.has_begun |= request.has_begun
@@ -64,14 +67,14 @@ class Groups:
     def leave(self, group: Group) -> None:
         """A sequence has ended. If none is left, those to come may have been dropped before they were sent."""
         group.num_alive -= 1
-        if not group.num_alive:
-            self._expect(group, -group.num_to_come)
-
-    def _remember(self, name: str, group: Group) -> None:
-        self._by_id[name] = group
-        if len(self._by_id) > MOST_REMEMBERED:
-            _, oldest = self._by_id.popitem(last=False)
-            self._expect(oldest, -oldest.num_to_come)
+        if group.num_alive:
+            return
+        self._expect(group, -group.num_to_come)
+        if group.name in self._by_name:
+            self._idle[group.name] = None
+            if len(self._idle) > MOST_IDLE:
+                oldest, _ = self._idle.popitem(last=False)
+                del self._by_name[oldest]
 
     def _expect(self, group: Group, change: int) -> None:
         group.num_to_come += change

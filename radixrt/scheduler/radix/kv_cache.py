@@ -9,10 +9,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.radix.divergence import cache_facts
 from radixrt.scheduler.radix.eviction.registry import make_policy
+from radixrt.scheduler.radix.hint import HIGH, NONE
 from radixrt.scheduler.radix.leases import Leases
-from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.node import Node, SequenceEnd
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.radix.request_hints import apply_hints
@@ -30,7 +33,8 @@ class KVCache:
     ) -> None:
         num_pages, self.page_size = limits.num_pages, limits.page_size
         self.allocator = PageAllocator(num_pages)
-        self.policy = make_policy(limits.settings.eviction_policy, clock)
+        self._policy_name = limits.settings.eviction_policy
+        self.policy = make_policy(self._policy_name, clock)
         self.tree = RadixTree(self.page_size, self.policy, clock)
         self.prefix_watch = PrefixWatch()
         """Hears of every page that is inserted into the tree."""
@@ -54,18 +58,27 @@ class KVCache:
         """``count`` pages (at most ``num_available``), evicted from the tree if need be."""
         missing = count - self.allocator.num_free
         if missing > 0:
-            self._evict(missing)
+            self._evict(missing, self._eviction_rule)
         return self.allocator.allocate(count)
 
-    def _evict(self, count: int) -> int:
-        pages = self.tree.evict(count)
+    def _eviction_rule(self, leaf: Node, is_above_share: bool) -> str:
+        """The rule by which a leaf was chosen."""
+        if is_above_share:
+            return "max_cached_fraction"
+        if leaf.hint is None or leaf.hint.level not in (NONE, HIGH):
+            stated = leaf.hint is not None and leaf.hint.next_use is not None
+            return "next_use" if stated else self._policy_name
+        return "retain=none" if leaf.hint.level == NONE else "retain=high"
+
+    def _evict(self, count: int, rule: Callable[[Node, bool], str]) -> int:
+        pages = self.tree.evict(count, rule)
         self.allocator.free(pages)
         self.evicted_pages += len(pages)
         return len(pages)
 
     def flush(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their number."""
-        return self._evict(self.tree.num_evictable_pages)
+        return self._evict(self.tree.num_evictable_pages, lambda leaf, is_above_share: "flush")
 
     # ------------------------------------------------------------ a sequence's life
 
@@ -74,6 +87,14 @@ class KVCache:
         if not self._reads_tree(sequence):
             return None
         return self.tree.match(sequence.cacheable_tokens(), sequence.salt)
+
+    def note_facts(self, sequence: Sequence, match: Match | None) -> None:
+        """Note where the prompt of a sequence that is admitted now leaves the tree."""
+        sequence.cache_facts = (
+            cache_facts(self.tree, sequence, match)
+            if self._reads_tree(sequence)
+            else CacheFacts(reusable_tokens=0)
+        )
 
     def expect(self, sequence: Sequence, match: Match) -> None:
         """Tell the eviction policy of a waiting sequence and its cached prefix.
@@ -196,6 +217,7 @@ class KVCache:
             sequence.node, tokens, self._slots.block_tables[slot, start:full]
         )
         self._inserted(sequence, start + existing, full)
+        self._note_end(sequence, node)
         sequence.written_tokens += (full - start - existing) * self.page_size
         self.tree.move_lock(sequence.node, node)
         sequence.node = node
@@ -219,11 +241,17 @@ class KVCache:
             self._inserted(sequence, start + existing, full)
             own = np.concatenate((own[:existing], own[full - start :]))
         self.allocator.free(own)
+        if self._share:
+            tail = sequence.tokens[max(start, full) * self.page_size : sequence.num_tokens]
+            self._note_end(sequence, sequence.node, tail[: 2 * self.page_size].tobytes())
         if ended and self._share:
             self._apply_hints(sequence, sequence.node, max(start, full))
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)
+
+    def _note_end(self, sequence: Sequence, node: Node, tail: bytes = b"") -> None:
+        node.end = SequenceEnd(sequence.seq_id, sequence.options.tenant.name, tail)
 
     def _apply_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
         """Apply a sequence's hints to the ``num_pages`` pages up to ``end``, on which it holds its lock."""

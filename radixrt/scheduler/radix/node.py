@@ -9,7 +9,7 @@ the tree itself breaks the cycles of parents and children when it removes a node
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,6 +28,16 @@ _SHORTEST_VIEW = 4096
 """Bytes. A view takes 200 bytes of its own, and copying a shorter part is faster than making a view."""
 
 _NO_CHILDREN: Mapping[bytes, Any] = MappingProxyType({})
+
+
+class SequenceEnd(NamedTuple):
+    """The last request whose tokens in the tree end at the end of a node."""
+
+    seq_id: int
+    tenant: str
+    """Name of its key."""
+    tail: bytes = b""
+    """Its packed tokens after its last full page, which are not in the tree."""
 
 
 class Node(msgspec.Struct, gc=False, eq=False):
@@ -58,6 +68,8 @@ class Node(msgspec.Struct, gc=False, eq=False):
     """Time at which its pages entered the tree, on the same clock; of a joined edge, that of the last part."""
     hint: Hint | None = None
     """Clients' hints; None for most nodes."""
+    end: SequenceEnd | None = None
+    """None: no request has ended here."""
     namespace: str = ""
     """Of the cache salt; empty without declared keys."""
 
@@ -108,6 +120,10 @@ class Node(msgspec.Struct, gc=False, eq=False):
         else:
             self.children = {key: child}
         child.parent = self
+
+    def newest_keys(self) -> Iterator[bytes]:
+        """The keys of the children, the newest first."""
+        return reversed(self.children) if isinstance(self.children, dict) else iter(())
 
     def drop(self, key: bytes) -> None:
         """Remove the child whose first page is ``key``."""

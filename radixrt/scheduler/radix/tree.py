@@ -20,6 +20,7 @@ from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.requests import split_salt
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
+from radixrt.scheduler.radix.ghosts import Before, Ghost, GhostList
 from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length, part_of
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
@@ -78,6 +79,9 @@ class RadixTree:
     Args:
         policy: order of eviction; default: least recently used.
         clock: seconds from any fixed moment, for the stamps on the nodes.
+
+    Attributes:
+        ghosts: the pages that were evicted last.
     """
 
     def __init__(
@@ -90,11 +94,12 @@ class RadixTree:
         self.policy: EvictionPolicy = policy or least_recently_used()
         self.observer: TreeObserver | None = None
         """Called for every page that enters or leaves the tree."""
+        self.ghosts = GhostList()
         self.shares = Shares()
         self._page_bytes = page_size * ID_BYTES
         self._roots: dict[str, Node] = {}
         self._salts: dict[Node, str] = {}  # of each root
-        self._clock = clock
+        self.clock = clock
         self._last_stamp = 0
         self.num_pages = 0
         """Pages in the tree."""
@@ -229,7 +234,7 @@ class RadixTree:
 
     def _new_stamp(self) -> int:
         """Nanoseconds on the clock, or the last stamp plus 1: no two stamps are equal."""
-        self._last_stamp = max(self._last_stamp + 1, int(self._clock() * 1e9))
+        self._last_stamp = max(self._last_stamp + 1, int(self.clock() * 1e9))
         return self._last_stamp
 
     # ------------------------------------------------------------ growth
@@ -384,8 +389,13 @@ class RadixTree:
         elif node in self._salts and node.lock_count == 0 and not node.children:
             del self._roots[self._salts.pop(node)]
 
-    def evict(self, count: int) -> Pages:
+    def evict(
+        self, count: int, rule: Callable[[Node, bool], str] = lambda leaf, is_above_share: ""
+    ) -> Pages:
         """Drop up to ``count`` unlocked pages, from the tails of the leaves: first those above a share, then in the policy's order.
+
+        Args:
+            rule: names the rule by which a leaf is evicted, for the ghost list. Its second argument: its namespace is above its share.
 
         Returns:
             Page ids that are free now.
@@ -394,25 +404,36 @@ class RadixTree:
         missing = count
         for leaf, most in self.shares.take(count):
             self.policy.taken(leaf)
-            missing -= self._trim(leaf, most, freed)
+            missing -= self._trim(leaf, most, freed, rule(leaf, True))
         while missing > 0 and (first := self.policy.pop()) is not None:
-            missing -= self._trim(first, missing, freed)
+            missing -= self._trim(first, missing, freed, rule(first, False))
         return self._account_removed(freed)
 
-    def _trim(self, leaf: Node, most: int, freed: list[Packed]) -> int:
+    def _trim(self, leaf: Node, most: int, freed: list[Packed], rule: str) -> int:
         """Drop up to ``most`` pages from the tail of a leaf; returns their number."""
         count = min(leaf.num_pages, most)
         kept = leaf.num_pages - count
         freed.append(leaf.page_ids[kept * ID_BYTES :])
+        page = bytes(leaf.edge[kept * self._page_bytes : (kept + 1) * self._page_bytes])
+        self.ghosts.add(self._before(leaf, kept), page, Ghost(self.clock(), rule))
         self.shares.count(leaf.namespace, -count)
         if kept:
             assert leaf.parent is not None
             self._count_below(leaf.parent, -count, 0)
+            leaf.end = None if leaf.end is None else leaf.end._replace(tail=b"")
             leaf.edge, leaf.page_ids = self._cut(leaf, 0, kept)
             self._offer(leaf)
         else:
             self._remove_leaf(leaf)
         return count
+
+    def _before(self, node: Node, num_pages: int) -> Before:
+        """The name in the ghost list of what is before a page of an edge."""
+        if num_pages:
+            return int(node.pages[num_pages - 1])
+        assert node.parent is not None
+        salt = self._salts.get(node.parent)
+        return int(node.parent.pages[-1]) if salt is None else salt
 
     def prune(self, node: Node) -> Pages:
         """Drop ``node`` and the prefix above it, up to the first node that is in use.
@@ -443,7 +464,7 @@ class RadixTree:
 
     def _inherit_next_use(self, parent: Node, leaf: Node) -> None:
         """A request that continues from the leaf needs its parent at the same time."""
-        next_use = earliest_next_use(parent.hint, leaf.hint, self._clock())
+        next_use = earliest_next_use(parent.hint, leaf.hint, self.clock())
         hint = (parent.hint or Hint()).with_next_use(next_use)
         parent.hint = hint if hint.says_something else None
 
@@ -453,6 +474,7 @@ class RadixTree:
         pages = unpack_ids(b"".join(freed))
         self.num_pages -= len(pages)
         self.generation += 1
+        self.ghosts.forget_below(pages.tolist())
         if self.observer is not None:
             self.observer.removed(pages)
         return pages

@@ -30,7 +30,10 @@ FIRST_TOKENS = 32
 """Of an edge, shown in the view."""
 
 SMALLEST_SHARE = 1 / 1000
-"""Share of the shown pages that a node must hold to be shown, so that no level shows more than a thousand nodes."""
+"""Share of the shown pages that makes a node large enough to be shown."""
+
+FEWEST_CHILDREN = 20
+"""Shown of a node without so many large ones: the largest, or of thousands the largest of a sample."""
 
 MOST_AWAITED = 1000
 """Nodes with waiting sequences that a view looks at."""
@@ -171,18 +174,26 @@ class TreeView:
     def _offer_children(
         self, parent: Node, level: int, shown: list[CacheTreeNode]
     ) -> Generator[None, None, None]:
-        """Note the children of a node that are large enough to be shown."""
+        """Note the children of a node that are large enough to be shown, or the largest of small ones."""
         if level > self._call.depth:
             return
         children, least = list(parent.children.values()), self._least_bytes
+        large: list[Node] = []
         for start in range(0, len(children), NODES_PER_LOOK):
             if self._slice_is_over():
                 yield
                 self._begin_slice()
-            for node in children[start : start + NODES_PER_LOOK]:
-                # most are too small, so this comes first and is spelled out
-                if len(node.page_ids) + ID_BYTES * node.pages_below >= least and node.parent:
-                    self._offer(node, level, shown)
+            # spelled out: most of a hundred thousand children are too small
+            large += [
+                node for node in children[start : start + NODES_PER_LOOK]
+                if len(node.page_ids) + ID_BYTES * node.pages_below >= least
+            ]  # fmt: skip
+        if len(large) < min(FEWEST_CHILDREN, len(children)):
+            some = children[:: 1 + len(children) // NODES_PER_LOOK]
+            large = heapq.nlargest(FEWEST_CHILDREN, dict.fromkeys([*large, *some]), key=_num_pages)
+        for node in large:
+            if node.parent is not None:  # else it has left the tree since
+                self._offer(node, level, shown)
 
     def _offer(self, node: Node, level: int, siblings: list[CacheTreeNode]) -> None:
         entry = (-_num_pages(node), next(self._tickets), node, level, siblings)

@@ -13,6 +13,7 @@ from radixrt.messages.answers import (
     FinishReason,
     PromptInfo,
 )
+from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.logprobs import LogprobColumns
 from radixrt.messages.requests import GenerateRequest
@@ -21,6 +22,8 @@ from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer.stop_strings import StopStringFinder
 from radixrt.tokenizer.answer.value_events import AnswerValues
+from radixrt.tokenizer.explain.explainer import Explainer
+from radixrt.tokenizer.explain.records import PromptRecord
 from radixrt.tokenizer.prompt.kept_turns import AnswerParts, OpenTurn
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -37,6 +40,7 @@ class SequenceNews:
     prompt_logprobs: list[SequenceLogprobs] = dataclasses.field(default_factory=list)
     started: AnswerReport | None = None
     finished: AnswerReport | None = None
+    cache_facts: CacheFacts | None = None
 
 
 def news_by_sequence(batch: TokenBatch) -> dict[int, SequenceNews]:
@@ -49,6 +53,8 @@ def news_by_sequence(batch: TokenBatch) -> dict[int, SequenceNews]:
         news.setdefault(seq_id, SequenceNews()).started = report
     for seq_id, report in batch.finished.items():
         news.setdefault(seq_id, SequenceNews()).finished = report
+    for seq_id, facts in batch.cache_facts.items():
+        news.setdefault(seq_id, SequenceNews()).cache_facts = facts
     for row in batch.logprobs:
         news.setdefault(row.seq_id, SequenceNews()).logprobs.append(row)
     for row in batch.prompt_logprobs:
@@ -70,7 +76,11 @@ class AnswerState:
         continues_prompt: bool,
         rendered_chat: str | None = None,
         turn: OpenTurn | None = None,
+        record: PromptRecord | None = None,
+        explainer: Explainer | None = None,
         unenforced: tuple[Unenforced, ...] = (),
+        encode_s: float = 0.0,
+        grammar_s: float = 0.0,
     ) -> None:
         """
         Args:
@@ -79,8 +89,12 @@ class AnswerState:
             continues_prompt: the text goes on from the prompt's text, without a new beginning.
             rendered_chat: the prompt as text, if the chat's next request should find the tokens of this answer.
             turn: keeps the answer, if the chat's next request should repeat it as it was written.
+            record: remembers the answer, if it is one of a chat.
+            explainer: explains the cache misses of the record's prompt, if the request asks for it.
             unenforced: parts of the constraint that the answer is not held to.
+            encode_s, grammar_s: durations for its report.
         """
+        self._encode_s, self._grammar_s = encode_s, grammar_s
         sampling = request.sampling
         self.request = request
         self.index = index
@@ -92,7 +106,10 @@ class AnswerState:
         """Of the text, where there is a rendered chat."""
         self._turn = turn
         self._parts = AnswerParts()
-        """Of an answer that the turn keeps."""
+        """Of an answer that the turn keeps or the record remembers."""
+        self._record = record
+        self._explainer = explainer
+        self._explanation: CacheExplanation | None = None
         self._written: str | None = None
         """The complete answer as generated, if it is kept."""
         self._prompt_ids = prompt_ids if sampling.prompt_logprobs is not None else []
@@ -144,6 +161,13 @@ class AnswerState:
             )
             self._num_repeated -= 1
         self._report = news.started or self._report
+        if (
+            news.cache_facts is not None
+            and self._record is not None
+            and self._explainer is not None
+        ):
+            with_texts = self.request.options.cache_hints.explain_texts
+            self._explanation = self._explainer.explain(self._record, news.cache_facts, with_texts)
         for row in news.prompt_logprobs:
             self._prompt_logprobs.add_packed(row.token_ids, row.logprobs)
         end = news.finished
@@ -176,15 +200,20 @@ class AnswerState:
             return self._progress() if self._num_tokens >= self._report_at else None
         text = "".join(self._text)
         reasoning, text, tool_calls = self._parser.split(text, is_last=self.finished)
-        if self._turn is not None:
+        if self._turn is not None or self._record is not None:
             self._parts.add(text, reasoning, tool_calls)
-            if self._written is not None:
-                self._turn.keep(self._written, self._parts)
+        if self._turn is not None and self._written is not None:
+            self._turn.keep(self._written, self._parts)
+        if self._record is not None and self.finished:
+            self._record.add_answer(self._parts)
         self._report = msgspec.structs.replace(
             self._report,
             output_tokens=self._num_tokens,
             reasoning_tokens=self._parser.num_reasoning_tokens,
+            encode_s=self._encode_s,
+            grammar_s=self._grammar_s,
             unenforced=self.unenforced if self.finished else (),
+            cache_explanation=self._explanation if self.finished else None,
         )
         chunk = AnswerChunk(
             request_id=self.request.request_id,

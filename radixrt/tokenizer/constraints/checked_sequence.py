@@ -100,6 +100,7 @@ class CheckedSequence:
         """
         held = self._news
         self._started = news.started or self._started
+        held.cache_facts = news.cache_facts or held.cache_facts
         held.prompt_logprobs += news.prompt_logprobs
         held.token_ids += news.token_ids
         held.logprobs += news.logprobs
@@ -158,6 +159,7 @@ class CheckedSequence:
             prompt_logprobs=held.prompt_logprobs,
             started=self._with_checks(self._started),
             finished=self._with_checks(held.finished) if settled else None,
+            cache_facts=held.cache_facts,
         )
         self._news = SequenceNews(
             token_ids=held.token_ids[confirmed:],

@@ -43,6 +43,8 @@ class RenderedChat:
     """For each cache breakpoint: number of leading characters that are settled by the messages before it."""
     answer_ends: list[int]
     """Where in the text the contents of assistants' messages end."""
+    spans: list[tuple[int, int]]
+    """Beginning and end of each message's content in the text; empty, at the end of the one before, where it is not found."""
     turn: OpenTurn | None = None
     """Keeps the answer to a chat whose later requests are to repeat it."""
 
@@ -90,30 +92,31 @@ class ChatTemplate:
             agreed_length(render_some, text, messages, breakpoint.message)
             for breakpoint in prompt.cache_breakpoints
         ]
-        ends = _answer_ends(text, messages)
+        spans = _spans(text, messages)
+        ends = _answer_ends(messages, spans)
         if turn is not None:
             kept_ends = [kept.end for kept in turn.chain()]
             ends = sorted({*kept_ends, *(end for end in ends if end > turn.end)})
         opened = None
         if history is not None and not prompt.continue_final_message:
             opened = OpenTurn(self.turns, history, text, turn)
-        return RenderedChat(text, literals, agreed, ends, opened)
+        return RenderedChat(text, literals, agreed, ends, spans, opened)
 
     def encode(
         self, chat: RenderedChat, salt: str, check_length: CheckLength = any_length
-    ) -> tuple[str, list[int], list[int]]:
-        """The prompt as text and as token ids, and for each cache breakpoint the number of leading tokens that it
-        covers. Only the template adds special tokens.
+    ) -> tuple[str, list[int], list[int], list[Segment]]:
+        """The prompt as text and as token ids, for each cache breakpoint the number of leading tokens that it
+        covers, and the segments of the text, unless it has literals. Only the template adds special tokens.
 
         Args:
             salt: messages that were encoded before with the same salt are not encoded again.
             check_length: gets the number of tokens before they are copied.
         """
         if chat.literals:
-            return self._encode_with_literals(chat, check_length)
+            return *self._encode_with_literals(chat, check_length), []
         segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends, check_length)
         counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
-        return chat.text, joined(segments), counts
+        return chat.text, joined(segments), counts, segments
 
     def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
         """Number of leading tokens within the first ``length`` characters of a text."""
@@ -254,15 +257,42 @@ class ChatTemplate:
         return tokenizer, names, ids
 
 
-def _answer_ends(text: str, messages: Messages) -> list[int]:
-    """Ends of the assistants' messages that the rendered text contains unchanged, in order."""
-    ends = []
+def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
+    """Beginning and end of each message's content in the rendered text, in order; those of calls of tools belong to it.
+    Empty, at the end of the one before, where the text does not contain it unchanged."""
+    spans = []
     position = 0
     for message in messages:
         content = message.get("content")
         if not isinstance(content, str) or (start := text.find(content, position)) < 0:
-            continue
+            start, content = position, ""
         position = start + len(content)
-        if message.get("role") == "assistant":
-            ends.append(position)
-    return ends
+        for call in message.get("tool_calls") or ():
+            position = _end_of_call(text, position, call)
+        spans.append((start, position))
+    return spans
+
+
+_CALL_DISTANCE = 256
+"""Most characters that a template writes before the name of a called function, or between its arguments."""
+
+
+def _end_of_call(text: str, position: int, call: Any) -> int:
+    """Where in the text the last string of a call of a tool ends, if the template writes it behind ``position``."""
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    values = arguments.values() if isinstance(arguments, dict) else ()
+    for piece in (function.get("name"), *values):
+        piece = piece if isinstance(piece, str) else str(piece)
+        start = text.find(piece, position, position + _CALL_DISTANCE + len(piece))
+        position = position if start < 0 else start + len(piece)
+    return position
+
+
+def _answer_ends(messages: Messages, spans: list[tuple[int, int]]) -> list[int]:
+    """Ends of the assistants' messages that the rendered text contains unchanged, in order."""
+    return [
+        end
+        for message, (_, end) in zip(messages, spans, strict=True)
+        if message.get("role") == "assistant"
+    ]

@@ -91,7 +91,9 @@ class History:
                 self._digest.update(encoder.encode(message))
                 continue
             self._digest = _with_answer(
-                self._digest, message.get("content") or "", _calls(message.get("tool_calls") or ())
+                self._digest,
+                message.get("content") or "",
+                called_functions(message.get("tool_calls") or ()),
             )
             reasoning = (message.get("reasoning_content") or "").strip()
             self.answers.append((index, self._digest.digest(), reasoning))
@@ -119,7 +121,7 @@ class OpenTurn:
             written: its text as generated.
         """
         try:
-            calls = [(name, msgspec.json.decode(arguments or "{}")) for name, arguments in answer.calls]  # fmt: skip
+            calls = answer.decoded_calls()
         except msgspec.DecodeError:  # cut off: no client can send it back
             return
         start = 0 if self.before is None else self.before.end
@@ -147,6 +149,14 @@ class AnswerParts:
             elif self.calls:
                 self.calls[-1][1] += call.arguments
 
+    def decoded_calls(self) -> list[tuple[str, Any]]:
+        """Name and arguments, as JSON values, of each call.
+
+        Raises:
+            msgspec.DecodeError: a call was cut off.
+        """
+        return [(name, msgspec.json.decode(arguments or "{}")) for name, arguments in self.calls]
+
 
 def _with_answer(
     before: "hashlib.blake2b", content: str, calls: list[tuple[str, Any]]
@@ -157,7 +167,7 @@ def _with_answer(
     return digest
 
 
-def _calls(tool_calls: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Without their ids, which a client may change."""
+def called_functions(tool_calls: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """Name and arguments of each call, without its id, which a client may change."""
     functions = [call.get("function") or {} for call in tool_calls]
     return [(f.get("name", ""), f.get("arguments")) for f in functions]

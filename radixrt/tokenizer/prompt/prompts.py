@@ -6,9 +6,18 @@ import numpy as np
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import num_ids, unpack_ids
-from radixrt.messages.requests import ChatPrompt, Prompt, Retention, TextPrompt, TokenPrompt
+from radixrt.messages.requests import (
+    ChatPrompt,
+    FimPrompt,
+    Prompt,
+    Retention,
+    TextPrompt,
+    TokenPrompt,
+)
+from radixrt.tokenizer.explain.records import ChatLayout
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
+from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -25,12 +34,15 @@ class EncodedPrompt(NamedTuple):
     """For its cache breakpoints."""
     turn: OpenTurn | None
     """Keeps the answer to a chat whose later requests are to repeat it."""
+    layout: ChatLayout | None
+    """The places of a chat's messages; None where special tokens in the messages hide them."""
 
 
 class PromptEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._template = ChatTemplate(vocabulary)
+        self.fill_in_middle = FillInMiddle(vocabulary)
 
     def limit_memory(self, pool_tokens: int) -> None:
         """Bound the kept parts of prompts by the size of the KV pool. Call it before the first prompt."""
@@ -58,6 +70,7 @@ class PromptEncoder:
         """As :meth:`encode`, and the retention that the cache breakpoints of a chat ask for."""
         retain: list[Retention] = []
         turn: OpenTurn | None = None
+        layout: ChatLayout | None = None
         match prompt:
             case TokenPrompt():
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
@@ -71,16 +84,24 @@ class PromptEncoder:
                         prompt.text, prompt.add_special_tokens, limits.check_num_tokens
                     ),
                 )
+            case FimPrompt():
+                for part in (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files)):
+                    limits.check_text(part, self._vocabulary.longest_token)
+                text, ids = None, self.fill_in_middle.encode(prompt, limits.check_num_tokens)
             case ChatPrompt():
                 chat = self._template.render(prompt, salt)
                 limits.check_text(chat.text, self._vocabulary.longest_token)
-                text, ids, lengths = self._template.encode(chat, salt, limits.check_num_tokens)
+                text, ids, lengths, segments = self._template.encode(
+                    chat, salt, limits.check_num_tokens
+                )
+                if segments:
+                    layout = ChatLayout.of(prompt, segments, chat.spans)
                 turn = chat.turn
                 for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
                     if length:
                         retain.append(Retention("high", length, breakpoint.ttl_s))
         limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
-        return EncodedPrompt(text, ids, retain, turn)
+        return EncodedPrompt(text, ids, retain, turn, layout)
 
 
 def size_in_chars(prompt: Prompt) -> int:
@@ -90,6 +111,9 @@ def size_in_chars(prompt: Prompt) -> int:
             return num_ids(prompt.token_ids)
         case TextPrompt():
             return len(prompt.text)
+        case FimPrompt():
+            texts = (text for _, text in prompt.files)
+            return sum(map(len, (prompt.prefix, prompt.suffix, prompt.middle, *texts)))
         case ChatPrompt():
             return sum(map(_json_size, (prompt.messages, prompt.tools, prompt.template_kwargs)))
 

@@ -13,7 +13,7 @@ import { json } from "./server.js";
 
 const ROW_PX = 30;
 const TALL_ROW_PX = 46;
-const MOST_TALL_ROWS = 10;
+const MOST_TALL_ROWS = 12;
 const LEAST_PX = 3;
 const IDLE_S = [2, 15, 120, 1200];
 const USES = [1, 2, 5, 20];
@@ -194,7 +194,7 @@ function putRest(parent, folded, left, width, level) {
   let rectangle = shown.get(id);
   if (!rectangle) {
     rectangle = element("div", { class: "cell rest-of", "aria-hidden": "true" });
-    rectangle.addEventListener("click", () => activate(parent));
+    rectangle.addEventListener("click", () => select(parent));
     shown.set(id, rectangle);
     byId("picture").append(rectangle);
   }
@@ -255,8 +255,7 @@ function activate(id) {
   const cell = cells.get(id);
   if (!cell) return;
   focus(id);
-  if (cell.node === null) return zoom(null);
-  if (id === selected && cell.node.node !== below) zoom(cell.node.node);
+  if (id === selected && cell.node && cell.node.node !== below) zoom(cell.node.node);
   else select(id);
 }
 
@@ -292,22 +291,35 @@ function select(id) {
 
 /** @param {string} id */
 async function showDetails(id) {
-  const { node, name } = cells.get(id);
+  const { node, name, children } = cells.get(id);
   byId("details-name").textContent = name.slice(0, 80);
-  fillDetails(id, node, null);
-  if (!isAdmin) return;
+  fillDetails(id, node, null, children);
+  if (!isAdmin || !node) return;
   try {
     const found = await json(`/v1/cache/tree/${id}`);
-    if (id === selected) fillDetails(id, node, found);
+    if (id === selected) fillDetails(id, node, found, children);
   } catch (error) {
     if (id === selected) byId("details-body").append(element("p", { class: "error", role: "alert", text: error.message }));
   }
 }
 
-/** @param {string} id @param {TreeNode} node @param {any} found by the server, for an admin */
-function fillDetails(id, node, found) {
+/**
+ * @param {string} id @param {TreeNode|null} node null: of the whole cache, or a namespace
+ * @param {any} found by the server, for an admin @param {Cell[]} children
+ */
+function fillDetails(id, node, found, children) {
+  byId("details-body").replaceChildren(
+    ...(node ? [facts(node, found)] : []),
+    ...(!node ? [] : isAdmin ? controls(id, node, found) : [element("p", { class: "hint", text: "Texts, pins and releases need the key of an admin." })]),
+    ...(found ? texts(found) : []),
+    ...continuations(node, children),
+  );
+}
+
+/** @param {TreeNode} node @param {any} found */
+function facts(node, found) {
   const now = found ?? node;
-  const facts = [
+  const rows = [
     ["Tokens of this node", count(node.num_tokens)],
     found && ["Tokens of the whole prefix", count(found.prefix_tokens)],
     ["Tokens with all below", `${count(node.total_tokens)} in ${count(node.total_nodes)} nodes`],
@@ -318,11 +330,19 @@ function fillDetails(id, node, found) {
     node.retention !== "default" && ["Retention", node.retention],
     ["Leases", found ? found.leases.map((lease) => `${lease.tenant || "no key"}, ${duration(lease.expires_in_s)} left`).join("; ") || "none" : String(node.leases)],
   ].filter(Boolean);
-  byId("details-body").replaceChildren(
-    element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", { text: name }), element("dd", { text: value })])),
-    ...(isAdmin ? controls(id, node, found) : [element("p", { class: "hint", text: "Texts, pins and releases need the key of an admin." })]),
-    ...(found ? texts(found) : []),
-  );
+  return element("dl", {}, ...rows.flatMap(([name, value]) => [element("dt", { text: name }), element("dd", { text: value })]));
+}
+
+/** The largest prefixes that continue this one, also those too small to be drawn. @param {TreeNode|null} node @param {Cell[]} children */
+function continuations(node, children) {
+  const nodes = children.flatMap((child) => (child.node ? [child] : child.children)).sort((a, b) => b.tokens - a.tokens).slice(0, 20);
+  if (nodes.length === 0) return [];
+  return [
+    element("h3", { text: node ? "Largest continuations" : "Largest prefixes" }),
+    element("ol", { class: "continuations" }, ...nodes.map((child) =>
+      element("li", {}, element("button", { type: "button", onclick: () => zoom(child.node.node) },
+        element("span", { text: child.name.slice(0, 80) }), element("small", { text: `${count(child.tokens)} tokens` }))))),
+  ];
 }
 
 function controls(id, node, found) {

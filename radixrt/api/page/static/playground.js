@@ -209,6 +209,9 @@ function draw(entry, message) {
 
 // ------------------------------------------------------------ its report
 
+/** The ends of answers that are told; finish reasons, and the client's own. */
+const ENDS = { length: "cut off: no more tokens allowed", tool_calls: "calls a tool", abort: "aborted by the server", stopped: "stopped" };
+
 /** Tokens, speed, and the bar of the prompt. */
 function footer(report) {
   const facts = [];
@@ -219,7 +222,7 @@ function footer(report) {
     if (usage.completion_tokens > 1 && decode_s > 0) facts.push(`${((usage.completion_tokens - 1) / decode_s).toFixed(1)} tokens/s`);
   }
   if (report.first) facts.push(`first token after ${duration((report.first - report.began) / 1e3)}`);
-  if (report.finish && report.finish !== "stop") facts.push(report.finish);
+  if (report.finish && report.finish !== "stop") facts.push(ENDS[report.finish] ?? report.finish);
   return element("footer", {}, element("p", { class: "facts", text: facts.join(" · ") }), usage && promptBar(usage, report.explanation));
 }
 
@@ -241,12 +244,19 @@ function promptBar(usage, explanation) {
   return element("div", { class: "prompt" }, bar, legend, explanation && whyNot(explanation));
 }
 
-/** Why the rest of a prompt was not in the cache. @param {{cause: string, detail?: string, divergence?: any}} explanation */
-function whyNot(explanation) {
-  const { divergence } = explanation;
+/**
+ * Why the rest of a prompt was not in the cache, as the server explains it.
+ * @param {{cause: string, detail: string, divergence: {token_index: number, message_index: number|null, role: string|null,
+ *          prompt_text: string|null, cached_text: string|null}|null}} explanation
+ */
+function whyNot({ cause, detail, divergence }) {
+  if (cause === "none") return null;
+  const side = (name, text) => text !== null && element("div", {}, element("h3", { text: name }), element("pre", { tabindex: "0", text: text || "(it ends here)" }));
+  const place = divergence && `Token ${count(divergence.token_index)}${divergence.role ? `, in message ${divergence.message_index} (${divergence.role})` : ""}`;
   return element("div", { class: "why" },
-    element("p", {}, element("strong", { text: explanation.cause.replaceAll("_", " ") }), explanation.detail ? ` — ${explanation.detail}` : ""),
-    divergence && element("pre", { tabindex: "0", text: typeof divergence === "string" ? divergence : JSON.stringify(divergence, null, 2) }));
+    element("p", {}, element("strong", { text: cause.replaceAll("_", " ") }), `: ${detail}`),
+    divergence && element("details", {}, element("summary", { text: place }),
+      element("div", { class: "sides" }, side("This prompt", divergence.prompt_text), side("In the cache", divergence.cached_text))));
 }
 
 // ------------------------------------------------------------ verdicts
@@ -261,32 +271,27 @@ async function checkSchema() {
   const place = byId("schema-verdict");
   const text = byId("schema").value.trim();
   if (!text) return verdict(place, "");
+  let shown;
   try {
     const report = await json("/v1/grammar/compile", { body: { response_format: responseFormat(parsed(text, "This")) } });
-    if (text !== byId("schema").value.trim()) return;
-    if (report.ok === false) return verdict(place, "bad", report.error?.message ?? report.error ?? "It can't be enforced.");
-    showReport(place, report);
+    shown = [report.exact && !report.slow.length ? "good" : "warning", ...reportOf(report)];
   } catch (error) {
-    if (text === byId("schema").value.trim()) verdict(place, "bad", error.message);
+    shown = ["bad", error.message, error.details?.advice ? element("p", { class: "hint", text: error.details.advice }) : ""];
   }
+  if (text === byId("schema").value.trim()) verdict(place, ...shown);
 }
 
-/** @param {HTMLElement} place @param {any} report of /v1/grammar/compile */
-function showReport(place, report) {
-  const seconds = report.compile_ms === undefined ? report.seconds : report.compile_ms / 1e3;
-  const checked = report.checked ?? report.checks ?? [];
-  const unenforced = report.unenforced ?? [];
-  const slow = report.slow ?? [];
-  const line = ({ pointer, keyword, keywords, message, advice }) =>
-    element("li", {}, element("code", { text: pointer || "/" }), ` ${[keyword ?? keywords?.join(", "), message, advice].filter(Boolean).join(": ")}`);
-  verdict(place, unenforced.length ? "warning" : "good",
-    `Enforced by ${report.backend}, compiled in ${duration(seconds)}.`,
-    checked.length ? element("p", { text: "Checked and retried, because no grammar says it:" }) : "",
-    element("ul", {}, ...checked.map(line)),
-    slow.length ? element("p", { text: "Slow to decode:" }) : "",
-    element("ul", {}, ...slow.map(line)),
-    unenforced.length ? element("p", { text: "Not enforced:" }) : "",
-    element("ul", {}, ...unenforced.map(line)));
+/** @param {any} report of /v1/grammar/compile */
+function reportOf(report) {
+  const list = (title, findings) => findings.length === 0 ? [] : [element("p", { text: title }), element("ul", {}, ...findings.map(line))];
+  const line = ({ pointer, keyword, message, advice }) =>
+    element("li", {}, element("code", { text: pointer || keyword || "the schema" }), ` ${message}`, advice && element("p", { class: "hint", text: advice }));
+  return [
+    `${report.exact ? "Enforced" : "Held"} by ${report.backend}; compiled in ${duration(report.compile_ms / 1e3)}.`,
+    ...list("Checked once it is complete, and tried again if it is wrong:", report.checked),
+    ...list("Slow:", report.slow),
+    ...list("Not enforced:", report.unenforced),
+  ];
 }
 
 function checkTools() {

@@ -17,11 +17,11 @@ export const keyListeners = [];
 
 /** An error that the server has told. */
 export class ServerError extends Error {
-  /** @param {number} status @param {string} message @param {string} [param] field of the request that it names */
-  constructor(status, message, param = "") {
+  /** @param {number} status @param {string} message @param {any} [details] the whole error object */
+  constructor(status, message, details = null) {
     super(message);
     this.status = status;
-    this.param = param;
+    this.details = details;
   }
 }
 
@@ -47,7 +47,7 @@ export async function send(path, { body, signal, headers = {} } = {}) {
   }
   if (response.ok) return response;
   const told = (await response.json().catch(() => null))?.error;
-  throw new ServerError(response.status, told?.message ?? `The server answered with status ${response.status}.`, told?.param ?? "");
+  throw new ServerError(response.status, told?.message ?? `The server answered with status ${response.status}.`, told);
 }
 
 /** The JSON of a response. @param {string} path @param {any} [options] as of {@link send} */
@@ -73,7 +73,7 @@ export async function* events(response) {
         if (data === "[DONE]") return;
         if (!data) continue;
         const event = JSON.parse(data);
-        if (event.error) throw new ServerError(500, event.error.message, event.error.param);
+        if (event.error) throw new ServerError(500, event.error.message, event.error);
         yield event;
       }
     }

@@ -28,6 +28,7 @@ from radixrt.constrained.json_schema.walk import (
     pointer_of,
     without_origins,
 )
+from radixrt.constrained.position import note
 
 BACKENDS: tuple[JsonBackend, ...] = ("llguidance", "xgrammar")
 _MOST_ROUNDS = 30
@@ -161,6 +162,7 @@ class _Attempt:
         return JsonPlan(self.backend, *self._made, checks, checked, unenforced, validator)
 
     def _compile_error(self) -> str | None:
+        note("compile")
         schema = without_origins(self.schema)
         grammar, error = self._trial(self.backend, json.dumps(schema, ensure_ascii=False))
         self._made = schema, grammar
@@ -172,7 +174,7 @@ class _Attempt:
         Raises:
             CannotEnforce: it never does.
         """
-        search = Search(self.schema, self.backend)
+        search = Search(self.backend)
         for _ in range(_MOST_ROUNDS):
             error = self._compile_error()
             if error is None:
@@ -182,7 +184,7 @@ class _Attempt:
                 raise CannotEnforce(
                     "schema", "", f"no value satisfies it, or a part of it: {reason}."
                 )
-            found = search.blamed(error)
+            found = search.blamed(self.schema, error)
             for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
                 self._drop(place, keywords, f"{self.backend} says: {message}")
             self._find_faults()

@@ -12,12 +12,7 @@ ANYTHING = ("", ".*", "^.*", "^")
 """Patterns that match every text."""
 
 
-@functools.lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str] | None:
-    try:
-        return re.compile(python_pattern(pattern))
-    except UnknownSyntax:
-        return None
+_REPEATED_REPEAT = re.compile(r"[*+}?][^(]*\)[*+{]|[*+}]\)")
 
 
 def matches(pattern: str, text: str) -> bool | None:
@@ -25,23 +20,26 @@ def matches(pattern: str, text: str) -> bool | None:
 
     Texts are short and the pattern is the user's: only those that can't take long to match are tried.
     """
-    compiled = _compiled(pattern)
-    if compiled is None or _may_be_slow(pattern, text):
+    compiled, longest = _compiled(pattern)
+    if compiled is None or len(text) > longest:
         return None
     return compiled.search(text) is not None
 
 
-_REPEATED_REPEAT = re.compile(r"[*+}?][^(]*\)[*+{]|[*+}]\)")
-
-
-def _may_be_slow(pattern: str, text: str) -> bool:
-    """Nested repetitions may take exponential time; five repetitions over a long text a polynomial one."""
-    if len(pattern) > 1000 or len(text) > 1000:
-        return True
-    repeats = sum(pattern.count(sign) for sign in "*+{")
+@functools.lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> tuple[re.Pattern[str] | None, int]:
+    """The pattern and the longest text that it is tried on. Nested repetitions may take exponential time; five repetitions over a
+    long text a polynomial one."""
+    if len(pattern) > 1000:
+        return None, 0
+    try:
+        compiled = re.compile(python_pattern(pattern))
+    except UnknownSyntax:
+        return None, 0
     if _REPEATED_REPEAT.search(pattern):
-        return len(text) > 20
-    return repeats > 3 and len(text) ** min(repeats, 6) > 10**10
+        return compiled, 20
+    repeats = sum(pattern.count(sign) for sign in "*+{")
+    return compiled, 1000 if repeats < 4 else int(10 ** (10 / min(repeats, 6)))
 
 
 def anything_but(texts: Iterable[str]) -> str:

@@ -34,6 +34,7 @@ from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
 from radixrt.constrained.json_schema.normal.write import write
 from radixrt.constrained.json_schema.values import type_of, value_key
 from radixrt.constrained.json_schema.walk import mapped
+from radixrt.constrained.position import note
 
 MAX_NODES = 50_000
 """Different schemas that one normalised schema may be made of."""
@@ -132,6 +133,7 @@ class Normalizer:
         return self._keys[id(raw)][1]
 
     def _build(self, origin: str, conjuncts: list[Schema]) -> dict[str, Any] | bool:
+        note("rewrite", origin)
         flat = self._flattener.flatten(conjuncts)
         if flat.never or not flat.types():
             return False

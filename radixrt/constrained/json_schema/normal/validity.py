@@ -63,13 +63,11 @@ class Judge:
 
         Where it is not, because of a pattern or format, the values are those that may.
         """
-        conjuncts = [raw for raw in conjuncts if raw is not True]
         for raw in conjuncts:
             values = [value for value in values if _is_listed(raw, value)]
-        if all(isinstance(value, str) for value in values):
-            conjuncts = [
-                raw for raw in conjuncts if isinstance(raw, bool) or raw.keys() - _OF_TEXTS
-            ]
+        are_texts = all(isinstance(value, str) for value in values)
+        decided = _OF_TEXTS if are_texts else {ORIGIN}
+        conjuncts = [raw for raw in conjuncts if not isinstance(raw, bool) and raw.keys() - decided]
         if not conjuncts or not values:
             return values, True
         writer = RawWriter(self._translator, "r")
@@ -86,7 +84,7 @@ class Judge:
 
 
 def _is_listed(raw: Schema, value: Any) -> bool:
-    """False if a schema does not list a text among its values. Says nothing about other values: their equality is harder."""
+    """False if a schema does not list a text among its values. Other values are listed by all: their equality is harder."""
     if isinstance(raw, bool) or not isinstance(value, str):
         return raw is not False
     return (

@@ -1,0 +1,121 @@
+"""llama.cpp's ``/infill``: fills the gap between two texts. Editors' plugins use it."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.events import EventStream, event, json_response, while_connected
+from radixrt.api.openai.answering import PreparedRequest
+from radixrt.api.openai.completions import prepare_completion
+from radixrt.api.requests.protocol import CompletionRequest, GenerationFields
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.requests import FimPrompt
+
+
+class ExtraFile(msgspec.Struct, kw_only=True):
+    """A file beside the one with the gap."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(GenerationFields, kw_only=True):
+    """llama.cpp's fields; those of :class:`GenerationFields` have the same meaning as in completions."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] | None = None
+    prompt: str | None = None
+    """The beginning of what fills the gap."""
+    n_predict: int | None = None
+    """``max_tokens``; below 0: as many as fit, which is the default."""
+    repeat_penalty: float | None = None
+    """``repetition_penalty``."""
+
+
+def infill_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/infill", InfillRequest)
+    async def infill(request: Request, fields: InfillRequest) -> Response:
+        prepared = _prepare(fields, state, request)
+        request.state.request_id = prepared.id
+        objects = _objects(prepared, state)
+        if fields.stream:
+            return EventStream(_encoded(objects))
+        return json_response(await while_connected(request, _only(objects)))
+
+    return router
+
+
+def _prepare(
+    fields: InfillRequest, state: ServerState, request: Request
+) -> PreparedRequest[CompletionRequest]:
+    for name in ("keep", "continue_from"):
+        if getattr(fields, name):
+            raise RequestError(f"{name} is no field of /infill; leave it out.", param=name)
+    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
+    if fields.n_predict is not None:
+        shared["max_tokens"] = fields.n_predict if fields.n_predict >= 0 else None
+    if fields.repeat_penalty is not None:
+        shared["repetition_penalty"] = fields.repeat_penalty
+    files = [(extra.filename, extra.text) for extra in fields.input_extra or ()]
+    prompt = FimPrompt(fields.input_prefix, fields.input_suffix, fields.prompt or "", files)
+    completion = CompletionRequest(**shared, prompt="")
+    prepared = prepare_completion(completion, state, request, prompt, default_max_tokens=None)
+    if prepared.requests[0].sampling.n > 1:
+        raise RequestError("There is one answer; leave n out.", param="n")
+    return prepared
+
+
+async def _objects(
+    prepared: PreparedRequest[CompletionRequest], state: ServerState
+) -> AsyncGenerator[dict[str, Any], None]:
+    async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
+        async for _, chunk in chunks:
+            yield _object(chunk, state.config.model_name)
+
+
+def _object(chunk: AnswerChunk, model: str) -> dict[str, Any]:
+    report = chunk.report
+    told: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
+    if report.finish_reason is None:
+        return told
+    word = report.stop_reason if isinstance(report.stop_reason, str) else ""
+    ends = {"stop": "word" if word else "eos", "length": "limit"}
+    generating_s = max(0.0, report.total_s - report.queued_s - report.prefill_s)
+    return told | {
+        "stop": True,
+        "model": model,
+        "stop_type": ends.get(report.finish_reason, "none"),
+        "stopping_word": word,
+        "truncated": False,
+        "tokens_predicted": report.output_tokens,
+        "tokens_evaluated": report.prompt_tokens,
+        "tokens_cached": report.cached_tokens,
+        "timings": {
+            "cache_n": report.cached_tokens,
+            "prompt_n": report.prompt_tokens - report.cached_tokens,
+            "prompt_ms": report.prefill_s * 1000,
+            "predicted_n": report.output_tokens,
+            "predicted_ms": generating_s * 1000,
+        },
+    }
+
+
+async def _encoded(objects: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(objects):
+        async for one in objects:
+            yield event(one)
+
+
+async def _only(objects: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    """The object of an answer that is not streamed."""
+    async with aclosing(objects):
+        return [one async for one in objects][-1]

@@ -1,0 +1,164 @@
+"""Notes where prompts leave the radix tree, for explanations of cache misses.
+
+The facts are noted when a sequence is admitted, because the tree changes later. For sequences whose client has not asked, the search
+is short, so that it costs some microseconds.
+"""
+
+from collections import OrderedDict
+from itertools import islice
+
+import numpy as np
+
+from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheFacts, Eviction
+from radixrt.messages.requests import split_salt
+from radixrt.scheduler.radix.ghosts import Before
+from radixrt.scheduler.radix.node import ID_BYTES, Node, SequenceEnd, common_length
+from radixrt.scheduler.radix.tree import Match, RadixTree
+from radixrt.scheduler.sequence import Sequence
+
+MOST_REMEMBERED = 1000
+"""Sequences whose facts can be asked for afterwards; up to some 600 bytes each."""
+
+MOST_COMPARED = 64
+"""Children of a node, and other salts, that are looked at for a sequence whose client has not asked."""
+
+MOST_COMPARED_IF_ASKED = 4096
+
+MOST_MATCHED_SALTS = 8
+"""Other salts under which a whole prompt is looked up."""
+
+_DEEPEST = 64
+"""Levels searched for the end of a sequence below a node."""
+
+
+class RecentFacts:
+    """The facts of the last sequences."""
+
+    def __init__(self) -> None:
+        self._facts: OrderedDict[int, CacheFacts] = OrderedDict()
+
+    def keep(self, seq_id: int, facts: CacheFacts) -> None:
+        self._facts[seq_id] = facts
+        if len(self._facts) > MOST_REMEMBERED:
+            self._facts.popitem(last=False)
+
+    def find(self, seq_id: int) -> CacheFacts | None:
+        return self._facts.get(seq_id)
+
+
+def cache_facts(tree: RadixTree, sequence: Sequence, match: Match | None) -> CacheFacts:
+    """The facts about a sequence that is admitted now.
+
+    Args:
+        match: the cached prefix that it found.
+    """
+    most = MOST_COMPARED_IF_ASKED if sequence.options.cache_hints.explain else MOST_COMPARED
+    reusable = sequence.cacheable_tokens()
+    facts = CacheFacts(reusable_tokens=len(reusable))
+    start = 0 if match is None else match.num_pages * tree.page_size
+    if match is not None:
+        prompt = sequence.tokens[start : sequence.num_prompt]
+        seen, continuation, end = _nearest(
+            tree, match, prompt[: tree.page_size + SHOWN_TOKENS].tobytes(), most
+        )
+        facts.seen_tokens = start + seen // ID_BYTES
+        facts.cached_ids = bytes(continuation[seen : seen + SHOWN_TOKENS * ID_BYTES])
+        if end is not None:
+            facts.seq_id, facts.is_own = end.seq_id, end.tenant == sequence.options.tenant.name
+    missing = reusable[start : start + tree.page_size]
+    if len(missing) == tree.page_size:
+        before = sequence.salt if match is None else _before(tree, match)
+        ghost = tree.ghosts.find(before, missing.tobytes())
+        if ghost is not None:
+            facts.evicted = Eviction(seconds_ago=tree.clock() - ghost.time, rule=ghost.rule)
+        if len(tree.roots()) > (match is not None):
+            facts.other_salt_tokens = _under_other_salt(tree, sequence, start, most)
+    return facts
+
+
+def _before(tree: RadixTree, match: Match) -> Before:
+    """The last page of a match, as the ghost list names it."""
+    if match.num_pages == 0:
+        return tree.salt_of(match.node)
+    return int(match.node.pages[match.pages_in_edge - 1])
+
+
+def _nearest(
+    tree: RadixTree, match: Match, rest: bytes, most: int
+) -> tuple[int, bytes, SequenceEnd | None]:
+    """The cached continuation of a match with which the rest of the prompt agrees longest: the number of bytes that agree, the
+    continuation, and the request that used it last.
+
+    Args:
+        rest: the packed tokens of the prompt behind the match.
+        most: children to compare, the newest ones.
+    """
+    node, page_bytes = match.node, tree.page_size * ID_BYTES
+    found: list[tuple[bytes, SequenceEnd | None]] = []
+    if match.pages_in_edge < node.num_pages:
+        found.append(
+            (_continuation(node, match.pages_in_edge * page_bytes, page_bytes), _end(node))
+        )
+    else:
+        if (child := _nearest_child(node, rest[:page_bytes], most)) is not None:
+            found.append((_continuation(child, 0, page_bytes), _end(child)))
+        if node.end is not None:
+            found.append((node.end.tail, node.end))
+    agreeing = [common_length(continuation, rest, 0) for continuation, _ in found]
+    if not found:
+        return 0, b"", None
+    best = max(range(len(found)), key=agreeing.__getitem__)
+    return agreeing[best], *found[best]
+
+
+def _nearest_child(node: Node, page: bytes, most: int) -> Node | None:
+    """Of the newest children, the one whose first page agrees longest with the packed tokens, and then at the most places."""
+    keys = list(islice(node.newest_keys(), most))
+    if not keys:
+        return None
+    best = 0
+    if len(keys) > 1 and page:
+        pages = np.frombuffer(b"".join(keys), np.int32).reshape(len(keys), -1)
+        wanted = np.frombuffer(page, np.int32)
+        equal = pages[:, : len(wanted)] == wanted
+        lengths = np.where(equal.all(axis=1), len(wanted), equal.argmin(axis=1))
+        best = int((lengths * len(wanted) + equal.sum(axis=1)).argmax())
+    return node.children[keys[best]]
+
+
+def _continuation(node: Node, start: int, page_bytes: int) -> bytes:
+    """The packed tokens of an edge from a byte on, as many as are compared, and those after its last full page."""
+    most = page_bytes + SHOWN_TOKENS * ID_BYTES
+    continuation = bytes(node.edge[start : start + most])
+    if len(continuation) < most and not node.children and node.end is not None:
+        continuation += node.end.tail
+    return continuation
+
+
+def _end(node: Node) -> SequenceEnd | None:
+    """The last request that ended at the end of a node or, if there is none, below it."""
+    for _ in range(_DEEPEST):
+        if node.end is not None or not node.children:
+            return node.end
+        node = node.children[next(node.newest_keys())]
+    return None
+
+
+def _under_other_salt(tree: RadixTree, sequence: Sequence, start: int, most: int) -> int:
+    """Leading tokens of a prompt that are cached under another salt of its key, if they are more than ``start``; else 0."""
+    tokens = sequence.cacheable_tokens()
+    first_page = tokens[: tree.page_size].tobytes()
+    namespace, _ = split_salt(sequence.salt)
+    longest = matched = 0
+    for salt, root in islice(reversed(tree.roots().items()), most):
+        if first_page not in root.children or salt == sequence.salt or split_salt(salt)[0] != namespace:  # fmt: skip
+            continue
+        match = tree.match(tokens, salt)
+        assert match is not None
+        end = _end(match.node)
+        if end is not None and end.tenant == sequence.options.tenant.name:
+            longest = max(longest, match.num_pages * tree.page_size)
+        matched += 1
+        if matched == MOST_MATCHED_SALTS:
+            break
+    return longest if longest > start else 0

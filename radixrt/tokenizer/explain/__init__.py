@@ -1,0 +1,1 @@
+"""Explains cache misses: which message, which text, and why."""

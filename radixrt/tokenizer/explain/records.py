@@ -1,0 +1,171 @@
+"""Remembers the last prompts: their tokens, and where their messages are in them.
+
+A message is remembered as a fingerprint, which tells whether two requests sent the same one.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from radixrt.messages.ids import PackedIds, num_ids, unpack_ids
+from radixrt.messages.requests import ChatPrompt
+from radixrt.tokenizer.prompt.kept_turns import AnswerParts, called_functions
+from radixrt.tokenizer.prompt.segments import Segment
+
+MOST_TOKENS = 1 << 22
+"""Of all remembered prompts, of four bytes each."""
+
+MOST_RECORDS = 4096
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ChatLayout:
+    """The messages of a chat's prompt, and their places in its text."""
+
+    segments: list[int]
+    """Where each segment of the text begins, in characters."""
+    tokens: list[int]
+    """Number of tokens before each segment."""
+    spans: list[tuple[int, int]]
+    """Beginning and end of each message's content in the text; empty where the template has changed it."""
+    roles: list[str]
+    messages: list[int]
+    """A fingerprint of each message."""
+    tools: list[tuple[str, int]]
+    """Name and fingerprint of each tool."""
+
+    @staticmethod
+    def of(
+        prompt: ChatPrompt, segments: list[Segment], spans: list[tuple[int, int]]
+    ) -> "ChatLayout":
+        lengths = [len(segment.ids) for segment in segments]
+        return ChatLayout(
+            [segment.start for segment in segments],
+            list(accumulate(lengths[:-1], initial=0)),
+            spans,
+            [message.get("role", "") for message in prompt.messages],
+            [fingerprint(message) for message in prompt.messages],
+            [(_name(tool), hash(msgspec.json.encode(tool))) for tool in prompt.tools or ()],
+        )
+
+    def position(self, token_index: int, length_of: Callable[[int, int], int]) -> int:
+        """Where in the text a token begins, in characters.
+
+        Args:
+            length_of: number of characters of the tokens from one index to another.
+        """
+        number = bisect_right(self.tokens, token_index) - 1
+        return self.segments[number] + length_of(self.tokens[number], token_index)
+
+    def message_at(self, position: int) -> int:
+        """The message in whose content a place of the text is, or the next one."""
+        for index, (_, end) in enumerate(self.spans):
+            if position < end:
+                return index
+        return len(self.spans) - 1
+
+    def num_alike(self, earlier: "PromptRecord") -> int:
+        """Number of leading messages that an earlier request has sent too, or has got as its answer."""
+        assert earlier.layout is not None
+        before = earlier.layout.messages
+        alike = 0
+        for mine, theirs in zip(self.messages, before, strict=False):
+            if mine != theirs:
+                return alike
+            alike += 1
+        if alike == len(before) < len(self.messages):
+            alike += self.messages[alike] in earlier.answers
+        return alike
+
+
+@dataclass(eq=False, slots=True)
+class PromptRecord:
+    """The prompt of one request."""
+
+    request_id: str
+    tenant: str
+    token_ids: PackedIds
+    layout: ChatLayout | None
+    """None: it is no chat, or its text has special tokens in the messages."""
+    seq_ids: list[int] = field(default_factory=list)
+    """Of its answers."""
+    answers: set[int] = field(default_factory=set)
+    """Fingerprints of its answers."""
+
+    @property
+    def num_tokens(self) -> int:
+        return num_ids(self.token_ids)
+
+    def ids(self, start: int, end: int) -> list[int]:
+        """Token ids of a part of the prompt."""
+        ids: list[int] = unpack_ids(self.token_ids)[max(0, start) : end].tolist()
+        return ids
+
+    def add_answer(self, parts: AnswerParts) -> None:
+        """Note an answer as its client gets it."""
+        try:
+            self.answers.add(_of_answer("".join(parts.content), parts.decoded_calls()))
+        except msgspec.DecodeError:
+            return  # a call was cut off: no client can send it back
+
+
+class PromptRecords:
+    """The last prompts, by request and by sequence. The oldest are dropped beyond a number of tokens and of records."""
+
+    def __init__(self, most_tokens: int = MOST_TOKENS, most_records: int = MOST_RECORDS) -> None:
+        self._most_tokens = most_tokens
+        self._most_records = most_records
+        self._records: OrderedDict[tuple[str, str], PromptRecord] = OrderedDict()
+        """By tenant and request id."""
+        self._by_seq_id: dict[int, PromptRecord] = {}
+        self._num_tokens = 0
+
+    def add(self, record: PromptRecord) -> None:
+        """Remember a record, in place of an earlier one of its request id."""
+        key = record.tenant, record.request_id
+        if (earlier := self._records.pop(key, None)) is not None:
+            self._forget(earlier)
+        self._records[key] = record
+        self._by_seq_id.update(dict.fromkeys(record.seq_ids, record))
+        self._num_tokens += record.num_tokens
+        while self._num_tokens > self._most_tokens or len(self._records) > self._most_records:
+            self._forget(self._records.popitem(last=False)[1])
+
+    def _forget(self, record: PromptRecord) -> None:
+        self._num_tokens -= record.num_tokens
+        for seq_id in record.seq_ids:
+            del self._by_seq_id[seq_id]
+
+    def find(self, tenant: str, request_id: str) -> PromptRecord | None:
+        """A tenant's request; of several prompts, the first."""
+        found = self._records.get((tenant, request_id))
+        return found or self._records.get((tenant, f"{request_id}-0"))
+
+    def of_sequence(self, seq_id: int) -> PromptRecord | None:
+        return self._by_seq_id.get(seq_id)
+
+
+def fingerprint(message: dict[str, Any]) -> int:
+    """Equal for messages that are sent as the same ones. The reasoning of an answer does not count, nor do the ids of calls."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = msgspec.json.encode(content).decode()
+    if message.get("role") == "assistant":
+        return _of_answer(content, called_functions(message.get("tool_calls") or ()))
+    return hash((message.get("role"), content, message.get("name")))
+
+
+def _of_answer(content: str, calls: Sequence[tuple[str, Any]]) -> int:
+    return hash(("assistant", content.strip(), _ENCODER.encode(calls) if calls else b""))
+
+
+def _name(tool: dict[str, Any]) -> str:
+    function = tool.get("function")
+    return str(function.get("name", "")) if isinstance(function, dict) else ""
