@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients torture soak lint format bench peers bench-peers bench-lang eval-demo docs clean
+.PHONY: fuzz-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers bench-lang eval-demo docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,13 @@ test-scheduler: install ## 5,000 random histories of the scheduler against a dic
 
 test-clients: install ## Try other clients and agents (ollama, LiteLLM, LangChain, Codex, Claude Code, ...) in .clients; needs npm
 	$(BIN)/python -m tests.clients $(ARGS)
+
+test-monitoring: install ## Query the dashboard and the alert rules of deploy/monitoring in a real Prometheus, if one is installed
+	RADIXRT_MONITORING=1 $(BIN)/python -m pytest tests/monitoring $(ARGS)
+
+test-browser: install ## Test the web page in Chromium (apt-get install chromium); installs Playwright, without a browser of its own
+	$(BIN)/python -m pip install --quiet --editable .[browser]
+	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 torture: install ## Kill and stop every process of a server under load, a hundred times, and flood it; up to 20 minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture tests/server/test_takeover.py tests/server/test_floods.py $(ARGS)

@@ -7,8 +7,15 @@ from collections.abc import Callable
 
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
-from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
+from radixrt.messages.cache_tree import (
+    CacheLease,
+    CacheNamespace,
+    CacheNode,
+    CacheTree,
+    CacheTreeNode,
+)
 from radixrt.messages.calls import (
+    CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
     PinTokensCall,
@@ -27,6 +34,7 @@ from radixrt.messages.sequences import (
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats, TenantStats, TimeHistogram
+from radixrt.scheduler.cache_calls import CacheCall
 
 CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
 """Of every sequence."""
@@ -83,7 +91,7 @@ class FakeScheduler:
         self.refuse: Callable[[SequenceRequest], SequenceRefused | None] = lambda request: None
         self.requests: list[SequenceRequest] = []
         self.released: list[int] = []
-        self.cache_calls: list[PinTokensCall | ReleaseCacheCall | CacheTreeCall] = []
+        self.cache_calls: list[CacheCall] = []
         self.flushes = 0
         self.call_s = 0.0
         self.paused = threading.Event()
@@ -128,7 +136,7 @@ class FakeScheduler:
             case FlushCacheCall():
                 self.flushes += 1
                 self._outbox.send(CallReply(call_id=message.call_id, value=3))
-            case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
+            case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall() | CacheNodeCall():
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
                 self._outbox.send(_cache_reply(message))
@@ -204,9 +212,27 @@ def _report(request: SequenceRequest, **end: object) -> AnswerReport:
     )
 
 
-def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> CallReply:
-    """Every prompt is pinned; the lease "gone" is not there; the tree has a prompt with a salt and one without."""
+def _cache_reply(call: CacheCall) -> CallReply:
+    """Every prompt is pinned; the lease "gone" is not there; the tree has a prompt with a salt and one without.
+
+    Node 7 is alice's prompt with a lease of hers, node 8 has a salt, and there is no other.
+    """
     match call:
+        case CacheNodeCall(node=7 | 8):
+            node = CacheNode(
+                cache_salt="key:alice\0" + "secret-salt" * (call.node == 8),
+                token_ids=pack_ids([300, 301] * 16),
+                num_tokens=16,
+                age_s=2.0,
+                idle_s=1.0,
+                uses=3,
+                running=0,
+                leases=[CacheLease(lease="secret-lease", tenant="alice", expires_in_s=60.0)],
+            )
+            return CallReply(call_id=call.call_id, value=node)
+        case CacheNodeCall():
+            gone = RequestFailed(request_id="", message="This node has left.", status=404)
+            return CallReply(call_id=call.call_id, error=gone)
         case PinTokensCall():
             pinned = len(unpack_ids(call.token_ids))
             value = LeaseGranted(lease="lease-1", pinned_tokens=pinned, expires_in_s=call.ttl_s)
@@ -216,7 +242,8 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
             return CallReply(call_id=call.call_id, error=failed)
         case ReleaseCacheCall():
             return CallReply(call_id=call.call_id, value=32)
-    node = CacheTreeNode(
+    shown = CacheTreeNode(
+        node=7,
         first_token_ids=pack_ids([300, 301]),
         num_tokens=32,
         total_tokens=32,
@@ -226,7 +253,7 @@ def _cache_reply(call: PinTokensCall | ReleaseCacheCall | CacheTreeCall) -> Call
         idle_s=1.5,
     )
     namespaces = [
-        CacheNamespace(salted=salted, total_tokens=32, total_nodes=1, children=[node])
+        CacheNamespace(salted=salted, total_tokens=32, total_nodes=1, children=[shown])
         for salted in (False, True)
     ]
     tree = CacheTree(page_size=16, total_tokens=64, total_nodes=2, namespaces=namespaces)

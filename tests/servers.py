@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench import children
 from bench.local_server import free_port
@@ -69,6 +70,17 @@ class Server:
         """End it, whatever has become of it, and remove its folder."""
         self.stop()
         shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+
+def samples(metrics: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """The values of a text of ``/metrics``, by name and by the labels beside ``model_name``, which must be there."""
+    values = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("model_name")
+            values[sample.name, tuple(sorted(labels.items()))] = sample.value
+    return values
 
 
 def run_server(model: Path | str, *flags: str, cwd: Path | None = None) -> Server:

@@ -11,10 +11,10 @@ from radixrt.base import config
 from radixrt.base.config import ServerConfig, flag_of
 from radixrt.cli.config_flags import add_arguments, config_from_arguments
 from radixrt.constrained.grammar import Backend as GrammarBackend
-from radixrt.constrained.tool_calls import FORMATS as TOOL_CALL_FORMATS
+from radixrt.parsers.reasoning import FORMATS as REASONING_FORMATS
+from radixrt.parsers.tool_calls.registry import FORMATS as TOOL_CALL_FORMATS
 from radixrt.scheduler.queue.queue_order import ORDERS
 from radixrt.scheduler.radix.eviction.registry import POLICIES
-from radixrt.tokenizer.answer.reasoning import FORMATS as REASONING_FORMATS
 
 
 def parse(*flags: str) -> ServerConfig:
@@ -30,8 +30,8 @@ def parse(*flags: str) -> ServerConfig:
         (config.EvictionPolicyName, {*POLICIES}),
         (config.SchedulePolicyName, {*ORDERS}),
         (config.GrammarBackendName, {"auto", *get_args(GrammarBackend)}),
-        (config.ToolCallParserName, {*TOOL_CALL_FORMATS}),
-        (config.ReasoningParserName, {"none", *REASONING_FORMATS}),
+        (config.ToolCallParserName, {"auto", "none", *TOOL_CALL_FORMATS}),
+        (config.ReasoningParserName, {"auto", "none", *REASONING_FORMATS}),
     ],
 )
 def test_a_flag_takes_the_names_of_its_registry(declared: object, registered: set[str]) -> None:

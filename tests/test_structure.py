@@ -87,7 +87,12 @@ def test_kernels_import_nothing_of_the_engine() -> None:
 def test_only_folders_that_compute_call_kernels() -> None:
     for name, file in MODULES.items():
         if any(module.startswith("radixrt_kernels") for module in imported_modules(file)):
-            assert folders_of_the_docs().folder_of(name) in ("attention", "layers", "worker"), name
+            assert folders_of_the_docs().folder_of(name) in (
+                "attention",
+                "doctor",
+                "layers",
+                "worker",
+            ), name
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

@@ -12,8 +12,10 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
 
 from radixrt import __version__
+from radixrt.api.http.browsers import accepts_html
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.middleware import new_id
+from radixrt.api.page.files import PageFiles, page_routes
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
@@ -25,10 +27,14 @@ HEALTH_TIMEOUT_S = 30
 
 def about_routes(state: ServerState) -> APIRouter:
     router = APIRouter()
+    page = PageFiles()
+    router.include_router(page_routes(page))
 
     @router.get("/")
     async def root(request: Request) -> Response:
-        return json_response(
+        if accepts_html(request.headers):
+            return page.response(request, "index.html")
+        response = json_response(
             {
                 "server": f"radixrt {__version__}",
                 "model": state.config.model_name,
@@ -36,6 +42,8 @@ def about_routes(state: ServerState) -> APIRouter:
                 "endpoints": sorted(request.app.openapi()["paths"]),
             }
         )
+        response.headers["vary"] = "accept"
+        return response
 
     @router.get("/v1/models")
     async def models() -> Response:
@@ -105,7 +113,7 @@ def about_routes(state: ServerState) -> APIRouter:
     async def metrics(request: Request) -> Response:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         await state.metrics.refresh(state.client)
-        return Response(encode(state.metrics.registry), media_type=media_type)
+        return Response(encode(state.metrics.exported), media_type=media_type)
 
     @router.get("/load")
     async def load() -> Response:

@@ -14,6 +14,7 @@ from radixrt.api.http.keys import Authenticate
 from radixrt.api.http.middleware import AnswerHead, LimitBody, RefuseWhileDraining, SetRequestId
 from radixrt.api.native.cache import cache_routes
 from radixrt.api.native.generate import native_routes
+from radixrt.api.native.live import live_routes
 from radixrt.api.native.scoring import scoring_routes
 from radixrt.api.native.tokenize import tokenizer_routes
 from radixrt.api.ollama.routes import ERRORS as OLLAMA_ERRORS
@@ -26,7 +27,7 @@ from radixrt.base.config import listed
 
 _ROUTES = (
     chat_routes, completion_routes, message_routes, ollama_routes, response_routes, conversation_routes, native_routes, scoring_routes, tokenizer_routes,
-    cache_routes, about_routes,
+    cache_routes, live_routes, about_routes,
 )  # fmt: skip
 
 

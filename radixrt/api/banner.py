@@ -33,12 +33,18 @@ def banner(
 radixrt {__version__} serves {config.model_name} ({info.architecture}, {_short(info.num_parameters)} parameters, \
 {info.dtype} on {info.device})
 KV cache: {info.kv_pool_tokens:,} tokens in pages of {info.page_size}; context length {info.context_length:,}
+Parsers: tool calls {_tool_calls(config)}, reasoning {config.reasoning_parser}
 
   address   {url}   (OpenAI clients: base_url={url}/v1){names}
   docs      {docs if docs.is_dir() else f"{url}/"}
   try       curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
               -d {shlex.quote(json.dumps(body))}
 """
+
+
+def _tool_calls(config: ServerConfig) -> str:
+    name = config.tool_call_parser
+    return "none (requests with tools need --tool-call-parser)" if name == "none" else name
 
 
 def _names(config: ServerConfig) -> str:

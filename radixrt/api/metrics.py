@@ -4,16 +4,12 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import msgspec
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,16 +20,23 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from radixrt.api.metric_names import PEERS, NamedMetrics
+from radixrt.base.config import ServerConfig, listed
 from radixrt.client.engine_client import EngineClient
-from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.ids import num_ids
-from radixrt.messages.stats import Metric, SchedulerStats, StructuredStats, TimeHistogram
+from radixrt.messages.stats import (
+    Metric,
+    RequestStats,
+    SchedulerStats,
+    StructuredStats,
+    TimeHistogram,
+)
 
 log = logging.getLogger(__name__)
 
-_TTFT_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-_ITL_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
-_E2E_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+_RATE_WINDOW_S = 10.0
+"""Least time over which the rate of generation is computed, once the server is older than that."""
 
 STATS_TIMEOUT_S = 5
 
@@ -41,25 +44,22 @@ STATS_TIMEOUT_S = 5
 class Metrics:
     """The counters of one api process."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ServerConfig, info: EngineInfo) -> None:
         disable_created_metrics()  # the library's: an unused time stamp for each metric
         self.registry = CollectorRegistry()
-        self.engine = EngineCollector()
+        self.requests = RequestStats()
+        self.engine = EngineCollector(self.requests, info.page_size)
         self.registry.register(self.engine)
-        self.ttft = self._histogram(
-            "time_to_first_token", "From a request's arrival to its first token.", _TTFT_BOUNDS
-        )
-        self.itl = self._histogram(
-            "inter_token_latency", "Between two tokens of a streamed answer.", _ITL_BOUNDS
-        )
-        self.tpot = self._histogram(
-            "time_per_output_token", "Mean time of an answer's tokens after the first.", _ITL_BOUNDS
-        )
-        self.e2e = self._histogram(
-            "e2e_request_latency",
-            "From a request's arrival to the last token of an answer.",
-            _E2E_BOUNDS,
-        )
+        self.exported = CollectorRegistry()
+        """Those of ``registry`` as ``/metrics`` shows them."""
+        sizes = {
+            "block_size": str(info.page_size),
+            "num_gpu_blocks": str(info.kv_pool_tokens // info.page_size),
+            "cache_dtype": config.kv_cache_dtype,
+            "enable_prefix_caching": str(not config.disable_radix_cache),
+        }
+        peers = tuple(peer for peer in PEERS if peer in listed(config.metrics_compat))
+        self.exported.register(NamedMetrics(self.registry, config.model_name, peers, sizes))
         self.answers = Counter(
             "radixrt_answers",
             "Answers by how they ended: stop, length, abort; HTTP requests that were cut short: error, client_left.",
@@ -78,13 +78,10 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(f"radixrt_{name}_seconds", text, registry=self.registry, buckets=bounds)
-
     async def refresh(self, client: EngineClient) -> None:
         """Ask for the counters of the scheduler; they are left out of the registry if it does not reply in time."""
         try:
-            self.engine.stats = await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S)
+            self.engine.update(await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S))
         except TimeoutError:
             log.warning("The scheduler did not send its counters within %d s.", STATS_TIMEOUT_S)
             self.engine.stats = None
@@ -95,6 +92,7 @@ class AnswerTimer:
 
     def __init__(self, metrics: Metrics, streams: bool) -> None:
         self._metrics = metrics
+        self._requests = metrics.requests
         self._streams = streams
         self._began = time.perf_counter()
         self._last: dict[int, float] = {}
@@ -105,33 +103,54 @@ class AnswerTimer:
         num_new = num_ids(chunk.token_ids)
         last = self._last.get(chunk.index)
         if last is not None:
-            for _ in range(num_new):
-                self._metrics.itl.observe((now - last) / num_new)
+            if num_new:
+                self._requests.itl.observe((now - last) / num_new, times=num_new)
         elif self._streams:
-            self._metrics.ttft.observe(now - self._began)
+            self._requests.ttft.observe(now - self._began)
         self._last[chunk.index] = now
         if chunk.finish_reason is not None:
             self._observe_end(chunk, now)
 
     def _observe_end(self, chunk: AnswerChunk, now: float) -> None:
-        self._metrics.e2e.observe(now - self._began)
+        self._requests.e2e.observe(now - self._began)
         self._metrics.answers.labels(chunk.finish_reason).inc()
         report = chunk.report
         first_s = report.queued_s + report.prefill_s
         if not self._streams:
-            self._metrics.ttft.observe(first_s)
+            self._requests.ttft.observe(first_s)
+        decode_s = max(0.0, report.total_s - first_s)
+        self._requests.queue_time.observe(report.queued_s)
+        self._requests.prefill_time.observe(report.prefill_s)
+        self._requests.decode_time.observe(decode_s)
+        self._requests.answer_length.observe(report.output_tokens)
+        if chunk.index == 0:
+            self._requests.prompt_length.observe(report.prompt_tokens)
         if report.output_tokens > 1:
-            decode_s = max(0.0, report.total_s - first_s)
-            self._metrics.tpot.observe(decode_s / (report.output_tokens - 1))
+            self._requests.tpot.observe(decode_s / (report.output_tokens - 1))
 
 
 class EngineCollector(Collector):
-    """Presents the scheduler's own counters; set ``stats`` before each scrape."""
+    """Presents the requests' and the scheduler's own counters; call :meth:`update` before each scrape."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: RequestStats, page_size: int) -> None:
+        self._requests = requests
         self.stats: SchedulerStats | None = None
+        self._page_size = page_size
+        self._generated: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        """Times, and the tokens generated by then: the oldest beyond the window, and those within it."""
+
+    def update(self, stats: SchedulerStats) -> None:
+        """Take the counters of this moment."""
+        now = time.monotonic()
+        if stats.output_tokens < self._generated[-1][1]:
+            self._generated.clear()  # a new engine counts from the beginning
+        self._generated.append((now, stats.output_tokens))
+        while len(self._generated) > 2 and now - self._generated[1][0] >= _RATE_WINDOW_S:
+            self._generated.popleft()
+        self.stats = stats
 
     def collect(self) -> Iterator[Family]:
+        yield from _families(self._requests)
         stats = self.stats
         if stats is None:
             return
@@ -139,10 +158,40 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily(
             "radixrt_cache_hit_rate", "Cached share of all prompt tokens since start.", hit_rate
         )
-        for struct in (stats, stats.structured):
-            for field, metric in _METRICS[type(struct)]:
-                name = f"radixrt_{metric.name or field}"
-                yield _family(metric.kind, name, metric.text, getattr(struct, field))
+        used_pages = stats.pages_total - stats.pages_free - stats.pages_evictable
+        yield GaugeMetricFamily(
+            "radixrt_kv_cache_usage",
+            "Share of the KV pool that running sequences and leases hold.",
+            used_pages / stats.pages_total if stats.pages_total else 0.0,
+        )
+        yield GaugeMetricFamily(
+            "radixrt_kv_used_tokens",
+            "Tokens of the KV pool that running sequences and leases hold.",
+            used_pages * self._page_size,
+        )
+        yield GaugeMetricFamily(
+            "radixrt_generation_tokens_per_second",
+            "Tokens generated in the last seconds.",
+            self._tokens_per_s(),
+        )
+        ended = stats.finished + stats.aborted + stats.refused
+        yield CounterMetricFamily(
+            "radixrt_received_sequences",
+            "Sequences that reached the scheduler.",
+            ended + stats.running + stats.waiting,
+        )
+        yield from _families(stats)
+        yield from _families(stats.structured)
+
+    def _tokens_per_s(self) -> float:
+        (begin, before), (end, after) = self._generated[0], self._generated[-1]
+        return (after - before) / (end - begin) if end > begin else 0.0
+
+
+def _families(struct: msgspec.Struct) -> Iterator[Family]:
+    for field, metric in _METRICS[type(struct)]:
+        name = f"radixrt_{metric.name or field}"
+        yield _family(metric.kind, name, metric.text, getattr(struct, field))
 
 
 def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
@@ -152,7 +201,8 @@ def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
     return [(field, one) for field, every in declared for one in every if isinstance(one, Metric)]
 
 
-_METRICS = {struct: _metrics_of(struct) for struct in (SchedulerStats, StructuredStats)}
+_STRUCTS: tuple[type[msgspec.Struct], ...] = (RequestStats, SchedulerStats, StructuredStats)
+_METRICS = {struct: _metrics_of(struct) for struct in _STRUCTS}
 
 
 def _family(kind: str, name: str, text: str, value: Any) -> Family:

@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
+
+from radixrt.api.http.middleware import new_id
 from radixrt.base.errors import RequestError
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk
@@ -33,9 +36,9 @@ class RequestGroup:
         self.id = requests[0].group_id or requests[0].request_id
         self.tenant = requests[0].options.tenant
         self._client = client
-        self._requests = requests
         self._at_once = min(max(1, most_running // most_answers), len(requests))
-        self._waiting = iter(enumerate(requests))
+        self._requests = _grouped(requests, self._at_once)
+        self._waiting = iter(enumerate(self._requests))
         self._aborted = False
 
     async def run(self) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
@@ -89,3 +92,9 @@ class RequestGroup:
             except Exception as error:
                 await arrivals.put((index, error))
                 return
+
+
+def _grouped(requests: list[GenerateRequest], at_once: int) -> list[GenerateRequest]:
+    """The requests as one group, under a new id: clients choose the ids of requests, also one twice."""
+    group, size = new_id("group"), sum(request.sampling.n for request in requests[:at_once])
+    return [msgspec.structs.replace(one, group_id=group, group_size=size) for one in requests]

@@ -40,7 +40,7 @@ class ServerState:
         self.config = config
         self.client = client
         self.info = info
-        self.metrics = Metrics()
+        self.metrics = Metrics(config, info)
         self.conversations = ConversationStore(
             config.kept_conversations_mb << 20, KEPT_CONVERSATIONS_TTL_S
         )

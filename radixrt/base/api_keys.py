@@ -43,6 +43,8 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Of one answer."""
     max_pinned_fraction: Fraction | None = None
     """Share of the KV pool that the key may pin at a time."""
+    max_cached_fraction: Fraction | None = None
+    """Share of the KV pool above which cached KV of the key is evicted before that of others."""
 
     def over(self, defaults: "KeyLimits") -> "KeyLimits":
         """These limits, with those of ``defaults`` where there is none."""

@@ -23,8 +23,19 @@ EvictionPolicyName = Literal["lru", "fifo", "priority"]
 SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
 GrammarBackendName = Literal["auto", "llguidance", "xgrammar", "fsm"]
 WhitespaceName = Literal["flexible", "compact"]
-ToolCallParserName = Literal["hermes", "llama3_json"]
-ReasoningParserName = Literal["none", "deepseek-r1", "qwen3"]
+ToolCallParserName = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "llama3_json",
+    "qwen3_coder",
+    "mistral",
+    "mistral_v3",
+    "pythonic",
+    "functiongemma",
+    "phi4_mini",
+]
+ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral"]
 
 SECTIONS = (
     "Model", "HTTP server", "Device", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
@@ -188,6 +199,12 @@ class ServerConfig(SchedulerSettings):
         "PEM file of the certificate's private key, if it is not in the same file.",
         metavar="FILE",
     )
+    metrics_compat: str | None = _http(
+        None,
+        "Show /metrics also under the names of vLLM and SGLang, for dashboards and routers that read those: vllm, sglang, or "
+        "both, separated by commas.",
+        metavar="NAME,...",
+    )
     hide_cache_texts: bool = _http(False, "Show no text of prompts in /v1/cache/tree.")
     kept_conversations_mb: int = _http(
         256,
@@ -294,14 +311,15 @@ class ServerConfig(SchedulerSettings):
         at_most=3600,
     )
     tool_call_parser: ToolCallParserName = _structured(
-        "hermes",
-        "Format of the model's tool calls: hermes (Qwen and Hermes: in tool_call tags) or llama3_json (Llama 3: JSON "
-        "alone).",
+        "auto",
+        "Format of the model's tool calls (docs/tools.md); auto recognises it by the chat template and the vocabulary, none "
+        "refuses requests with tools.",
     )
     reasoning_parser: ReasoningParserName = _structured(
-        "none",
+        "auto",
         "Format of the model's reasoning, which is returned apart from the answer: deepseek-r1 (the answer begins with "
-        "it) or qwen3 (it is optional), both in think tags.",
+        "it), qwen3 (it is optional) or mistral (in [THINK] tags); auto recognises it by the chat template, none leaves the "
+        "reasoning in the answer.",
     )
 
     debug_disable_cascade: bool = _debug(
@@ -356,6 +374,8 @@ class ServerConfig(SchedulerSettings):
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("--tls-key needs --tls-cert FILE.")
         self._validate_origins()
+        if wrong := sorted(set(listed(self.metrics_compat)) - {"vllm", "sglang"}):
+            raise ConfigError(f"--metrics-compat knows vllm and sglang, not {', '.join(wrong)}.")
         if 0 < self.step_timeout < LEAST_STEP_TIMEOUT_S:
             raise ConfigError(
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of life once a "

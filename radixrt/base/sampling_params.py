@@ -62,6 +62,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     order (vLLM). Other tokens of the same text are not forbidden."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences that the answer does not contain. The tokenizer process adds those of ``bad_words``."""
+    max_reasoning_tokens: int | None = None
+    """Most tokens of the reasoning with its tags, in chats whose reasoning is parsed. Before the last of them the end of the
+    reasoning is forced."""
+    reasoning_opening_ids: tuple[int, ...] = ()
+    """The tokens with which the answer opens its reasoning; empty: it begins inside. Set by the tokenizer process."""
+    reasoning_closing_ids: tuple[int, ...] = ()
+    """The tokens that close it. Set by the tokenizer process."""
     seed: int | None = None
     """The same seed, prompt and settings give the same answer in any batch."""
     stop: tuple[str, ...] = ()
@@ -189,6 +196,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_N),
     ("max_tokens", 1, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),
+    ("max_reasoning_tokens", 1, 2**31 - 1),
     ("temperature", 0.0, 100.0),
     ("top_p", 0.0, 1.0),
     ("top_k", -1, 2**31 - 1),

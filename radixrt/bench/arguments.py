@@ -29,8 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--workload", choices=get_args(WorkloadName), default="shared-prefix", help="questions over shared documents, unrelated prompts, or chats (default: %(default)s)")  # fmt: skip
     load.add_argument("--num-prompts", type=positive, default=64, metavar="N", help="requests in all (default: %(default)s)")  # fmt: skip
     arrivals = load.add_mutually_exclusive_group()
-    arrivals.add_argument("--concurrency", type=positive, default=16, metavar="N", help="closed loop: number of concurrent requests (default: %(default)s)")  # fmt: skip
+    arrivals.add_argument("--concurrency", type=positive, metavar="N", help="closed loop: number of concurrent requests (default: 16)")  # fmt: skip
     arrivals.add_argument("--rate", type=float, metavar="R", help="open loop: R requests (or chats) start per second, as a Poisson process")  # fmt: skip
+    load.add_argument("--burstiness", type=_rate, default=1.0, metavar="G", help="shape of the gamma-distributed gaps of --rate: 1 is a Poisson process, less comes in bursts, more is more even (default: %(default)s)")  # fmt: skip
+    load.add_argument("--dataset", metavar="FILE", help="prompts in place of --workload: ShareGPT, JSON lines with prompt or messages, or a recorded trace with its times")  # fmt: skip
+    load.add_argument("--trace-speed", type=_rate, default=1.0, metavar="X", help="let the requests of a recorded trace arrive X times as fast (default: %(default)s)")  # fmt: skip
     load.add_argument("--input-len", type=positive, default=64, metavar="N", help="tokens of a prompt or question (default: %(default)s)")  # fmt: skip
     load.add_argument("--output-len", type=positive, default=64, metavar="N", help="tokens of an answer (default: %(default)s)")  # fmt: skip
     load.add_argument("--length-spread", type=float, default=0.0, metavar="SIGMA", help="make both lengths log-normal with this sigma around their means; 0: all equal (default: %(default)s)")  # fmt: skip
@@ -44,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("Output")
     _add_json(output, "settings, summary and every request")
     output.add_argument("--plot", metavar="FILE", help="draw latencies and timeline, for example to run.png")  # fmt: skip
+    output.add_argument("--slo", type=_objective, nargs="+", metavar="NAME=MS", help="service-level objectives of a request (ttft, tpot, e2e), such as ttft=500 tpot=50; the goodput is the rate of requests that meet all")  # fmt: skip
+    output.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"), help="send nothing; compare two earlier runs")  # fmt: skip
 
 
 def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +110,13 @@ def _rate(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
     return value
+
+
+def _objective(text: str) -> tuple[str, float]:
+    name, _, milliseconds = text.partition("=")
+    if name not in ("ttft", "tpot", "e2e"):
+        raise argparse.ArgumentTypeError(f"must be ttft=MS, tpot=MS or e2e=MS, not {text!r}")
+    return name, _rate(milliseconds)
 
 
 def _error(text: str) -> float:

@@ -147,7 +147,10 @@ async def converse(
     for turn_number, turn in enumerate(conversation.turns):
         history.append(turn.question)
         record = RequestRecord(sent=time.perf_counter(), conversation=number, turn=turn_number)
-        answer = await _ask(client, target, target.body(history, turn.output_len), record)
+        body = target.body(history, turn.output_len)
+        if conversation.messages is not None:
+            body["messages"] = conversation.messages
+        answer = await _ask(client, target, body, record)
         as_tokens = isinstance(turn.question, list)
         if as_tokens and not answer.token_ids and len(conversation.turns) > 1 and not record.error:
             record.error = "the server names no token ids to continue from: use --prompts text"

@@ -32,6 +32,18 @@ class Percentiles:
 
 
 @dataclass(frozen=True)
+class Goodput:
+    """The requests that meet all service-level objectives (DistServe, Zhong et al. 2024)."""
+
+    objectives_ms: dict[str, float]
+    """ttft, tpot, e2e: longest latency in milliseconds."""
+    requests: int
+    share: float
+    """Of all requests, failed ones included."""
+    requests_per_s: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """A run in numbers; tokens and latencies are of the requests that succeeded."""
 
@@ -54,12 +66,15 @@ class Summary:
     tpot_ms: Percentiles | None
     """Over requests: mean gap of each."""
     e2e_ms: Percentiles | None
+    goodput: "Goodput | None" = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def summarize(records: Sequence[RequestRecord]) -> Summary:
+def summarize(
+    records: Sequence[RequestRecord], objectives_ms: dict[str, float] | None = None
+) -> Summary:
     """Work out the numbers of a run."""
     good = [record for record in records if not record.error]
     start = min((record.sent for record in records), default=0.0)
@@ -82,7 +97,19 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         itl_ms=Percentiles.of([gap for record in good for gap in record.inter_token_latencies]),
         tpot_ms=Percentiles.of([r.tpot for r in good if r.tpot is not None]),
         e2e_ms=Percentiles.of([record.e2e for record in good]),
+        goodput=_goodput(good, objectives_ms, len(records), per_second) if objectives_ms else None,
     )
+
+
+def _goodput(
+    good: Sequence[RequestRecord], objectives_ms: dict[str, float], total: int, per_second: float
+) -> Goodput:
+    def meets_all(record: RequestRecord) -> bool:
+        seconds = {name: getattr(record, name) for name in objectives_ms}
+        return all((seconds[name] or 0.0) * 1e3 <= limit for name, limit in objectives_ms.items())
+
+    count = sum(map(meets_all, good))
+    return Goodput(objectives_ms, count, count / total if total else 0.0, count * per_second)
 
 
 def request_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
@@ -128,6 +155,11 @@ def _throughput_table(summary: Summary) -> Table:
     table.add_row("prompt tokens", f"{summary.prompt_tokens:,}")
     table.add_row("  from the cache", f"{summary.cached_tokens:,} ({share:.1%})")
     table.add_row("output tokens", f"{summary.output_tokens:,}")
+    if (goodput := summary.goodput) is not None:
+        limits = ", ".join(f"{name} {limit:g} ms" for name, limit in goodput.objectives_ms.items())
+        table.add_row(
+            f"goodput ({limits})", f"{goodput.requests_per_s:,.2f} requests/s ({goodput.share:.1%})"
+        )
     return table
 
 

@@ -14,9 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from radixrt.base.errors import ConfigError
 from radixrt.bench.client import RequestRecord, Target, converse
+from radixrt.bench.compare import compare_runs
+from radixrt.bench.datasets import read_dataset
 from radixrt.bench.output import console_beside, write_json
 from radixrt.bench.report import print_summary, request_rows, summarize
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
+
+CONCURRENCY = 16
+"""Concurrent requests of a closed loop, unless a flag says otherwise."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,8 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rate is not None and not arguments.rate > 0:
         raise ConfigError("--rate must be above 0.")
     console = console_beside(arguments.json)
+    if arguments.compare:
+        before, after = arguments.compare
+        compare_runs(Path(before), Path(after), console)
+        return 0
     records = asyncio.run(_measure(arguments))
-    summary = summarize(records)
+    summary = summarize(records, dict(arguments.slo or ()))
     print_summary(summary, console, _title(arguments))
     document = {
         "settings": {k: v for k, v in vars(arguments).items() if k not in ("run", "api_key")},
@@ -44,9 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _title(arguments: argparse.Namespace) -> str:
     if arguments.rate is not None:
         load = f"{arguments.rate:g} per second"
+    elif arguments.concurrency is None and arguments.dataset:
+        load = "as recorded, or concurrency 16"
     else:
-        load = f"concurrency {arguments.concurrency}"
-    return f"{arguments.workload}, {arguments.num_prompts} requests, {load}"
+        load = f"concurrency {arguments.concurrency or CONCURRENCY}"
+    name = Path(arguments.dataset).name if arguments.dataset else arguments.workload
+    return f"{name}, {arguments.num_prompts} requests, {load}"
 
 
 async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
@@ -59,15 +71,26 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
         target, vocab_size = await _discover(client, arguments)
         settings = _workload_settings(arguments)
         warmup = make_workload(_warmup_settings(settings, arguments.warmup), vocab_size)
-        conversations = make_workload(settings, vocab_size)
+        conversations = (
+            read_dataset(
+                Path(arguments.dataset),
+                limit=arguments.num_prompts,
+                turns=arguments.turns,
+                output_len=arguments.output_len,
+                speed=arguments.trace_speed,
+                vocab_size=vocab_size,
+            )
+            if arguments.dataset
+            else make_workload(settings, vocab_size)
+        )
+        if arguments.endpoint != "chat" and any(c.messages is not None for c in conversations):
+            raise ConfigError("--dataset holds chat requests: add --endpoint chat.")
         await _send_all(client, target, warmup, closed_loop(4), lambda record: None)
         if arguments.flush_cache:
             response = await client.post(f"{_root(arguments.base_url)}/flush_cache")
             if response.status_code != 200:
                 raise ConfigError(f"--flush-cache: the server answers {response.status_code}.")
-        pace = closed_loop(arguments.concurrency)
-        if arguments.rate is not None:
-            pace = open_loop(arguments.rate, arguments.seed)
+        pace = _pace(arguments, conversations)
         records: list[RequestRecord] = []
         with _progress() as progress:
             bar = progress.add_task("", total=sum(len(c.turns) for c in conversations), tokens=0)
@@ -79,6 +102,15 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
 
             await _send_all(client, target, conversations, pace, collect)
         return records
+
+
+def _pace(arguments: argparse.Namespace, conversations: Sequence[Conversation]) -> "Pace":
+    if arguments.rate is not None:
+        return open_loop(arguments.rate, arguments.seed, arguments.burstiness)
+    arrivals = [c.arrival_s for c in conversations if c.arrival_s is not None]
+    if arguments.concurrency is None and len(arrivals) == len(conversations):
+        return recorded_times(arrivals)
+    return closed_loop(arguments.concurrency or CONCURRENCY)
 
 
 def _progress() -> Progress:
@@ -176,11 +208,26 @@ def closed_loop(concurrency: int) -> Pace:
     return run_all
 
 
-def open_loop(rate: float, seed: int) -> Pace:
-    """Conversations start as a Poisson process, whether the server keeps up or not."""
+def open_loop(rate: float, seed: int, burstiness: float = 1.0) -> Pace:
+    """Conversations start at random times, whether the server keeps up or not.
+
+    Args:
+        rate: mean starts per second.
+        burstiness: shape of the gamma distribution of the gaps; 1 is a Poisson process.
+    """
 
     async def run_all(conversations: Sequence[Callable[[], Awaitable[None]]]) -> None:
-        gaps = np.random.default_rng(seed).exponential(1 / rate, size=len(conversations))
+        rng = np.random.default_rng(seed)
+        gaps = rng.gamma(burstiness, 1 / (rate * burstiness), size=len(conversations))
+        await recorded_times((np.cumsum(gaps) - gaps[0]).tolist())(conversations)
+
+    return run_all
+
+
+def recorded_times(arrivals: Sequence[float]) -> Pace:
+    """Each conversation starts at its time, in seconds, whether the server keeps up or not."""
+
+    async def run_all(conversations: Sequence[Callable[[], Awaitable[None]]]) -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
 
@@ -188,7 +235,6 @@ def open_loop(rate: float, seed: int) -> Pace:
             await asyncio.sleep(start + due - loop.time())
             await converse_once()
 
-        arrivals = np.cumsum(gaps) - gaps[0]
         await asyncio.gather(*(at(t, c) for t, c in zip(arrivals, conversations, strict=True)))
 
     return run_all

@@ -34,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     The exit status is 1 if the router accepted an invalid instance.
     """
     console = console_beside(arguments.json)
-    facts = _facts(arguments.tokenizer)
+    facts = TokenizerFacts.of_model(
+        resolve_model_path(arguments.tokenizer or DEMO_MODEL, "--tokenizer")
+    )
     rows = list(read_schemas(Path(arguments.schemas)))
     if arguments.sample:
         rows = random.Random(arguments.seed).sample(rows, min(arguments.sample, len(rows)))
@@ -48,17 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     content = {"summary": summary, "schemas": [_row(record) for record in records]}
     write_json(arguments.json, content)
     return int(any(r.invalid_accepted for r in records if r.engine == "router"))
-
-
-def _facts(folder: str | None) -> TokenizerFacts:
-    path = resolve_model_path(folder or DEMO_MODEL, "--tokenizer")
-    config = json.loads((path / "config.json").read_text())
-    end = config["eos_token_id"]
-    return TokenizerFacts.load(
-        path / "tokenizer.json",
-        vocab_size=config["vocab_size"],
-        eos_token_ids=tuple(end) if isinstance(end, list) else (end,),
-    )
 
 
 def read_schemas(path: Path) -> Iterator[dict[str, Any]]:

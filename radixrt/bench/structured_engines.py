@@ -77,6 +77,7 @@ def router(schema: str, facts: TokenizerFacts) -> Held:
     except CannotCompile as error:
         raise Refused(str(error)) from error
     grammar = compiled.grammar
+    assert isinstance(compiled.checks, tuple)  # of a JSON schema, not of tags
     return Held(grammar.backend, load_grammar(grammar, facts), compiled.checks)
 
 

@@ -7,6 +7,7 @@ another, each answered before the next. A workload of single requests has conver
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,10 @@ class Conversation:
     context: Prompt
     """Document or system prompt; may be empty."""
     turns: list[Turn]
+    messages: list[dict[str, Any]] | None = None
+    """Of a recorded chat request, which is sent as it is; context and question are empty then."""
+    arrival_s: float | None = None
+    """Recorded time of the first question, in seconds after the beginning of the recording."""
 
 
 @dataclass(frozen=True)

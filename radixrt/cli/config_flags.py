@@ -15,6 +15,9 @@ from radixrt.base.config import (
     flag_of,
     upgraded,
 )
+from radixrt.cli.settings_file import read_settings
+
+_CONFIG_HELP = "YAML or JSON file of settings, under the names of these flags without their dashes; flags win over it"
 
 
 def _by_section() -> Iterator[tuple[str, list[Field]]]:
@@ -23,7 +26,8 @@ def _by_section() -> Iterator[tuple[str, list[Field]]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare one flag for each setting, in the sections of the docs, and those of the last release."""
+    """Declare ``--config``, one flag for each setting, in the sections of the docs, and those of the last release."""
+    parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     for section, settings in _by_section():
         group = parser.add_argument_group(section)
         for setting in settings:
@@ -52,18 +56,24 @@ def _options(setting: Field) -> dict[str, Any]:
     default, text = setting.default, setting.metadata["help"].replace("%", "%%")
     if default is not None and default is not False:
         text = f"{text} (default: {default})"
-    return {"dest": setting.name, "default": default, "help": text}
+    return {"dest": setting.name, "default": argparse.SUPPRESS, "help": text}
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
-    """The validated config of a parsed command line."""
+    """The validated config of a parsed command line: flags win over the file of ``--config``.
+
+    Raises:
+        ConfigError: a setting is unknown or has a wrong value.
+    """
+    file = getattr(arguments, "config", None)
     names = {*(f.name for f in fields(ServerConfig)), *RENAMED, *REMOVED}
     given = {
         name: " ".join(value) if isinstance(value, list) else value
         for name, value in vars(arguments).items()
         if name in names
     }
-    return ServerConfig(**upgraded(given)).validate()
+    from_file = {} if file is None else read_settings(file)
+    return ServerConfig(**upgraded(from_file | given)).validate()
 
 
 def markdown_page() -> str:
@@ -96,8 +106,20 @@ _PAGE_HEAD = """# The server's settings
     radixrt serve --model-path DIR_OR_HUB_ID [flags]
     python -m radixrt.launch_server --model-path DIR_OR_HUB_ID [flags]
 
-are the same. The offline `LLM(model_path, **settings)` takes the same settings as keyword arguments, with
-underscores: `LLM(path, page_size=1)`. The server prints its address when it is ready to answer and ends
+are the same; `radixrt run [MODEL] [flags]` takes the same flags and starts a chat ([command_line.md](command_line.md)). The offline `LLM(model_path, **settings)` takes the same settings as keyword arguments, with
+underscores: `LLM(path, page_size=1)`.
+
+`--config server.yaml` reads settings from a YAML or JSON file, under the names of the flags without their dashes; flags win over the file:
+
+```yaml
+model-path: demo
+port: 30000
+page-size: 32
+served-model-name: [demo, chat]
+disable-radix-cache: false
+```
+
+The server prints its address when it is ready to answer and ends
 cleanly on Ctrl-C or SIGTERM; it ends with status 1 and one sentence when it cannot start, or when one of
 its processes has died."""
 

@@ -8,9 +8,12 @@ from functools import partial
 from typing import NoReturn
 
 from radixrt import __version__
+from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
 from radixrt.bench import arguments as bench_arguments
+from radixrt.chat.arguments import add_chat_arguments, add_remote_arguments
 from radixrt.cli.config_flags import add_arguments, config_from_arguments
+from radixrt.doctor.arguments import add_doctor_arguments, add_models_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -54,9 +57,43 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API")
     add_arguments(serve)
     serve.set_defaults(run=_serve)
+    run = commands.add_parser(
+        "run",
+        help="chat in the terminal, with the server on this machine or one that ends with the chat",
+    )
+    run.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="model path or hub id (default: the running server's, or the built-in model)",
+    )
+    add_chat_arguments(run)
+    add_arguments(run)
+    run.set_defaults(run=_run_chat)
+    chat = commands.add_parser(
+        "chat", help="chat in the terminal, with any OpenAI-compatible server"
+    )
+    add_remote_arguments(chat)
+    chat.set_defaults(run=partial(_run, "radixrt.chat.command", "server", function="run_remote"))
     top = commands.add_parser("top", help="watch a server's KV cache")
     _add_top_arguments(top)
     top.set_defaults(run=partial(_run, "radixrt.top.command", "server"))
+    doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
+    add_doctor_arguments(doctor)
+    doctor.set_defaults(run=partial(_run, "radixrt.doctor.command", "server"))
+    models = commands.add_parser("models", help="list the checkpoints that are on this machine")
+    add_models_arguments(models)
+    models.set_defaults(run=partial(_run, "radixrt.doctor.models", "server"))
+    completion = commands.add_parser(
+        "completion", help='print a script for the shell: eval "$(radixrt completion bash)"'
+    )
+    completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
+    completion.set_defaults(run=_completion)
+    lint = commands.add_parser(
+        "lint-schema", help="say what of JSON schemas is exact, checked after generation, and slow"
+    )
+    _add_lint_arguments(lint)
+    lint.set_defaults(run=partial(_run, "radixrt.cli.lint_schema", "server"))
     key = commands.add_parser("key", help="make API keys")
     new = key.add_subparsers(required=True, metavar="ACTION").add_parser(
         "new", help="print a new key to stderr and its entry for the file of --api-keys to stdout"
@@ -79,6 +116,20 @@ def _serve(arguments: argparse.Namespace) -> int:
     return serve(config_from_arguments(arguments))
 
 
+def _completion(arguments: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ModuleNotFoundError as error:
+        raise ConfigError("This command needs shtab: pip install 'radixrt[server]'.") from error
+    print(shtab.complete(_parser(), arguments.shell))
+    return 0
+
+
+def _run_chat(arguments: argparse.Namespace) -> int:
+    config = config_from_arguments(arguments)
+    return _run("radixrt.chat.command", "server", arguments, config, function="run_local")
+
+
 def _new_key(arguments: argparse.Namespace) -> int:
     from radixrt.base.api_keys import new_key
 
@@ -88,15 +139,15 @@ def _new_key(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run(module: str, extra: str, arguments: argparse.Namespace) -> int:
-    """Call a module's ``run``; ``extra`` is the extra that installs its dependencies."""
+def _run(module: str, extra: str, *arguments: object, function: str = "run") -> int:
+    """Call a function of a module; ``extra`` is the extra that installs its dependencies."""
     try:
-        run = importlib.import_module(module).run
+        run = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"This command needs {error.name}: pip install 'radixrt[{extra}]'."
         ) from error
-    status: int = run(arguments)
+    status: int = run(*arguments)
     return status
 
 
@@ -120,6 +171,17 @@ def _run_moved(name: str, argv: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return main(argv)
+
+
+def _add_lint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a JSON schema")
+    parser.add_argument(
+        "--tokenizer",
+        default=DEMO_MODEL,
+        metavar="DIR",
+        help="folder with tokenizer.json and config.json (default: the built-in model)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the advice as JSON")
 
 
 def _add_top_arguments(parser: argparse.ArgumentParser) -> None:

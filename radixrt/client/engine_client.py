@@ -18,9 +18,12 @@ from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.client.leases import HeldLeases
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
+from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.calls import (
+    CacheNodeCall,
     CacheTreeCall,
     Call,
     CompileCall,
@@ -36,7 +39,6 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToApi
 from radixrt.messages.replies import (
     CallReply,
-    CompileReport,
     LeaseGranted,
     Tokenized,
 )
@@ -245,13 +247,9 @@ class EngineClient:
             tenant=tenant,
         )
 
-    async def compile(self, constraint: Constraint) -> CompileReport:
-        """Compile a constraint ahead of the requests that will use it.
-
-        Raises:
-            RequestError: it can't be enforced.
-        """
-        return await self._call(CompileCall, CompileReport, constraint=constraint)
+    async def compile(self, constraint: Constraint) -> Advice:
+        """Compile a constraint ahead of the requests that will use it; one that can't be enforced is not ``ok``."""
+        return await self._call(CompileCall, Advice, constraint=constraint)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
@@ -317,28 +315,21 @@ class EngineClient:
             tenant=tenant,
         )
 
-    async def cache_tree(
-        self,
-        depth: int,
-        children: int,
-        namespace: str | None = None,
-        with_texts: bool = True,
-    ) -> dict[str, Any]:
+    async def cache_tree(self, **view: Any) -> dict[str, Any]:
         """A view of the radix tree: a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, with texts of tokens.
 
         Args:
-            depth: levels of nodes below each root.
-            children: most of them shown of each node.
-            namespace: of the cache salts whose part is shown; None: the whole tree.
+            view: fields of :class:`radixrt.messages.calls.CacheTreeCall`.
         """
-        return await self._call(
-            CacheTreeCall,
-            dict,
-            depth=depth,
-            children=children,
-            namespace=namespace,
-            with_texts=with_texts,
-        )
+        return await self._call(CacheTreeCall, dict, **view)
+
+    async def cache_node(self, node: int) -> CacheNode:
+        """One node of an earlier view, with the tokens of its whole prefix.
+
+        Raises:
+            RequestError: it has left the tree.
+        """
+        return await self._call(CacheNodeCall, CacheNode, node=node)
 
     def _give_back(self, tenant: Tenant, pinning: asyncio.Future[LeaseGranted]) -> None:
         """Release a lease whose caller was cancelled."""

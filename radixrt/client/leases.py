@@ -19,7 +19,7 @@ from radixrt.messages.requests import NO_TENANT, GenerateRequest, Prompt, Reques
 MAX_PROMPT_BYTES = 64 << 20
 """Of all kept prompts. Leases beyond it are lost when the engine dies."""
 
-MIN_PURGE = 1024
+MIN_PURGE = 64
 """Kept leases before those that have expired are forgotten."""
 
 LEAST_S = 1.0
@@ -67,6 +67,10 @@ class HeldLeases:
         self._restoring: asyncio.Task[None] | None = None
         self._pending: dict[str, asyncio.Event] = {}
         """Leases that are not taken again yet."""
+
+    def __len__(self) -> int:
+        """Those that have expired may be among them."""
+        return len(self._held)
 
     def add(
         self, lease: str, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant = NO_TENANT

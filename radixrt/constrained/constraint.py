@@ -1,6 +1,6 @@
 """The kinds of constraint that a request can ask for, in the form in which they travel before compilation."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -49,10 +49,24 @@ class Lark(_Constraint, frozen=True, kw_only=True):
     """Text of a context-free grammar in llguidance's dialect of Lark; it begins with ``start``."""
 
     grammar: str
+    in_json_string: bool = False
+    """The text is written between the quotes of a JSON string, with JSON's escapes. Only of a tag's content."""
 
 
 class AnyText(_Constraint, frozen=True, kw_only=True):
     """Any text: the content of a structural tag that is not held to anything but its end."""
+
+
+ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]
+"""How a tool-call format writes each parameter by itself."""
+
+
+class Parameters(_Constraint, frozen=True, kw_only=True):
+    """The arguments of a tool call, each parameter written by itself: the content of a structural tag."""
+
+    schema: JsonSchema
+    """Of the arguments as one object."""
+    style: ParameterStyle
 
 
 Content = JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | AnyText
@@ -62,7 +76,7 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``begin``, then text that satisfies ``content``, then ``end``."""
 
     begin: str
-    content: Content
+    content: Content | Parameters
     end: str
 
 
@@ -80,6 +94,12 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     separator: str = ""
     min_tags: int = 0
     max_tags: int | None = None
+    lists: tuple[tuple[str, str], ...] = ()
+    """If not empty: all tags stand together, with ``separator`` between them, behind one of these openings and before its closing;
+    free text may precede them, and is the whole answer if there are no tags. The openings are the triggers."""
+    not_text: str = ""
+    """Only with ``lists``: they stand at the beginning of the answer alone, and free text must not begin as this regular
+    expression says."""
 
 
 Constraint = Annotated[

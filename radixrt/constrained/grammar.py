@@ -57,14 +57,41 @@ class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Of the subschema that the user sent."""
     keywords: tuple[str, ...]
     """Keywords that the grammar leaves to this check."""
+    tag: str = ""
+    """Beginning of the tag whose content has the value; empty where the whole answer is JSON."""
+
+
+class CheckedTag(msgspec.Struct, frozen=True, kw_only=True):
+    """A tag, for the search for its content in an answer."""
+
+    begin: str
+    end: str
+    is_json: bool
+    """The content is JSON; otherwise any text without the end in it."""
+    checks: tuple[SpanCheck, ...]
+    """Of the content."""
+
+
+class CheckedTags(msgspec.Struct, frozen=True, kw_only=True):
+    """The tags of an answer that has checks in some of them; see :class:`radixrt.constrained.constraint.StructuralTag`."""
+
+    tags: tuple[CheckedTag, ...]
+    triggers: tuple[str, ...]
+    free_text: bool
+    separator: str
+
+
+Checks = tuple[SpanCheck, ...] | CheckedTags
+"""Of an answer that is one JSON value, or of the contents of its tags; empty where the grammar enforces everything."""
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     """The result of compiling a constraint."""
 
     grammar: Grammar
-    checks: tuple[SpanCheck, ...] = ()
-    """Of an answer that is one JSON value; empty where the grammar enforces everything."""
+    checks: Checks = ()
+    checked: tuple[Unenforced, ...] = ()
+    """The keywords that the checks enforce."""
     unenforced: tuple[Unenforced, ...] = ()
     """Only of a JSON schema with ``strict`` false."""
     validator: Any = None

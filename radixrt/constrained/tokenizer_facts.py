@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,17 @@ class TokenizerFacts:
             special_ids=frozenset(special | set(ends)),
             eos_token_ids=ends,
             tokenizer=tokenizer,
+        )
+
+    @staticmethod
+    def of_model(folder: Path) -> "TokenizerFacts":
+        """Of the model in a folder, with the end tokens of its config.json."""
+        config = json.loads((folder / "config.json").read_text())
+        end = config["eos_token_id"]
+        return TokenizerFacts.load(
+            folder / "tokenizer.json",
+            vocab_size=config["vocab_size"],
+            eos_token_ids=tuple(end) if isinstance(end, list) else (end,),
         )
 
     @property

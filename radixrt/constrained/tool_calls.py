@@ -1,57 +1,28 @@
-"""The formats in which models write tool calls. Both the constraint for calls and the parser use this table."""
+"""Builds the constraint of an answer that may call tools, in the syntax of the model's tool-call format."""
 
 import dataclasses
-import json
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.constrained import requests
-from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag, Tag
+from radixrt.constrained.constraint import (
+    AnyJson,
+    JsonSchema,
+    Lark,
+    Parameters,
+    ParameterStyle,
+    StructuralTag,
+    Tag,
+)
+from radixrt.constrained.parameters import STYLES
 
-
-@dataclasses.dataclass(frozen=True)
-class ToolCallFormat:
-    """A call is ``opening``, ``gap``, ``{"name": NAME, "<arguments_key>": ARGUMENTS}``, ``gap``, ``closing``."""
-
-    opening: str
-    gap: str
-    arguments_key: str
-    closing: str
-    separator: str
-    """Between calls."""
-
-    @property
-    def trigger(self) -> str:
-        """Where free text writes this, a call must follow."""
-        return self.opening or '{"name": '
-
-    def begin(self, name: str) -> str:
-        """All of a call before its arguments."""
-        quoted = json.dumps(name, ensure_ascii=False)
-        return f'{self.opening}{self.gap}{{"name": {quoted}, "{self.arguments_key}": '
-
-    @property
-    def end(self) -> str:
-        """All of a call after its arguments."""
-        return f"}}{self.gap}{self.closing}"
-
-
-FORMATS: dict[str, ToolCallFormat] = {
-    "hermes": ToolCallFormat(
-        opening="<tool_call>",
-        gap="\n",
-        arguments_key="arguments",
-        closing="</tool_call>",
-        separator="\n",
-    ),
-    "llama3_json": ToolCallFormat(
-        opening="", gap="", arguments_key="parameters", closing="", separator="; "
-    ),
-}
-"""By the name that ``--tool-call-parser`` gives them."""
+CUSTOM_INPUT = "input"
+"""The only argument of a custom tool, as the model sees it: a string."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +31,8 @@ class Tool:
 
     name: str
     arguments: JsonSchema
+    grammar: Lark | None = None
+    """Of a custom tool's input, the string that is the only argument; None: ``arguments`` says all."""
 
     @staticmethod
     def of(name: str, parameters: Any, strict: bool, param: str) -> "Tool":
@@ -76,37 +49,91 @@ class Tool:
             raise RequestError(f'{param} must be a JSON schema of type "object".', param=param)
         return Tool(name, requests.json_schema({"type": "object"} | parameters, param, strict))
 
+    def json_tag(self, begin: str, end: str) -> Tag:
+        """A call whose arguments are a JSON object.
+
+        Args:
+            begin: all of the call before its arguments.
+            end: all of it behind them.
+        """
+        if self.grammar is None:
+            return Tag(begin=begin, content=self.arguments, end=end)
+        return Tag(begin=f'{begin}{{"{CUSTOM_INPUT}": "', content=self.grammar, end=f'"}}{end}')
+
+    def parameters_tag(self, begin: str, style: ParameterStyle, end: str) -> Tag:
+        """A call each of whose parameters is written by itself; the arguments are as of :meth:`json_tag`."""
+        if self.grammar is None:
+            return Tag(begin=begin, content=Parameters(schema=self.arguments, style=style), end=end)
+        how = STYLES[style]
+        quote = '"' if how.takes_json else how.quote
+        return Tag(
+            begin=begin + CUSTOM_INPUT.join(how.opening) + quote,
+            content=msgspec.structs.replace(self.grammar, in_json_string=how.takes_json),
+            end=quote + how.closing + end,
+        )
+
+
+class CallSyntax(ABC):
+    """How a model writes tool calls, as far as a constraint needs to know."""
+
+    trigger = ""
+    """Where free text writes this, a call must follow. Not used with ``lists``."""
+    separator: str
+    """Between calls."""
+    lists: tuple[tuple[str, str], ...] = ()
+    """All calls of an answer stand together, behind one of these openings and before its closing. Without: each by itself."""
+    not_text = ""
+    """Lists stand at the beginning of an answer alone; a text that begins as this regular expression says is one."""
+    is_told_from_json = True
+    """No JSON begins as a call does."""
+    names: re.Pattern[str] | None = None
+    """The names of functions that can be written; None: all."""
+
+    @abstractmethod
+    def tag(self, tool: Tool) -> Tag:
+        """A call of the tool."""
+
 
 def calls(
-    tools: Iterable[Tool], written: ToolCallFormat, *, required: bool, most: int | None
+    tools: Iterable[Tool], written: CallSyntax, *, required: bool, most: int | None
 ) -> StructuralTag:
     """Text in which each tool call is one of the given tools' and has arguments of its schema.
 
     Args:
+        written: how the model writes calls.
         required: the answer is calls alone, at least one; False: text, and calls where the model makes some.
         most: most calls; None: any number.
+
+    Raises:
+        RequestError: the format can't write the name of a tool.
     """
-    tags = tuple(
-        Tag(begin=written.begin(tool.name), content=tool.arguments, end=written.end)
-        for tool in tools
-    )
+    offered = [*tools]
+    for tool in offered:
+        if written.names is not None and not written.names.fullmatch(tool.name):
+            raise RequestError(
+                f"The model's format of tool calls can't write the function name {shown(tool.name)}; use letters, digits, "
+                "_ and - in it.",
+                param="tools",
+            )
     return StructuralTag(
-        tags=tags,
-        triggers=(written.trigger,),
+        tags=tuple(map(written.tag, offered)),
+        triggers=() if written.lists else (written.trigger,),
+        lists=written.lists,
+        not_text=written.not_text,
         free_text=not required,
-        separator=written.separator if required else "",
+        separator=written.separator if required or written.lists else "",
         min_tags=int(required),
         max_tags=most,
     )
 
 
 def one_call_or_json(
-    tools: Iterable[Tool], written: ToolCallFormat, content: JsonSchema | AnyJson
+    tools: Iterable[Tool], written: CallSyntax, content: JsonSchema | AnyJson
 ) -> StructuralTag:
     """Either one call of a tool or JSON, and nothing else.
 
     Args:
-        written: a form with an opening tag, which no JSON begins with.
+        written: a form that no JSON begins with.
     """
     held = calls(tools, written, required=True, most=1)
     return msgspec.structs.replace(held, tags=(*held.tags, Tag(begin="", content=content, end="")))

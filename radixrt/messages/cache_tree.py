@@ -9,6 +9,8 @@ from radixrt.messages.requests import RetentionLevel
 class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """An edge of the radix tree and all that hangs below it."""
 
+    node: int
+    """The node's id: that of the last page of its edge."""
     text: str | None = None
     """Of the first tokens; the tokenizer process puts it in their place. None: not shown."""
     first_token_ids: PackedIds = b""
@@ -18,11 +20,21 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     """Of the edge and everything below it."""
     total_nodes: int
+    num_children: int = 0
+    """Edges that begin where this one ends."""
+    uses: int = 0
+    """Times that a request or lease has used it or what is below it."""
+    running: int = 0
+    """Running sequences that use it."""
+    waiting: int = 0
+    """Waiting sequences whose cached prefix reaches into it."""
+    leases: int = 0
+    """That hold it."""
     locked: bool
     """Used by a running sequence or pinned."""
     pinned: bool
     idle_s: float
-    """Since its last use."""
+    """Since its last use, or that of what is below it; 0 while it is used."""
     retention: RetentionLevel = "default"
     children: list["CacheTreeNode"] = []
     """Those with the most tokens below them first; fewer than there are, where the view ends."""
@@ -37,6 +49,7 @@ class CacheNamespace(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the requests brought a salt. The salt itself is a secret and not shown."""
     total_tokens: int
     total_nodes: int
+    num_children: int = 0
     children: list[CacheTreeNode]
 
 
@@ -48,3 +61,35 @@ class CacheTree(msgspec.Struct, frozen=True, kw_only=True):
     total_nodes: int
     namespaces: list[CacheNamespace]
     """Those with the most tokens first."""
+    above: list[CacheTreeNode] = []
+    """Of a view below one node: the nodes on the way to it from the root, without children."""
+
+
+class CacheLease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease, as the api process sees it."""
+
+    lease: str
+    tenant: str
+    """Name of the key that holds it."""
+    expires_in_s: float
+
+
+class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node with its whole prefix: the value of the reply to a CacheNodeCall. It holds secrets, which the api keeps."""
+
+    cache_salt: str
+    token_ids: PackedIds
+    """From the root to the end of its edge."""
+    num_tokens: int
+    """Of its edge."""
+    text: str | None = None
+    """Of the beginning of its edge, as far as it is shown; the tokenizer process adds the texts. None: not shown."""
+    text_before: str | None = None
+    """Of the last tokens before its edge."""
+    age_s: float
+    """Since its pages were computed."""
+    idle_s: float
+    uses: int
+    running: int
+    leases: list[CacheLease]
+    """That hold it."""

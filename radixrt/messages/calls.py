@@ -79,12 +79,23 @@ class CacheTreeCall(Message, frozen=True, kw_only=True):
     """Of the cache salts whose part of the tree is shown; None: all."""
     with_texts: bool = True
     """Show the texts of prompts, unless the server hides them from everybody."""
+    most: int = 2000
+    """Most nodes shown: those with the most pages in and below them."""
+    below: int | None = None
+    """The node whose part of the tree is shown, by the id of an earlier view; if it has left the tree, the whole is shown."""
+
+
+class CacheNodeCall(Message, frozen=True):
+    """One node of an earlier view. Answered by a CallReply whose value is a CacheNode, or whose error is that it has left the tree."""
+
+    call_id: int
+    node: int
 
 
 class CompileCall(Message, frozen=True, kw_only=True):
     """Compile a constraint ahead of the requests that will use it.
 
-    Answered by a CallReply whose value is a CompileReport.
+    Answered by a CallReply whose value is an :class:`radixrt.constrained.advice.Advice`.
     """
 
     call_id: int
@@ -127,6 +138,7 @@ Call = (
     | PinCall
     | ReleaseCacheCall
     | CacheTreeCall
+    | CacheNodeCall
     | StatsCall
     | TenantStatsCall
 )

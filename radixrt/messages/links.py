@@ -5,6 +5,7 @@ api ── tokenizer ── scheduler ── worker
 
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
+    CacheNodeCall,
     CacheTreeCall,
     Call,
     FlushCacheCall,
@@ -32,6 +33,7 @@ ToScheduler = (
     | PinTokensCall
     | ReleaseCacheCall
     | CacheTreeCall
+    | CacheNodeCall
     | StatsCall
     | TenantStatsCall
 )

@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.grammar import Unenforced
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.message import Message
 
@@ -32,23 +31,3 @@ class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
     pinned_tokens: int
     """Leading tokens of the prompt that it covers."""
     expires_in_s: float
-
-
-class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a constraint that a validator checks, since no grammar expresses it."""
-
-    pointer: str
-    """Of the subschema that the user sent."""
-    keywords: tuple[str, ...]
-
-
-class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of compiling a constraint."""
-
-    backend: str
-    """The grammar backend that enforces it."""
-    checks: list[CheckReport]
-    """Beside the grammar."""
-    unenforced: tuple[Unenforced, ...]
-    seconds: float
-    """Duration of the compilation."""

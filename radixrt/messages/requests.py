@@ -85,6 +85,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most tokens of one answer."""
     max_pinned_fraction: float = 1.0
     """Share of the KV pool that the namespace may pin at a time."""
+    max_cached_fraction: float | None = None
+    """Share of the KV pool above which the namespace's pages are evicted first."""
 
     def at_most(self, max_tokens: int) -> int:
         """A default of ``max_tokens``, within the tenant's limit."""
@@ -146,6 +148,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     group_id: str = ""
     """Shared by the prompts of one HTTP request, which are aborted together and are one key of the fair queue of
     encoding. Default: the request's own id."""
+    group_size: int = 1
+    """Answers of the group that are submitted at once; the others follow when some of these have ended."""
     prompt: Prompt
     options: RequestOptions = RequestOptions()
     stream: bool = False

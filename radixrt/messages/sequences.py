@@ -21,6 +21,12 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """Number of token_ids, at their end, that an answer has generated before: max_tokens and penalties count them."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
+    group: str = ""
+    """Shared by the answers of one HTTP request, which are accepted or refused as a whole; never used twice."""
+    group_size: int = 1
+    """Of these, those that are sent without a wait for the end of another."""
+    has_begun: bool = False
+    """The client has tokens of the answer, or it is generated once more: it is not refused for its wait."""
 
     @property
     def sampling(self) -> SamplingParams:

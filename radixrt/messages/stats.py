@@ -35,9 +35,68 @@ class TimeHistogram(msgspec.Struct):
     def empty(bounds: list[float]) -> "TimeHistogram":
         return TimeHistogram(bounds, [0] * (len(bounds) + 1))
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += times
+        self.total += seconds * times
+
+
+_TTFT_BOUNDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
+_ITL_BOUNDS = [0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0]
+_E2E_BOUNDS = [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0]
+_TOKEN_BOUNDS = [float(factor * 10**power) for power in range(6) for factor in (1, 2, 5)]
+
+
+def _empty(bounds: list[float]) -> TimeHistogram:
+    return msgspec.field(default_factory=lambda: TimeHistogram.empty(bounds))
+
+
+class RequestStats(msgspec.Struct, kw_only=True):
+    """Latencies and lengths of requests since start, as the api process measures them."""
+
+    ttft: Annotated[
+        TimeHistogram,
+        histogram("From a request's arrival to its first token.", "time_to_first_token_seconds"),
+    ] = _empty(_TTFT_BOUNDS)
+    itl: Annotated[
+        TimeHistogram,
+        histogram("Between two tokens of a streamed answer.", "inter_token_latency_seconds"),
+    ] = _empty(_ITL_BOUNDS)
+    tpot: Annotated[
+        TimeHistogram,
+        histogram(
+            "Mean time of an answer's tokens after the first.", "time_per_output_token_seconds"
+        ),
+    ] = _empty(_ITL_BOUNDS)
+    e2e: Annotated[
+        TimeHistogram,
+        histogram(
+            "From a request's arrival to the last token of an answer.",
+            "e2e_request_latency_seconds",
+        ),
+    ] = _empty(_E2E_BOUNDS)
+    queue_time: Annotated[
+        TimeHistogram,
+        histogram(
+            "From an answer's arrival to its first chunk of prefill.", "request_queue_time_seconds"
+        ),
+    ] = _empty(_E2E_BOUNDS)
+    prefill_time: Annotated[
+        TimeHistogram,
+        histogram(
+            "From an answer's first chunk of prefill to its first token.",
+            "request_prefill_time_seconds",
+        ),
+    ] = _empty(_E2E_BOUNDS)
+    decode_time: Annotated[
+        TimeHistogram,
+        histogram("From an answer's first token to its last.", "request_decode_time_seconds"),
+    ] = _empty(_E2E_BOUNDS)
+    prompt_length: Annotated[
+        TimeHistogram, histogram("Tokens of a prompt.", "request_prompt_tokens")
+    ] = _empty(_TOKEN_BOUNDS)
+    answer_length: Annotated[
+        TimeHistogram, histogram("Tokens of an answer.", "request_generation_tokens")
+    ] = _empty(_TOKEN_BOUNDS)
 
 
 class StructuredStats(msgspec.Struct, kw_only=True):

@@ -79,8 +79,8 @@ class LLM:
             "log_level": "warning",
             "max_queue_seconds": 0,
         }  # a program waits for its answers
-        config = ServerConfig(model_path=model_path, **{**defaults, **settings})
-        self._engine = BackgroundEngine(prepare(config))
+        config = prepare(ServerConfig(model_path=model_path, **{**defaults, **settings}))
+        self._engine = BackgroundEngine(config)
         self.config = config
         self.info: EngineInfo = self._engine.info
         self._new_id = itertools.count()

@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import RequestFailed
-from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.cache_tree import CacheLease, CacheNode
+from radixrt.messages.calls import CacheNodeCall, CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.replies import CallReply, LeaseGranted
-from radixrt.scheduler.radix.view import Slices, TreeView
+from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seconds
 from radixrt.scheduler.scheduler import Scheduler
 
-CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall
+CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall | CacheNodeCall
 
 
 class CacheCalls:
@@ -25,6 +26,7 @@ class CacheCalls:
         self._scheduler = scheduler
         self._send = send
         self._views: deque[tuple[int, Slices]] = deque()
+        self._known = KnownNodes()
 
     @property
     def is_working(self) -> bool:
@@ -33,12 +35,11 @@ class CacheCalls:
 
     def take(self, call: CacheCall) -> None:
         if isinstance(call, CacheTreeCall):
-            view = TreeView(self._scheduler.kv.tree, call, self._scheduler.clock)
+            view = TreeView(self._scheduler.kv.tree, call, self._scheduler.clock, self._known)
             self._views.append((call.call_id, view.slices()))
             return
         try:
-            value = self._pin(call) if isinstance(call, PinTokensCall) else self._release(call)
-            reply = CallReply(call_id=call.call_id, value=value)
+            reply = CallReply(call_id=call.call_id, value=self._value(call))
         except RequestError as error:
             reply = CallReply(call_id=call.call_id, error=RequestFailed.of(error))
         self._send(reply)
@@ -54,6 +55,36 @@ class CacheCalls:
         except StopIteration as end:
             self._views.popleft()
             self._send(CallReply(call_id=call_id, value=end.value))
+
+    def _value(self, call: PinTokensCall | ReleaseCacheCall | CacheNodeCall) -> object:
+        match call:
+            case PinTokensCall():
+                return self._pin(call)
+            case ReleaseCacheCall():
+                return self._release(call)
+            case CacheNodeCall():
+                return self._node(call)
+
+    def _node(self, call: CacheNodeCall) -> CacheNode:
+        kv, now = self._scheduler.kv, self._scheduler.clock()
+        node = self._known.find(call.node)
+        *path, root = node.path()
+        return CacheNode(
+            cache_salt=kv.tree.salt_of(root),
+            token_ids=b"".join(above.edge for above in reversed(path)),
+            num_tokens=node.num_pages * kv.page_size,
+            age_s=max(0.0, now - node.created * 1e-9),
+            idle_s=idle_seconds(node, now),
+            uses=node.uses,
+            running=node.lock_count - node.lease_count,
+            leases=[
+                CacheLease(
+                    lease=lease.lease_id, tenant=lease.tenant, expires_in_s=lease.expires - now
+                )
+                for lease in kv.leases.all()
+                if node.lease_count and node in lease.node.path()
+            ],
+        )
 
     def _pin(self, call: PinTokensCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)

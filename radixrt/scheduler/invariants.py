@@ -46,12 +46,37 @@ def _check_tree(tree: RadixTree) -> None:
             parent is not None and parent.children.get(node.tokens[:size].tobytes()) is node,
             "a node is not its parent's child",
         )
+    for root in tree.roots().values():
+        check_sums(root)
     _require(pages == tree.num_pages, f"the tree holds {pages} pages and counts {tree.num_pages}")
     _require(
         locked == tree.num_locked_pages,
         f"{locked} pages are locked, {tree.num_locked_pages} counted",
     )
     _require(count == tree.num_nodes, f"the tree has {count} nodes and counts {tree.num_nodes}")
+
+
+def check_sums(root: Node) -> None:
+    """Check the sums and times of a root and all nodes below it.
+
+    Raises:
+        InvariantError: they are not those of the nodes below.
+    """
+    parents_first = [root]
+    for node in parents_first:
+        parents_first += node.children.values()
+    for node in parents_first:
+        below = node.children.values()
+        _require(
+            node.pages_below == sum(child.num_pages + child.pages_below for child in below)
+            and node.nodes_below == sum(1 + child.nodes_below for child in below),
+            "a node miscounts what is below it",
+        )
+        _require(
+            node.lock_count > node.lease_count  # told at the end of the use
+            or all(child.last_used <= node.last_used for child in below),
+            "a node was used later than the one above it",
+        )
 
 
 def _check_locks(scheduler: Scheduler) -> None:
@@ -81,6 +106,14 @@ def _check_locks(scheduler: Scheduler) -> None:
         num_pinned == tree.num_pinned_pages,
         f"{num_pinned} pages are pinned, {tree.num_pinned_pages} counted",
     )
+    pages: Counter[str] = Counter()
+    for node in tree.nodes():
+        pages[node.namespace] += node.num_pages
+    for namespace, share in tree.shares.all().items():
+        _require(
+            share.num_pages == pages[namespace],
+            f"{namespace!r} has {pages[namespace]} pages and counts {share.num_pages}",
+        )
     for salt, root in tree.roots().items():
         _require(
             bool(root.children) or root.lock_count > 0,

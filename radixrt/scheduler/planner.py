@@ -293,6 +293,7 @@ class Planner:
         slot = sequence.slot
         self._prefilling[sequence.seq_id] = sequence
         sequence.account.running += 1
+        sequence.group.has_begun = True
         if sequence.first_planned is None:
             sequence.first_planned = self._clock()
             self._counters.prompt_tokens += sequence.num_tokens

@@ -13,6 +13,7 @@ from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
+    CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
     PinTokensCall,
@@ -158,7 +159,7 @@ class SchedulerProcess:
             case FlushCacheCall():
                 pages_freed = self.scheduler.flush_cache()
                 self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
-            case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall():
+            case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall() | CacheNodeCall():
                 self._cache_calls.take(message)
             case StatsCall():
                 self._to_tokenizer.send(self._stats(message))

@@ -35,6 +35,7 @@ from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
+from radixrt.scheduler.queue.groups import Groups
 from radixrt.scheduler.queue.queue_order import ORDERS
 from radixrt.scheduler.queue.wait_forecast import WaitForecast
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
@@ -89,6 +90,7 @@ class Scheduler:
             step_seconds=TimeHistogram.empty(STEP_BOUNDS),
             plan_seconds=TimeHistogram.empty(PLAN_BOUNDS),
         )
+        self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
         self.step_times = StepTimes(limits.settings.max_step_ms)
@@ -104,7 +106,7 @@ class Scheduler:
         )
         self._deadlines: list[tuple[float, int]] = []
         self.waits = WaitForecast(
-            self.slots, self.waiting, self.planner.admission.outputs, self.step_times
+            self.slots, self.waiting, self.groups, self.planner.admission.outputs, self.step_times
         )
         self._max_wait_s = limits.settings.max_queue_seconds or math.inf
         self._arrivals: deque[Sequence] = deque()
@@ -130,20 +132,20 @@ class Scheduler:
             return SequenceRefused(
                 request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
-        num_waiting = len(self.waiting) + self.grammars.num_waiting
-        most = self.limits.settings.max_queued_requests
-        if num_waiting >= most and not self.waiting.has_place_for(request.options.tenant, most):
-            self.counters.refused += 1
-            message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
-            return SequenceRefused(request.seq_id, message, 503, self._retry_after_s())
+        is_accepted = request.has_begun or self.groups.knows(request)
+        if not is_accepted and (full := self._refuse_beyond_queue(request)):
+            return full
         grammar = request.grammar
         if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
             self.counters.refused += 1
             return lost
         sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
-        if late := self._refuse_late(sequence):
+        if not is_accepted and (late := self._refuse_late(sequence)):
             return late
         self._sequences[sequence.seq_id] = sequence
+        sequence.group = self.groups.join(request)
+        if self._max_wait_s < math.inf and not sequence.group.has_begun:
+            self._arrivals.append(sequence)
         if request.options.deadline is not None:
             heapq.heappush(self._deadlines, (request.options.deadline, sequence.seq_id))
         if grammar is not None and self.grammars.is_loading(grammar.key):
@@ -152,11 +154,20 @@ class Scheduler:
             self.waiting.add(sequence)
         return None
 
-    def _refuse_late(self, sequence: Sequence) -> SequenceRefused | None:
-        """Refuse a sequence that would wait too long. One whose answer has begun on another engine is always accepted."""
-        if sequence.num_output > 0:
+    def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
+        """Refuse a sequence if as many wait as may."""
+        most = self.limits.settings.max_queued_requests
+        num_waiting = len(self.waiting) + self.grammars.num_waiting + self.groups.num_to_come
+        if num_waiting < most or self.waiting.has_place_for(request.options.tenant, most):
             return None
-        waits, most_s = self.waits, self._max_wait_s
+        self.counters.refused += 1
+        message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
+        return SequenceRefused(request.seq_id, message, 503, self._retry_after_s())
+
+    def _refuse_late(self, sequence: Sequence) -> SequenceRefused | None:
+        """Refuse a sequence that would wait too long."""
+        waits = self.waits
+        most_s = waits.longest(self._max_wait_s)
         sequence.forecast_wait_s = waits.seconds(sequence.num_tokens, self.planner.full_at)
         wait_s = waits.corrected(sequence.forecast_wait_s)
         if sequence.options.deadline is not None:
@@ -164,33 +175,39 @@ class Scheduler:
         if wait_s > most_s:
             self.counters.refused += 1
             return _too_late(sequence, f"would wait about {wait_s:.0f} s", wait_s - most_s)
-        if self._max_wait_s < math.inf:
-            self._arrivals.append(sequence)
         return None
 
     def refuse_overdue(self) -> list[SequenceRefused]:
-        """Drop the sequences that have waited for --max-queue-seconds; no forecast is always right."""
+        """Drop the sequences that have waited for --max-queue-seconds, with their groups; no forecast is always right."""
         refused = []
         while self.seconds_to_next_overdue() == 0:
-            sequence = self._arrivals.popleft()
-            wait_s = self.clock() - sequence.arrived
-            self.waits.observe(sequence.forecast_wait_s, wait_s)
-            self._remove(sequence)
-            more_s = self.waits.corrected(sequence.forecast_wait_s) - wait_s
-            refused.append(_too_late(sequence, f"has waited for {wait_s:.0f} s", more_s))
+            first = self._arrivals.popleft()
+            wait_s = self.clock() - first.arrived
+            self.waits.observe(first.forecast_wait_s, wait_s)
+            more_s = self.waits.corrected(first.forecast_wait_s) - wait_s
+            for sequence in self._group_of(first):
+                self._remove(sequence)
+                refused.append(_too_late(sequence, f"has waited for {wait_s:.0f} s", more_s))
         self.counters.refused += len(refused)
         return refused
+
+    def _group_of(self, first: Sequence) -> list[Sequence]:
+        """A waiting sequence, and those of its group that wait behind it."""
+        if first.group.num_alive == 1:
+            return [first]
+        others = [other for other in self._arrivals if other.group is first.group]
+        return [first, *(other for other in others if other.seq_id in self._sequences)]
 
     def seconds_to_next_overdue(self) -> float | None:
         """Seconds until a waiting sequence will have waited for --max-queue-seconds; None if none waits."""
         arrivals = self._arrivals
         while arrivals and (
-            arrivals[0].first_planned is not None or arrivals[0].seq_id not in self._sequences
+            arrivals[0].group.has_begun or arrivals[0].seq_id not in self._sequences
         ):
             arrivals.popleft()
         if not arrivals:
             return None
-        return max(0.0, arrivals[0].arrived + self._max_wait_s - self.clock())
+        return max(0.0, arrivals[0].arrived + self.waits.longest(self._max_wait_s) - self.clock())
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
@@ -199,7 +216,7 @@ class Scheduler:
             if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
                 self.waiting.add(sequence)
             else:
-                del self._sequences[sequence.seq_id]
+                self._forget(sequence)
                 refused.append(lost)
         self.counters.refused += len(refused)
         return refused
@@ -261,14 +278,18 @@ class Scheduler:
         return self.kv.sessions.release(session, salt) * self.limits.page_size
 
     def _remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that waits or runs."""
-        del self._sequences[sequence.seq_id]
+        """Drop a sequence that waits or runs."""
+        self._forget(sequence)
         if self.grammars.stop_waiting(sequence):
             return
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence.seq_id)
         else:
             self.planner.leave(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.seq_id]
+        self.groups.leave(sequence.group)
 
     # ------------------------------------------------------------ steps
 
@@ -336,6 +357,7 @@ class Scheduler:
         counters.forward_seconds += result.forward_s
         forced = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
         self.step_times.observe(step.shape._replace(rows=step.shape.rows + forced), result.step_s)
+        self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s
 
@@ -356,7 +378,7 @@ class Scheduler:
     def _fail(self, sequence: Sequence, status: int, message: str) -> SequenceRefused:
         """End a sequence that the model cannot continue. Its KV may be the cause, so it is not kept."""
         self.counters.aborted += 1
-        del self._sequences[sequence.seq_id]
+        self._forget(sequence)
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 

@@ -8,6 +8,7 @@ from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
+from radixrt.scheduler.queue.groups import Group
 from radixrt.scheduler.radix.node import Node
 
 NO_SLOT = -1
@@ -46,6 +47,8 @@ class Sequence:
         self.grammar = request.grammar
         self.account = Account(self.options.tenant)
         """Of its tenant, once it is queued."""
+        self.group = Group()
+        """Of its request, once it is accepted."""
 
         self.slot = NO_SLOT
         """Slot in the worker's persistent batch while it runs."""

@@ -93,8 +93,8 @@ class StepTimes:
         self._observed = 0
         self._learned = 0
         self._largest_prefill = FIRST_TOKENS // 2
-        self._decode_s = _RecentRatio()
-        self._prefill_s = _RecentRatio()
+        self._decode_s = RecentRatio()
+        self._prefill_s = RecentRatio()
 
     # ------------------------------------------------------------ learning
 
@@ -216,15 +216,16 @@ def _dot(left: list[float], right: list[float]) -> float:
     return sum(map(operator.mul, left, right))
 
 
-class _RecentRatio:
-    """A ratio of two sums over the last steps."""
+class RecentRatio:
+    """A ratio of two sums over the last steps; ``kept`` is the weight of a step for each step after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: float = FORGETTING) -> None:
+        self._kept = kept
         self._seconds = self._count = 0.0
 
     def observe(self, seconds: float, count: int) -> None:
-        self._seconds = FORGETTING * self._seconds + seconds
-        self._count = FORGETTING * self._count + count
+        self._seconds = self._kept * self._seconds + seconds
+        self._count = self._kept * self._count + count
 
     @property
     def value(self) -> float:

@@ -17,6 +17,7 @@ from radixrt.models.checkpoint import (
     resolve_model_path,
     served_context_length,
 )
+from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
 
@@ -34,11 +35,13 @@ def prepare(config: ServerConfig) -> ServerConfig:
     tokenizer_path = config.tokenizer_path
     if tokenizer_path is not None:
         tokenizer_path = str(resolve_model_path(tokenizer_path, "--tokenizer-path"))
-    return dataclasses.replace(
-        config,
-        model_path=str(model_dir),
-        tokenizer_path=tokenizer_path,
-        served_model_name=config.model_name,
+    return with_parsers(
+        dataclasses.replace(
+            config,
+            model_path=str(model_dir),
+            tokenizer_path=tokenizer_path,
+            served_model_name=config.model_name,
+        )
     )
 
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 
 from radixrt.messages.calls import (
+    CacheNodeCall,
     CacheTreeCall,
     Call,
     CompileCall,
@@ -25,11 +25,9 @@ from radixrt.messages.calls import (
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.replies import (
     CallReply,
-    CheckReport,
-    CompileReport,
     Tokenized,
 )
-from radixrt.messages.requests import NO_TENANT
+from radixrt.messages.requests import NO_TENANT, split_salt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
@@ -42,6 +40,13 @@ _Tree = dict[str, Any]
 
 _CALLS = ""
 """Key of all calls of a tenant in the fair queue: together they count as one request."""
+
+
+MOST_NODE_TOKENS = 1024
+"""Of a node's edge, and of the tokens before it, that are shown as text."""
+
+MOST_TEXTS = 4096
+"""Texts of first tokens that are kept: views of a server repeat each other."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,6 +65,11 @@ class Calls:
     _passed_on: dict[int, Call] = dataclasses.field(default_factory=dict)
     """Calls that the scheduler replies to, with something added by this process."""
 
+    def __post_init__(self) -> None:
+        self._first_text = lru_cache(MOST_TEXTS)(
+            lambda packed: self.vocabulary.decode(unpack_ids(packed).tolist())
+        )
+
     def take(self, call: Call) -> None:
         """Start the work of a call."""
         match call:
@@ -70,12 +80,14 @@ class Calls:
                 size = num_ids(call.token_ids)
                 self._enqueue(call, size, lambda: self._detokenize(call))
             case CompileCall():
-                self._spawn(self._reply(call.call_id, self._compile_ahead(call)))
+                self._spawn(
+                    self._reply(call.call_id, self.constraints.compile_ahead(call.constraint))
+                )
             case PinCall():
                 self._spawn(self._reply(call.call_id, self._pin(call)))
             case FlushCacheCall() | ReleaseCacheCall() | TenantStatsCall():
                 self.to_scheduler(call)
-            case CacheTreeCall() | StatsCall():
+            case CacheTreeCall() | CacheNodeCall() | StatsCall():
                 self._passed_on[call.call_id] = call
                 self.to_scheduler(call)
 
@@ -85,8 +97,11 @@ class Calls:
         if reply.error is None and isinstance(call, CacheTreeCall):
             tree = reply.value
             shows_texts = self.shows_cache_texts and call.with_texts
-            work = partial(_with_texts, tree, self.vocabulary, shows_texts)
+            work = partial(_with_texts, tree, self._first_text, shows_texts)
             self._enqueue(call, _num_shown_tokens(tree), work)
+            return
+        if reply.error is None and isinstance(call, CacheNodeCall):
+            self._enqueue(call, 2 * MOST_NODE_TOKENS, partial(self._with_text, reply.value))
             return
         if reply.error is None and isinstance(call, StatsCall):
             reply.value["structured"] = msgspec.to_builtins(self.constraints.stats())
@@ -94,12 +109,12 @@ class Calls:
 
     def _enqueue(
         self,
-        call: TokenizeCall | DetokenizeCall | CacheTreeCall,
+        call: TokenizeCall | DetokenizeCall | CacheTreeCall | CacheNodeCall,
         size: int,
         work: Callable[[], Any],
     ) -> None:
         """Put the work of a call, of about ``size`` characters, into the fair queue."""
-        tenant = NO_TENANT if isinstance(call, CacheTreeCall) else call.tenant
+        tenant = getattr(call, "tenant", NO_TENANT)
         self._spawn(self._reply(call.call_id, self.queue.run(tenant.name, _CALLS, size, work)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -132,15 +147,16 @@ class Calls:
         self.limits.check_token_ids(ids)
         return self.vocabulary.decode(ids.tolist(), call.skip_special_tokens)
 
-    async def _compile_ahead(self, call: CompileCall) -> CompileReport:
-        begin = time.perf_counter()
-        compiled = await self.constraints.compile(call.constraint)
-        return CompileReport(
-            backend=compiled.grammar.backend,
-            checks=msgspec.convert(compiled.checks, list[CheckReport], from_attributes=True),
-            unenforced=compiled.unenforced,
-            seconds=time.perf_counter() - begin,
-        )
+    def _with_text(self, node: dict[str, Any]) -> dict[str, Any]:
+        """A CacheNode as builtins, with the text of its edge and of the tokens before it, if they may be shown."""
+        _, own_salt = split_salt(node["cache_salt"])
+        if self.shows_cache_texts and not own_salt:
+            ids = unpack_ids(node["token_ids"])
+            start = len(ids) - node["num_tokens"]
+            before = ids[max(0, start - MOST_NODE_TOKENS) : start]
+            node["text_before"] = self.vocabulary.decode(before.tolist())
+            node["text"] = self.vocabulary.decode(ids[start : start + MOST_NODE_TOKENS].tolist())
+        return node
 
     async def _pin(self, call: PinCall) -> None:
         """Send the scheduler the tokens of a prompt to pin."""
@@ -162,7 +178,7 @@ class Calls:
         )
 
 
-def _with_texts(tree: _Tree, vocabulary: Vocabulary, show_texts: bool) -> _Tree:
+def _with_texts(tree: _Tree, text_of: Callable[[bytes], str], show_texts: bool) -> _Tree:
     """The tree, changed in place: each node has the ``text`` of its first tokens, or None.
 
     Args:
@@ -170,8 +186,8 @@ def _with_texts(tree: _Tree, vocabulary: Vocabulary, show_texts: bool) -> _Tree:
             know the salt.
     """
     for salted, node in _nodes(tree):
-        ids = unpack_ids(node.pop("first_token_ids")).tolist()
-        node["text"] = vocabulary.decode(ids) if show_texts and not salted else None
+        ids = node.pop("first_token_ids")
+        node["text"] = text_of(ids) if show_texts and not salted else None
     return tree
 
 
@@ -183,7 +199,10 @@ def _num_shown_tokens(tree: _Tree) -> int:
 def _nodes(tree: _Tree) -> Iterator[tuple[bool, dict[str, Any]]]:
     """Each node, with True if it is of a salted namespace."""
     for namespace in tree["namespaces"]:
-        pending = list(namespace["children"])
+        pending = [
+            *tree["above"],
+            *namespace["children"],
+        ]  # with nodes above, there is one namespace
         while pending:
             node = pending.pop()
             pending += node["children"]

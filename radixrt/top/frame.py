@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from radixrt.kv.cache_stats import CacheStats
+from radixrt.kv.reading import EngineReading, Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
-from radixrt.top.readings import Rates, Reading
+from radixrt.top.readings import Rates
 
 _POOL_COLOURS = {
     "owned": "red",
@@ -32,21 +33,24 @@ def frame(url: str, reading: Reading, rates: Rates, width: int, height: int) -> 
         height: its lines.
     """
     most_prefixes = max(_LEAST_PREFIXES, height - _HEAD_LINES - 3)
+    engine = reading.engine
+    assert engine is not None  # else there is nothing to draw
+    cache = engine.cache
     return Group(
-        _title(url, reading),
+        _title(url, reading, cache),
         Text(),
-        _requests(reading, rates),
-        _hits(reading.cache, rates),
-        _leases(reading.cache),
-        _pool_bar(reading.cache, width),
-        _pool_legend(reading.cache),
+        _requests(engine, rates),
+        _hits(cache, rates),
+        _leases(cache),
+        _pool_bar(cache, width),
+        _pool_legend(cache),
         Text(),
         _prefixes(reading.tree, most_prefixes),
     )
 
 
-def _title(url: str, reading: Reading) -> Text:
-    tokens = reading.cache.tokens.total
+def _title(url: str, reading: Reading, cache: CacheStats) -> Text:
+    tokens = cache.tokens.total
     mebibytes = tokens * reading.kv_bytes_per_token / 2**20
     return Text.assemble(
         ("radixrt top", "bold"),
@@ -55,10 +59,10 @@ def _title(url: str, reading: Reading) -> Text:
     )
 
 
-def _requests(reading: Reading, rates: Rates) -> Text:
+def _requests(engine: EngineReading, rates: Rates) -> Text:
     return Text.assemble(
         _label("requests"),
-        f"{reading.stats.running} running, {reading.stats.waiting} waiting",
+        f"{engine.stats.running} running, {engine.stats.waiting} waiting",
         "   ",
         f"prompt {_rate(rates.prompt_tokens_per_s)} tokens/s, "
         f"output {_rate(rates.output_tokens_per_s)} tokens/s",

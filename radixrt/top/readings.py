@@ -1,7 +1,6 @@
 """Reads a server's state over HTTP, and computes rates between readings."""
 
 import http.client
-import time
 import urllib.error
 import urllib.request
 from collections import deque
@@ -10,49 +9,16 @@ from typing import Any
 import msgspec
 
 from radixrt.base.errors import RadixrtError
-from radixrt.kv.cache_stats import CacheStats
-from radixrt.messages.cache_tree import CacheTree
-from radixrt.messages.stats import SchedulerStats
+from radixrt.kv.reading import Reading
 
 TIMEOUT_S = 5
-TREE_LEVELS = 3
-TREE_CHILDREN = 12
+LIVE_PATH = "/v1/live?depth=3&children=12"
 WINDOW_S = 10.0
 """Seconds over which rates are computed."""
 
 
 class ServerAwayError(RadixrtError):
     """No radixrt server answers; the message names the next step."""
-
-
-class _Settings(msgspec.Struct, frozen=True, kw_only=True):
-    model_path: str
-    served_model_name: str | None
-
-
-class _Engine(msgspec.Struct, frozen=True, kw_only=True):
-    device: str
-    page_size: int
-    kv_bytes_per_token: int
-
-
-class _ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    settings: _Settings
-    engine: _Engine
-    stats: SchedulerStats
-
-
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's state at one time."""
-
-    time_s: float
-    """On the monotonic clock."""
-    model: str
-    device: str
-    kv_bytes_per_token: int
-    stats: SchedulerStats
-    cache: CacheStats
-    tree: CacheTree
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,17 +49,9 @@ class ServerWatch:
         """Raises:
         ServerAwayError: no radixrt server answers.
         """
-        info = self._get("/get_server_info", _ServerInfo)
-        tree_path = f"/v1/cache/tree?depth={TREE_LEVELS}&children={TREE_CHILDREN}"
-        reading = Reading(
-            time_s=time.monotonic(),
-            model=info.settings.served_model_name or info.settings.model_path,
-            device=info.engine.device,
-            kv_bytes_per_token=info.engine.kv_bytes_per_token,
-            stats=info.stats,
-            cache=CacheStats.of(info.stats, info.engine.page_size),
-            tree=self._get(tree_path, CacheTree),
-        )
+        reading: Reading = self._get(LIVE_PATH, Reading)
+        if reading.engine is None:
+            raise ServerAwayError(self._refusal(LIVE_PATH, 403))
         self._remember(reading)
         return reading
 
@@ -103,7 +61,7 @@ class ServerWatch:
 
     def _remember(self, reading: Reading) -> None:
         last = self._readings[-1] if self._readings else None
-        if last is not None and reading.cache.prompt_tokens < last.cache.prompt_tokens:
+        if last is not None and prompt_tokens(reading) < prompt_tokens(last):
             self._readings.clear()  # the server was restarted
         self._readings.append(reading)
         while reading.time_s - self._readings[0].time_s > WINDOW_S and len(self._readings) > 2:
@@ -143,15 +101,22 @@ class ServerWatch:
         )
 
 
+def prompt_tokens(reading: Reading) -> int:
+    """Of all admitted sequences since start."""
+    assert reading.engine is not None
+    return reading.engine.cache.prompt_tokens
+
+
 def rates_between(first: Reading, last: Reading) -> Rates:
     """Rates between two readings of one server, which may be the same."""
     seconds = last.time_s - first.time_s
-    if seconds <= 0:
+    before, after = first.engine, last.engine
+    if seconds <= 0 or before is None or after is None:
         return Rates(seconds=0.0)
-    prompt = last.cache.prompt_tokens - first.cache.prompt_tokens
-    cached = last.cache.cached_tokens - first.cache.cached_tokens
-    output = last.stats.output_tokens - first.stats.output_tokens
-    evicted = last.cache.evicted_tokens - first.cache.evicted_tokens
+    prompt = after.cache.prompt_tokens - before.cache.prompt_tokens
+    cached = after.cache.cached_tokens - before.cache.cached_tokens
+    output = after.stats.output_tokens - before.stats.output_tokens
+    evicted = after.cache.evicted_tokens - before.cache.evicted_tokens
     return Rates(
         seconds=seconds,
         hit_rate=cached / prompt if prompt else None,

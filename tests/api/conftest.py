@@ -17,6 +17,7 @@ from radixrt.api.server import serve
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Channels
 from radixrt.messages.answers import EngineInfo
+from radixrt.parsers.choice import with_parsers
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.fake_scheduler import FakeScheduler, engine_info
@@ -90,7 +91,8 @@ def start_server(model_folder: Path) -> Iterator[StartServer]:
     def start(
         info: EngineInfo | None = None, model: Path = model_folder, **settings: object
     ) -> RunningServer:
-        config = ServerConfig(model_path=str(model), **{"served_model_name": "tiny", **settings})
+        defaults = {"served_model_name": "tiny", "tool_call_parser": "hermes"}
+        config = with_parsers(ServerConfig(model_path=str(model), **{**defaults, **settings}))
         run_dir = Channels.make_run_dir()
         channels = Channels(run_dir)
         scheduler = FakeScheduler(channels, info or engine_info())

@@ -251,3 +251,15 @@ def test_kept_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked == [large, small]
 
     asyncio.run(run())
+
+
+def test_leases_that_have_expired_are_forgotten() -> None:
+    now = [0.0]
+
+    async def never(*_: Any) -> None: ...
+
+    held = HeldLeases(never, never, lambda: now[0])
+    for number in range(1000):
+        now[0] += 1.0
+        held.add(str(number), TokenPrompt(b""), "", ttl_s=10.0)
+    assert len(held) < 100

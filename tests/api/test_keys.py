@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from radixrt.api.app import build_app
+from radixrt.api.http.browsers import PAGE_FILES
 from radixrt.api.http.key_use import KeyUse
 from radixrt.api.http.keys import ADMIN_PATHS, OPEN_PATHS, Keys
 from radixrt.api.state import ServerState
@@ -205,7 +206,8 @@ def test_every_endpoint_keeps_its_role(server_with_keys: RunningServer) -> None:
             if path == "/abort_request":
                 continue
             status = nobody.request(method, path).status_code
-            assert (status != 401) == (path in OPEN_PATHS), (method, path, status)
+            is_open = path in OPEN_PATHS or path.startswith(PAGE_FILES)
+            assert (status != 401) == is_open, (method, path, status)
             is_admins = path in ADMIN_PATHS or path == "/metrics"
             status = alice.request(method, path).status_code
             assert (status == 403) == is_admins, (method, path, status)
@@ -393,7 +395,8 @@ def limited(start_server: StartServer, folder: Path, **limits: object) -> Runnin
 def test_more_requests_in_flight_than_a_key_may_have_get_429(
     start_server: StartServer, tmp_path: Path
 ) -> None:
-    server = limited(start_server, tmp_path, max_parallel_requests=2, max_tokens=300)
+    limits = {"max_parallel_requests": 2, "max_tokens": 300, "max_cached_fraction": 0.25}
+    server = limited(start_server, tmp_path, **limits)
     server.scheduler.step_s = 0.01
     body = {"prompt": "hi", "max_tokens": 300}
     with (
@@ -408,6 +411,8 @@ def test_more_requests_in_flight_than_a_key_may_have_get_429(
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert server.scheduler.num_running == 3  # two prompts of the batch at a time
+        tenants = [request.options.tenant for request in server.scheduler.requests]
+        assert {tenant.max_cached_fraction for tenant in tenants} == {0.25}
         assert bob.post("/v1/completions", json=body | {"max_tokens": 1}).status_code == 200
         assert alice.post("/abort_request", json={"rid": "mine"}).status_code == 200
         assert single.result(20).status_code == 200

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -17,15 +16,15 @@ from radixrt.api.http.gate import Pace
 from radixrt.client.open_requests import Mailbox
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.logprobs import TokenLogprob
+from radixrt.messages.sequences import SequenceRefused
 from tests.api.conftest import RunningServer, StartServer, wait_until
+from tests.servers import samples
 
 PATH = "/v1/completions"
 
 
 def metric(server: RunningServer, name: str) -> float:
-    found = re.search(rf"^radixrt_{name} (.*)$", server.http.get("/metrics").text, re.MULTILINE)
-    assert found
-    return float(found.group(1))
+    return samples(server.http.get("/metrics").text)[f"radixrt_{name}", ()]
 
 
 def send(server: RunningServer, body: dict, receive_buffer: int | None = None) -> socket.socket:
@@ -105,6 +104,31 @@ def test_work_is_spread_over_turns_of_the_event_loop() -> None:
         assert pace.run(lambda: begun.append(8)) and begun[-1] == 8
 
     asyncio.run(scene())
+
+
+def test_a_batch_is_one_group_for_the_scheduler(server: RunningServer) -> None:
+    """Whatever id the client gives, also one that it has used before."""
+    server.answer_with("a")
+    batches = [{"prompt": ["a", "b", "c"]}, {"prompt": "a", "n": 3}]
+    for body in batches * 2:
+        assert server.http.post(PATH, json=body | {"rid": "mine"}).is_success
+    requests = server.scheduler.requests[-12:]
+    groups = [{request.group for request in requests[start : start + 3]} for start in (0, 3, 6, 9)]
+    assert [len(group) for group in groups] == [1, 1, 1, 1] and len(set.union(*groups)) == 4
+    assert all(request.group_size == 3 for request in requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_batch_that_would_wait_too_long_gets_503_as_a_whole(
+    server: RunningServer, stream: bool
+) -> None:
+    server.answer_endlessly()
+    server.scheduler.refuse = lambda request: SequenceRefused(request.seq_id, "It waits.", 503, 7)
+    body = {"prompt": ["a", "b", "c"], "n": 2, "stream": stream}
+    response = server.http.post(PATH, json=body)
+    assert response.status_code == 503 and response.headers["retry-after"] == "7"
+    assert response.json()["error"]["message"] == "It waits."
+    wait_until(lambda: server.scheduler.num_running == 0)
 
 
 # ------------------------------------------------------------ slow readers

@@ -26,8 +26,8 @@ from radixrt.constrained.constraint import (
     Tag,
 )
 from radixrt.constrained.grammar import Unenforced
-from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.parsers.tool_calls.registry import FORMATS
 from tests.api.conftest import RunningServer, StartServer
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -256,15 +256,38 @@ def test_native_constraints_that_are_not_clear(
 # ---------------------------------------------------------------- compile
 
 
+VERDICT = {"ok", "backend", "exact", "checked", "unenforced", "slow", "compile_ms", "mask_ms"}
+
+
 def test_a_grammar_can_be_compiled_ahead(server: RunningServer) -> None:
     with server.http as http:
         for fields in ({"regex": "[0-9]{4}"}, openai_form(), {"guided_choice": ["a"]}):
             response = http.post("/v1/grammar/compile", json=fields)
             assert response.status_code == 200, response.text
             reply = response.json()
-            assert set(reply) == {"backend", "checks", "unenforced", "seconds"}
+            assert set(reply) == VERDICT and reply["ok"] and reply["exact"]
             assert reply["backend"] in ("llguidance", "xgrammar", "fsm")
     assert server.scheduler.requests == []
+
+
+def test_compiling_ahead_says_what_is_checked_and_what_is_wrong(server: RunningServer) -> None:
+    checked = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    wrong = {"type": "integer", "minimum": 2, "maximum": 1}
+    with server.http as http:
+        reply = http.post("/v1/grammar/compile", json={"guided_json": checked}).json()
+        assert reply["ok"] and not reply["exact"] and set(reply) == VERDICT
+        (found,) = reply["checked"]
+        assert (found["keyword"], found["pointer"]) == ("uniqueItems", "/uniqueItems")
+        assert found["message"] and found["advice"]
+        response = http.post("/v1/grammar/compile", json={"guided_json": wrong})
+        assert response.status_code == 400
+        reply = response.json()
+        assert set(reply) == VERDICT | {"error"} and not reply["ok"] and not reply["exact"]
+        assert reply["error"] | {"message": "", "advice": ""} == {
+            "keyword": "schema", "pointer": "", "message": "", "advice": "",
+            "type": "invalid_request_error", "param": "guided_json", "code": "grammar",
+        }  # fmt: skip
+        assert "No value satisfies it" in reply["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [{}, {"response_format": {"type": "text"}}, {"prompt": "a"}])
@@ -344,6 +367,14 @@ def test_a_call_that_must_come_overrides_response_format_and_contradicts_other_c
     assert held_by_tools(HELD, **asked) == held_by_tools(tool_choice="required")
     with pytest.raises(RequestError, match="leave one of them out"):
         held_by_tools(HELD, tool_choice="required", guided_json={"type": "object"})
+
+
+def test_a_server_that_knows_no_format_of_calls_refuses_tools() -> None:
+    wanted = msgspec.convert({"messages": HELLO, "tools": [WEATHER]}, ChatCompletionRequest)
+    with pytest.raises(RequestError, match="--tool-call-parser"):
+        tool_constraint(wanted, None, AskedConstraint(None, ""))
+    wanted.tool_choice = "none"
+    assert tool_constraint(wanted, None, AskedConstraint(None, "")).constraint is None
 
 
 def test_either_a_call_or_json() -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from radixrt.base.api_keys import new_key
 from radixrt.cli.main import main
+from radixrt.kv.reading import Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.top.frame import frame, pool_parts
 from radixrt.top.readings import ServerAwayError, ServerWatch, rates_between
@@ -25,9 +26,16 @@ def top(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]
     return int(ended.value.code or 0), output.out, output.err
 
 
+def changed(reading: Reading, **changes: Any) -> Reading:
+    """A reading with other values, some of the engine."""
+    of_engine = {name: changes.pop(name) for name in ("stats", "cache") if name in changes}
+    engine = msgspec.structs.replace(reading.engine, **of_engine)
+    return msgspec.structs.replace(reading, engine=engine, **changes)
+
+
 def drawn(server: RunningServer, **changes: Any) -> str:
     watch = ServerWatch(server.url)
-    reading = msgspec.structs.replace(watch.read(), **changes)
+    reading = changed(watch.read(), **changes)
     console = Console(width=100, height=24, record=True, file=io.StringIO())
     console.print(frame(server.url, reading, watch.rates(), 100, 24))
     return console.export_text()
@@ -75,6 +83,7 @@ def test_what_is_no_server_is_no_crash(url: str) -> None:
 
 def node(text: str | None, tokens: int, *children: CacheTreeNode) -> CacheTreeNode:
     return CacheTreeNode(
+        node=1,
         text=text,
         num_tokens=tokens,
         total_tokens=tokens + sum(child.total_tokens for child in children),
@@ -116,11 +125,12 @@ def test_no_text_of_a_client_steers_the_terminal(server: RunningServer) -> None:
 def test_rates_are_differences_over_time(server: RunningServer) -> None:
     first = ServerWatch(server.url).read()
     counts = {"prompt_tokens": 300, "cached_tokens": 190, "evicted_tokens": 16 + 40}
-    last = msgspec.structs.replace(
+    assert first.engine is not None
+    last = changed(
         first,
         time_s=first.time_s + 4,
-        cache=msgspec.structs.replace(first.cache, **counts),
-        stats=msgspec.structs.replace(first.stats, output_tokens=21),
+        cache=msgspec.structs.replace(first.engine.cache, **counts),
+        stats=msgspec.structs.replace(first.engine.stats, output_tokens=21),
     )
     rates = rates_between(first, last)
     assert rates.hit_rate == (190 - 40) / (300 - 100)
@@ -130,11 +140,12 @@ def test_rates_are_differences_over_time(server: RunningServer) -> None:
 
 
 def test_every_page_of_the_pool_is_in_one_part_of_the_bar(server: RunningServer) -> None:
-    reading = ServerWatch(server.url).read()
+    engine = ServerWatch(server.url).read().engine
+    assert engine is not None
     for owned, locked, pinned, free in itertools.product((0, 7), repeat=4):
         cached = locked + pinned + 20
         pages = msgspec.structs.replace(
-            reading.cache.pages,
+            engine.cache.pages,
             total=owned + cached + free,
             owned=owned,
             cached=cached,
@@ -142,7 +153,7 @@ def test_every_page_of_the_pool_is_in_one_part_of_the_bar(server: RunningServer)
             pinned=pinned,
             free=free,
         )
-        cache = msgspec.structs.replace(reading.cache, pages=pages)
+        cache = msgspec.structs.replace(engine.cache, pages=pages)
         parts = pool_parts(cache)
         assert list(parts.values()) == [owned, locked, pinned, 20, free]
         bar = next(line for line in drawn(server, cache=cache).splitlines() if "pool" in line)

@@ -1,7 +1,9 @@
 """The load generator sends the load of its flags and measures the server's answers."""
 
 import argparse
+import asyncio
 import json
+import re
 
 import numpy as np
 import pytest
@@ -144,6 +146,95 @@ def test_warmup_is_not_measured_and_flush_cache_comes_after_it(tmp_path):
     assert result["summary"]["succeeded"] == len(result["requests"]) == 12
 
 
+def test_bursts_have_the_mean_rate_and_a_larger_spread():
+    def gaps(burstiness: float) -> np.ndarray:
+        due: list[float] = []
+
+        async def note_all() -> None:
+            loop = asyncio.get_running_loop()
+            start = loop.time()
+
+            async def note() -> None:
+                due.append(loop.time() - start)
+
+            await serve.open_loop(2000, 3, burstiness)([note] * 400)
+
+        asyncio.run(note_all())
+        return np.diff(sorted(due))
+
+    even, bursts = gaps(20.0), gaps(0.1)
+    assert bursts.std() / bursts.mean() > 2 > even.std() / even.mean()
+
+
+# ---------------------------------------------------------------- datasets
+
+
+def write_lines(path, *lines: dict) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_sharegpt_questions_are_asked_in_turn_with_answers_of_the_recorded_length(tmp_path):
+    said = [("human", "first?"), ("gpt", "x" * 40), ("human", "second?"), ("gpt", "y" * 8)]
+    entry = {"conversations": [{"from": who, "value": text} for who, text in said]}
+    file = tmp_path / "sharegpt.json"
+    file.write_text(json.dumps([{"conversations": []}, entry]))
+    with FakeServer() as server:
+        status, _ = bench(server, tmp_path, "--dataset", str(file), "--endpoint", "chat")
+    assert status == 0
+    assert [body["max_tokens"] for body in server.bodies] == [10, 2]
+    contents = [message["content"] for message in server.bodies[1]["messages"]]
+    assert (contents[0], contents[2]) == ("first?", "second?")
+
+
+def test_recorded_chat_requests_are_sent_with_their_history(tmp_path):
+    messages = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+    file = write_lines(
+        tmp_path / "log.jsonl",
+        {"messages": messages, "max_tokens": 3},
+        {"body": {"messages": messages[:2]}},
+    )
+    with FakeServer() as server:
+        bench(server, tmp_path, "--dataset", file, "--endpoint", "chat", "--concurrency", "1")
+        assert [(body["messages"], body["max_tokens"]) for body in server.bodies] == [
+            (messages, 3),
+            (messages[:2], 5),
+        ]
+        with pytest.raises(ConfigError, match="--endpoint chat"):
+            bench(server, tmp_path, "--dataset", file)
+
+
+def test_a_trace_keeps_its_times_and_its_shared_prefixes(tmp_path):
+    lines = [
+        {"timestamp": 0, "input_length": 700, "output_length": 2, "hash_ids": [1, 2]},
+        {"timestamp": 2000, "input_length": 600, "output_length": 1, "hash_ids": [1, 3]},
+    ]
+    file = write_lines(tmp_path / "trace.jsonl", *lines)
+    with FakeServer() as server:
+        bench(server, tmp_path, "--dataset", file, "--trace-speed", "10")
+    first, second = (body["prompt"] for body in server.bodies)
+    assert (len(first), len(second)) == (700, 600)
+    assert first[:512] == second[:512] and first[512:600] != second[512:600]
+    assert [body["max_tokens"] for body in server.bodies] == [2, 1]
+    assert 0.19 < server.arrivals[1] - server.arrivals[0] < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[{]", "no ShareGPT file"),
+        ("{}\n", "neither prompt nor messages"),
+        ("prompt\n", "line 1 is no JSON"),
+        ("[]", "holds no request"),
+    ],
+)
+def test_a_file_that_is_no_dataset_is_refused(tmp_path, text: str, message: str):
+    file = tmp_path / "bad"
+    file.write_text(text)
+    with FakeServer() as server, pytest.raises(ConfigError, match=message):
+        bench(server, tmp_path, "--dataset", str(file))
+
+
 # ---------------------------------------------------------------- what is measured
 
 
@@ -183,6 +274,33 @@ def test_percentiles_and_rates_from_records_made_by_hand():
     assert summary.output_tokens_per_s == pytest.approx(200 / 1.5)
     assert summary.total_tokens_per_s == pytest.approx(900 / 1.5)
     assert (summary.succeeded, summary.failed, summary.errors) == (100, 1, {"boom": 1})
+
+
+def test_goodput_counts_the_requests_that_meet_all_objectives(tmp_path):
+    with FakeServer(first_token_s=0.05, gap_s=0.001, fail_every=4) as server:
+        _, lax = bench(server, tmp_path, "--slo", "ttft=2000", "tpot=1000")
+        _, strict = bench(server, tmp_path, "--slo", "ttft=20", "tpot=1000")
+    assert (lax["summary"]["goodput"]["requests"], lax["summary"]["goodput"]["share"]) == (9, 0.75)
+    assert strict["summary"]["goodput"]["requests_per_s"] == 0
+
+
+def test_two_runs_are_compared_by_their_files(tmp_path, capsys):
+    with FakeServer(gap_s=0.002) as server:
+        bench(server, tmp_path, "--concurrency", "2")
+        (tmp_path / "a.json").write_text((tmp_path / "run.json").read_text())
+        run = json.loads((tmp_path / "run.json").read_text())
+        run["summary"]["ttft_ms"]["p99"] *= 2
+        run["settings"]["seed"] = 9
+        (tmp_path / "b.json").write_text(json.dumps(run))
+        sent = len(server.bodies)
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+        assert serve.run(parser.parse_args(["--compare", *files])) == 0
+        assert len(server.bodies) == sent
+    told = capsys.readouterr().out
+    assert re.search(r"TTFT p99, ms .* 2\.000", told) and re.search(r"ITL p99, ms .* 1\.000", told)
+    assert "The runs differ in --seed" in told
 
 
 def test_failed_requests_are_counted_by_message_and_set_the_exit_status(tmp_path):

@@ -19,11 +19,13 @@ from typing import Any
 import jsonschema
 import numpy as np
 
+from radixrt.base.config import DEMO_MODEL
 from radixrt.bench.structured_engines import Held, Refused, router
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.json_schema.checkable import checkable
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.models.checkpoint import resolve_model_path
 
 FAILURES = Path(__file__).parent / "fuzz_failures.jsonl"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -291,13 +293,11 @@ def kept_failures() -> list[dict[str, Any]]:
 
 def main() -> int:
     """Read the arguments, fuzz, and print; returns the exit status."""
-    from radixrt.bench.structured import _facts
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schemas", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="The first; each schema has the next.")
     arguments = parser.parse_args()
-    facts = _facts(None)
+    facts = TokenizerFacts.of_model(resolve_model_path(DEMO_MODEL))
     counts: Counter[str] = Counter()
     failed = 0
 

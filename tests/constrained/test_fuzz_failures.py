@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from radixrt.bench.structured import _facts
+from radixrt.base.config import DEMO_MODEL
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.models.checkpoint import resolve_model_path
 from tests.constrained.fuzz_schemas import failures_of, kept_failures
 
 
 @pytest.fixture(scope="module")
 def facts() -> TokenizerFacts:
-    return _facts(None)
+    return TokenizerFacts.of_model(resolve_model_path(DEMO_MODEL))
 
 
 @pytest.mark.parametrize("kept", kept_failures(), ids=lambda kept: str(kept["schema"])[:60])

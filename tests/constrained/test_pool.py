@@ -8,20 +8,23 @@ import signal
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from bench.children import end, start
 from radixrt.base.errors import RequestError
-from radixrt.constrained.compiler.cache import ByteLru
+from radixrt.constrained.compiler.cache import ByteLru, memory_of
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyJson, Choice, Constraint, Ebnf, JsonSchema, Regex
+from radixrt.constrained.grammar import Compiled, Grammar, SpanCheck
 from radixrt.constrained.loader import load_grammar
 from tests.constrained.test_matchers import accepts
 from tests.constrained.vocabularies import KINDS, facts_of
@@ -164,7 +167,7 @@ def test_one_that_gives_up_leaves_the_others_waiting(with_pool: Callable[..., An
 
 
 def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
-    cache: ByteLru[str, str] = ByteLru(10)
+    cache: ByteLru[str, str] = ByteLru(10, max_entries=3)
     cache.put("a", "A", 4)
     cache.put("b", "B", 4)
     assert cache.get("a") == "A"
@@ -174,6 +177,32 @@ def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     assert cache.get("a") == "A2" and cache.used_bytes == 10
     cache.put("large", "L", 11)
     assert cache.get("large") is None and len(cache) == 2
+    cache.put("d", "D", 0)
+    cache.put("e", "E", 0)
+    assert cache.get("c") is None and len(cache) == 3 and cache.used_bytes == 6
+
+
+def test_the_memory_of_a_compiled_grammar_counts_all_its_objects() -> None:
+    schema = {
+        "type": "object",
+        "properties": {f"k{n}": {"type": "string", "maxLength": 1000 + n} for n in range(20)},
+    }
+    check = SpanCheck(path=("a", None), schema=schema, pointer="/properties/a", keywords=("not",))
+    made = Compiled(
+        grammar=Grammar.compiled("llguidance", json.dumps(schema).encode()),
+        checks=(check,),
+        validator=schema,
+    )
+    packed = msgspec.msgpack.encode(made)
+    decode = msgspec.msgpack.Decoder(Compiled).decode
+    tracemalloc.start()
+    try:
+        kept = [decode(packed) for _ in range(50)]
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counted = sum(map(memory_of, kept))
+    assert used < counted < 2 * used
 
 
 def test_what_can_not_be_enforced_is_an_error_of_the_request(with_pool: Callable[..., Any]) -> None:

@@ -258,18 +258,6 @@ def test_arguments_are_an_object_though_the_parameters_do_not_say_so() -> None:
             tool_calls.Tool.of("f", wrong, True, "p")
 
 
-@pytest.mark.parametrize("form", tool_calls.FORMATS)
-def test_calls_begin_as_the_format_says(form: str) -> None:
-    written = tool_calls.FORMATS[form]
-    tools = [tool_calls.Tool.of(name, None, True, "p") for name in ("a", 'quo"te')]
-    held = tool_calls.calls(tools, written, required=False, most=None)
-    assert held.free_text and held.min_tags == 0 and held.max_tags is None
-    for tag in held.tags:
-        assert sum(tag.begin.startswith(trigger) for trigger in held.triggers) == 1
-    forced = tool_calls.calls(tools, written, required=True, most=1)
-    assert (forced.free_text, forced.min_tags, forced.max_tags) == (False, 1, 1)
-
-
 def test_the_documented_depth_is_the_one_that_is_enforced() -> None:
     page = Path(__file__).parents[2] / "docs" / "structured_output.md"
     assert f"Schemas nest at most {document.MAX_DEPTH} deep" in page.read_text(encoding="utf-8")

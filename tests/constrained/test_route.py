@@ -395,7 +395,7 @@ TAG = Tag(begin="<a>", content=AnyText(), end="</a>")
                     Tag(
                         begin="<a>",
                         content=JsonSchema(schema='{"type":"array","uniqueItems":true}'),
-                        end="</a>",
+                        end="0</a>",
                     ),
                 ),
                 triggers=("<a>",),

@@ -102,7 +102,11 @@ class InProcessEngine:
         return requests
 
     def generate_from(
-        self, prompt: list[int], begun: list[int], sampling: SamplingParams, grammar: GrammarUse
+        self,
+        prompt: list[int],
+        begun: list[int],
+        sampling: SamplingParams,
+        grammar: GrammarUse | None = None,
     ) -> list[int]:
         """Go on with an answer; returns what is new."""
         request = SequenceRequest(

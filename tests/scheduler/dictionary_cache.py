@@ -15,6 +15,8 @@ class DictionaryCache:
         self.used: dict[Prefix, int] = {}
         self.clock = 0
         self.locks: list[Prefix] = []
+        self.max_pages: dict[str, int] = {}
+        """Shares of namespaces, each the part of a salt before its NUL."""
 
     def prefixes(self, salt: str, tokens: tuple[int, ...]) -> list[Prefix]:
         size = self.page_size
@@ -40,16 +42,38 @@ class DictionaryCache:
         self.use(salt, tokens)
 
     def evict(self, count: int) -> list[int]:
-        """The last page of the branch that was used longest ago, again and again."""
+        """The last page of the branch that was used longest ago, again and again; first, of the namespace that is furthest above its
+        share, until it is no longer."""
         freed = []
-        locked = self.locked()
-        while len(freed) < count:
-            parents = self.parents()
-            leaves = [p for p in self.pages if p not in parents and p not in locked]
-            if not leaves:
-                break
-            freed.append(self.pages.pop(min(leaves, key=self.used.__getitem__)))
+        while len(freed) < count and self.leaves():
+            namespace = self.furthest_above()
+            excess = count if namespace is None else self.excess(namespace)
+            for _ in range(min(excess, count - len(freed))):
+                if not (leaves := self.leaves(namespace)):
+                    break
+                freed.append(self.pages.pop(min(leaves, key=self.used.__getitem__)))
         return freed
+
+    def leaves(self, namespace: str | None = None) -> list[Prefix]:
+        """Prefixes that may be evicted, in a namespace or in all."""
+        kept = self.parents() | self.locked()
+        return [
+            p for p in self.pages if p not in kept and namespace in (None, p[0].partition("\0")[0])
+        ]
+
+    def excess(self, namespace: str) -> int:
+        """Pages of a namespace above its share."""
+        own = sum(salt.partition("\0")[0] == namespace for salt, _ in self.pages)
+        return max(0, own - self.max_pages[namespace])
+
+    def furthest_above(self) -> str | None:
+        """Of the namespaces above their shares from which a page can be evicted, the one with the most pages for its share."""
+        above = {
+            name: (self.excess(name) + share) / max(share, 1)
+            for name, share in self.max_pages.items()
+            if self.excess(name) and self.leaves(name)
+        }
+        return min(above, key=lambda name: (-above[name], name), default=None)
 
     def prune(self, salt: str, tokens: tuple[int, ...]) -> list[int]:
         """A prefix, from its end up to where somebody else needs it."""

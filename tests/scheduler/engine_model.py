@@ -105,6 +105,7 @@ class EngineModel:
             token_ids=pack_ids(prompt),
             num_output=num_output,
             grammar=use,
+            has_begun=num_output > 0,
             options=RequestOptions(
                 sampling=params,
                 tenant=tenant,

@@ -1,10 +1,11 @@
 """Tenants beside each other in one engine: they learn nothing of each other's prompts, and take turns."""
 
+import msgspec
 import pytest
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.requests import RequestOptions, Tenant
+from radixrt.messages.requests import NO_HINTS, CacheHints, RequestOptions, Retention, Tenant
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.invariants import check_invariants
 from tests.scheduler.engine_model import EngineModel, limits
@@ -41,6 +42,32 @@ def test_tenants_of_one_group_share_prefixes() -> None:
     carol, dave = (Tenant(name=name, cache_namespace="group:friends") for name in ("carol", "dave"))
     prefilled(engine, carol, PROMPT)
     assert prefilled(engine, dave, PROMPT)[1] == 96
+
+
+GREEDY = [
+    NO_HINTS,
+    CacheHints(retain=[Retention("high")]),
+    CacheHints(next_use_s=0.001),
+]
+
+
+@pytest.mark.parametrize("hints", GREEDY, ids=("plain", "retained", "soon"))
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_a_tenant_above_its_share_of_the_cache_loses_its_own_pages_first(
+    share: float | None, hints: CacheHints
+) -> None:
+    engine = EngineModel(limits(num_pages=200))
+    greedy = msgspec.structs.replace(ALICE, max_cached_fraction=share)
+    prefilled(engine, BOB, PROMPT)
+    for number in range(60):
+        engine.add([100 + number, *PROMPT[1:]], max_tokens=1, tenant=greedy, cache_hints=hints)
+        engine.run()
+        check_invariants(engine.scheduler)
+    assert prefilled(engine, BOB, PROMPT)[1] == (0 if share is None else 96)
+    cached = prefilled(engine, greedy, [159, *PROMPT[1:]])[1]
+    assert cached == 96, "its last prompt is still there"
+    others = engine.scheduler.kv.tree.shares.of(BOB.cache_namespace).num_pages
+    assert engine.scheduler.kv.tree.num_pages - others > 0.25 * 200, "free memory is anybody's"
 
 
 # ------------------------------------------------------------ the virtual token counter

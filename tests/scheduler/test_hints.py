@@ -350,3 +350,19 @@ def test_the_sessions_that_are_remembered_are_bounded() -> None:
         tree.unlock(end)
     assert len(sessions) == 3
     assert [sessions.release(str(name), "") for name in range(5)] == [0, 0, 1, 1, 1]
+
+
+def test_sessions_whose_kv_was_evicted_are_forgotten() -> None:
+    tree = RadixTree(1)
+    sessions = Sessions(tree)
+    kept = use(tree, [1000], [1000])
+    sessions.note("kept", "", kept)
+    for name in range(100):
+        end = use(tree, [name], [name])
+        sessions.note(str(name), "", end)
+        tree.unlock(end)
+        if name % 2:
+            tree.evict(2)
+    assert len(sessions) <= 5
+    tree.unlock(kept)
+    assert sessions.release("kept", "") == 1

@@ -67,6 +67,30 @@ def test_at_ten_times_the_load_an_answer_comes_at_most_the_bound_later(most_s: f
     )
 
 
+def test_answers_that_become_slower_in_a_flood_count_as_a_wait() -> None:
+    """All slots are never taken on this device: prompts fill the steps, and an answer takes twice as long beside them."""
+    engine = TimedEngine(
+        lambda shape: 0.010 + 0.0001 * shape.rows + 0.00015 * shape.tokens,
+        max_step_ms=None,
+        max_prefill_tokens=512,
+        max_running_requests=256,
+        max_queued_requests=4096,
+        max_queue_seconds=5,
+        num_pages=40_000,
+    )
+    rng = np.random.default_rng(5)
+    normal, flood = (
+        [engine.add(begin_s + at_s, 128, 64) for at_s in np.cumsum(rng.exponential(1 / rate, count)).tolist()]
+        for begin_s, rate, count in ((0, 22, 22 * 20), (25, 220, 220 * 20))
+    )  # fmt: skip
+    engine.run()
+    assert not any(request.refused for request in normal)
+    normal_s = [request.latency_s for request in normal]
+    flood_s = [request.latency_s for request in flood if request.refused is None]
+    assert percentile(flood_s, 99) <= percentile(normal_s, 99) + 5
+    assert len(flood_s) > 22 * 20, "and no throughput is lost"
+
+
 def test_long_prompts_are_counted() -> None:
     flood = load(10, 60, 5.0, prompt=1500)
     learned = [r.ttft_s for r in accepted(flood) if r.arrival_s > 5]
@@ -151,6 +175,56 @@ def test_answers_that_have_begun_are_never_refused_for_their_wait() -> None:
     engine.run()
     assert engine.finished[running] == engine.finished[resumed] == "length"
     assert engine.scheduler.counters.refused == 1
+
+
+# ------------------------------------------------------------ batches
+
+
+def test_a_batch_is_accepted_or_refused_as_a_whole() -> None:
+    """Batches of 8 prompts at ten times the rate; their prompts are encoded by turns, and arrive one after the other."""
+    engine = TimedEngine(device, max_prefill_tokens=512, max_running_requests=32, max_queue_seconds=5)  # fmt: skip
+    rng, batches = np.random.default_rng(5), []
+    for number, arrival_s in enumerate(np.cumsum(rng.exponential(8 / 55, 400)).tolist()):
+        batches.append(
+            [
+                engine.add(arrival_s + 0.3 * place, 100, int(rng.integers(10, 61)), 500, f"{number}", 8)
+                for place in range(8)
+            ]
+        )  # fmt: skip
+    engine.run()
+    refused = [batch for batch in batches if batch[0].refused is not None]
+    finished = [batch for batch in batches if batch not in refused]
+    assert len(refused) > 300 and len(finished) > 0.8 * SUSTAINABLE * 58 / 8
+    assert all(request.finished_s is not None for batch in finished for request in batch)
+    assert not any(request.token_s for batch in refused for request in batch), "none has begun"
+    waits_s = [batch[0].ttft_s for batch in finished if batch[0].arrival_s > 15]
+    assert max(waits_s) < 1.25 * 5
+    assert engine.scheduler.waits.corrected(1.0) < 2, "prompts that are still to come are counted"
+    groups = engine.scheduler.groups
+    assert groups.num_to_come == groups.output_to_come == 0
+
+
+def test_the_next_prompts_of_a_long_batch_are_never_refused() -> None:
+    engine = TimedEngine(device, max_running_requests=4, max_queued_requests=60, max_queue_seconds=5)  # fmt: skip
+    first = [engine.add(0.0, 100, 30, 500, "batch", 2) for _ in range(2)]
+    for number in range(600):
+        engine.add(0.5 + 0.05 * number, 100, 30, 500)
+    later = [engine.add(5.0 + place, 100, 30, 500, "batch", 2) for place in range(20)]
+    engine.run()
+    assert sum(request.refused is not None for request in engine.requests) > 400
+    assert all(request.finished_s is not None for request in first + later)
+
+
+def test_a_batch_of_which_nothing_has_begun_is_refused_after_the_wait() -> None:
+    engine = TimedEngine(device, max_running_requests=2, max_queue_seconds=5, num_pages=10_000)
+    engine.add(0.0, 100, 1000)
+    begun = [engine.add(0.1, 100, 300, None, "begun", 3) for _ in range(3)]
+    waiting = [engine.add(0.2 + 3 * place, 100, 300, None, "waiting", 2) for place in range(2)]
+    engine.run()
+    assert max(request.ttft_s for request in begun) > 2 * 5
+    assert all(request.finished_s is not None for request in begun)
+    assert all(5.2 <= (request.refused_s or 0) < 6 for request in waiting)
+    assert engine.scheduler.counters.refused == 2
 
 
 def test_zero_is_no_bound() -> None:

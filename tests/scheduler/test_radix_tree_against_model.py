@@ -20,6 +20,7 @@ from tests.scheduler.dictionary_cache import DictionaryCache
 NUM_OPERATIONS = int(os.environ.get("RADIXRT_TREE_OPERATIONS", "1500"))
 NUM_PAGES = 60
 SALTS = ("", "", "tenant")
+KEYS = ("key:a\0", "key:a\0salt", "key:b\0", "key:c\0")
 
 
 @dataclass
@@ -57,7 +58,8 @@ class Listener:
 class Life:
     """Tree, allocator and dictionary, side by side."""
 
-    def __init__(self, seed: int, page_size: int) -> None:
+    def __init__(self, seed: int, page_size: int, salts: tuple[str, ...] = SALTS) -> None:
+        self.salts = salts
         self.random = random.Random(seed)
         self.page_size = page_size
         self.tree, self.model = RadixTree(page_size), DictionaryCache(page_size)
@@ -77,7 +79,7 @@ class Life:
 
     def begin(self) -> None:
         """Look a prompt up and lock what is there."""
-        salt, tokens = self.random.choice(SALTS), self.some_tokens(15)
+        salt, tokens = self.random.choice(self.salts), self.some_tokens(15)
         asked = np.array(
             tokens + (1,) * self.random.randrange(self.page_size), dtype=np.int32
         )  # a page that is not full counts for nothing
@@ -126,6 +128,15 @@ class Life:
         assert sorted(freed.tolist()) == sorted(self.model.evict(count))
         self.allocator.free(freed)
 
+    def limit(self) -> None:
+        """A namespace gets a share, or another one, or loses it."""
+        namespace = self.random.choice(KEYS).partition("\0")[0]
+        most = self.random.choice((None, 0, 1, 5, 10, 20))
+        self.tree.limit_share(namespace, most)
+        self.model.max_pages.pop(namespace, None)
+        if most is not None:
+            self.model.max_pages[namespace] = most
+
     def step(self) -> None:
         """One random operation."""
         action = self.random.random()
@@ -147,6 +158,8 @@ class Life:
         assert self.listener.prefixes == held
         assert tree.num_pages == len(held)
         assert tree.num_locked_pages == len(model.locked())
+        for namespace, share in tree.shares.all().items():
+            assert share.num_pages == sum(s.partition("\0")[0] == namespace for s, _ in model.pages)
         free = self.allocator.free_pages().tolist()
         assert sorted([*free, *held]) == list(range(NUM_PAGES))
         nodes = list(tree.nodes())
@@ -178,3 +191,19 @@ def test_tree_is_a_dictionary_of_prefixes_whatever_happens(
     life.evict(NUM_PAGES)
     assert life.allocator.num_free == NUM_PAGES
     assert life.tree.num_nodes == 0 and not life.tree.roots() and not life.listener.prefixes
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("seed", "page_size"), [(4, 1), (5, 16)])
+def test_namespaces_above_their_shares_are_evicted_first(seed: int, page_size: int) -> None:
+    life = Life(seed, page_size, salts=("", *KEYS))
+    for operation in range(NUM_OPERATIONS):
+        if life.random.random() < 0.03:
+            life.limit()
+        life.step()
+        if operation % 10 == 0:
+            life.check()
+    while life.readers:
+        life.end()
+    life.evict(NUM_PAGES)
+    assert not any(share.num_pages for share in life.tree.shares.all().values())

@@ -42,7 +42,8 @@ HINTS = st.just(NO_HINTS) | st.builds(
 TENANTS = [
     NO_TENANT,
     NO_TENANT,
-    Tenant(name="a", cache_namespace="key:a"),
+    Tenant(name="a", cache_namespace="key:a", max_cached_fraction=0.3),
+    Tenant(name="c", cache_namespace="key:c", max_cached_fraction=0.1),
     Tenant(name="b", weight=3.0),
 ]
 

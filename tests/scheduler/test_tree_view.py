@@ -11,11 +11,12 @@ from radixrt.messages.cache_tree import CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.cache_calls import CacheCalls
+from radixrt.scheduler.invariants import InvariantError, check_sums
 from radixrt.scheduler.radix import view as tree_view
 from radixrt.scheduler.radix.hint import HIGH, Hint
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree
-from radixrt.scheduler.radix.view import TreeView
+from radixrt.scheduler.radix.view import KnownNodes, TreeView
 from tests.scheduler.engine_model import EngineModel, limits
 
 PAGE_SIZE = 2
@@ -152,6 +153,8 @@ def test_a_walk_in_slices_survives_what_happens_between_them(
                 done = True
                 assert end.value.total_nodes == tree.num_nodes
             assert num_slices < 500
+        for root in tree.roots().values():
+            check_sums(root)
     exact = view(tree)
     assert sum(n.total_nodes for n in exact.namespaces) == tree.num_nodes
     assert sum(n.total_tokens for n in exact.namespaces) == tree.num_pages * PAGE_SIZE
@@ -187,3 +190,69 @@ def test_a_salt_for_each_of_many_tenants_shows_the_biggest_and_counts_all() -> N
     assert len(shown.namespaces) == 16
     assert {namespace.total_tokens for namespace in shown.namespaces} == {7 * PAGE_SIZE}
     assert shown.total_tokens == tree.num_pages * PAGE_SIZE
+
+
+def searched(tree: RadixTree, known: KnownNodes, **call: object) -> CacheTree:
+    slices = TreeView(tree, CacheTreeCall(call_id=1, **call), tree._clock, known).slices()  # type: ignore[arg-type]
+    try:
+        while True:
+            next(slices)
+    except StopIteration as end:
+        return end.value
+
+
+def test_a_view_shows_no_more_than_it_may_and_the_largest_first() -> None:
+    tree = grown([("", [first] * (1 + first)) for first in range(40)], 50.0)
+    shown = searched(tree, KnownNodes(), most=5, children=100).namespaces[0]
+    assert [node.num_tokens for node in shown.children] == [80, 78, 76, 74, 72]
+    assert shown.num_children == 40 and shown.total_nodes == 40
+
+
+def test_a_view_below_a_node_shows_its_part_and_the_way_to_it() -> None:
+    stem = [7] * 3
+    tree = grown([("", [1]), ("", [*stem, 1]), ("", [*stem, 2]), ("", [*stem, 2, 3]), ("", [*stem, 2, 4])], 9.0)  # fmt: skip
+    known = KnownNodes()
+    largest = searched(tree, known).namespaces[0].children[0]
+    branch = largest.children[0]
+    assert (largest.total_tokens, branch.total_tokens, branch.num_children) == (14, 6, 2)
+    below = searched(tree, known, below=branch.node)
+    (namespace,) = below.namespaces
+    assert [node.node for node in below.above] == [largest.node]
+    assert [node.node for node in namespace.children] == [branch.node]
+    assert (below.total_tokens, below.total_nodes) == (6, 3)
+    assert len(namespace.children[0].children) == 2
+
+
+def test_a_node_keeps_its_id_when_its_edge_is_split_and_one_that_is_gone_shows_the_whole() -> None:
+    tree, known = grown([("", [1, 2, 3]), ("", [5])], 9.0), KnownNodes()
+    node = searched(tree, known).namespaces[0].children[0].node
+    insert(tree, "", [1, 9], 500)
+    below = searched(tree, known, below=node)
+    assert [n.num_tokens for n in below.above] == [2] and below.total_tokens == 4
+    tree.evict(100)
+    insert(tree, "", [4], 600)
+    gone = searched(tree, known, below=node)
+    assert gone.above == [] and gone.total_tokens == 2
+
+
+def test_nobody_sees_below_a_node_of_another_namespace() -> None:
+    tree, known = grown([("key:alice\0", [1, 2]), ("key:bob\0", [3])], 9.0), KnownNodes()
+    alices = next(n for n in searched(tree, known).namespaces if n.namespace == "key:alice")
+    seen = searched(tree, known, below=alices.children[0].node, namespace="key:bob")
+    assert [n.namespace for n in seen.namespaces] == ["key:bob"] and seen.total_tokens == 2
+
+
+def test_uses_are_counted_along_the_path() -> None:
+    tree = grown([("", [1, 1, 1]), ("", [1, 1, 2]), ("", [1, 1, 2])], 9.0)
+    stem = view(tree).namespaces[0].children[0]
+    assert stem.num_tokens == 4
+    assert sorted(node.uses for node in stem.children) == [1, 2] and stem.uses == 3
+
+
+def test_a_wrong_sum_is_found() -> None:
+    tree = grown([("", [1, 2]), ("", [1, 3])], 9.0)
+    (root,) = tree.roots().values()
+    check_sums(root)
+    next(iter(root.children.values())).pages_below += 1
+    with pytest.raises(InvariantError):
+        check_sums(root)

@@ -70,6 +70,8 @@ class TimedEngine:
         prompt: int | np.ndarray,
         output_tokens: int,
         max_tokens: int | None = None,
+        group: str = "",
+        group_size: int = 1,
         **options: object,
     ) -> Request:
         """A request that arrives later; ``prompt`` are its ids, or the length of a random one."""
@@ -78,6 +80,8 @@ class TimedEngine:
         message = SequenceRequest(
             seq_id=len(self.requests),
             token_ids=pack_ids(prompt),
+            group=group,
+            group_size=group_size,
             options=RequestOptions(
                 sampling=SamplingParams(max_tokens=max_tokens or output_tokens),
                 **options,  # type: ignore[arg-type]
@@ -106,13 +110,19 @@ class TimedEngine:
     def _arrive(self) -> None:
         while self._coming and self._coming[0][0] <= self.clock.now:
             _, number = heapq.heappop(self._coming)
-            refused = self.scheduler.add(self.requests[number].message)
-            self._refuse([] if refused is None else [refused])
+            if self.requests[number].refused is None:
+                refused = self.scheduler.add(self.requests[number].message)
+                self._refuse([] if refused is None else [refused])
 
     def _refuse(self, refused: list[SequenceRefused]) -> None:
+        """As the api does, with all others of the same HTTP request."""
         for sequence in refused:
-            request = self.requests[sequence.seq_id]
-            request.refused, request.refused_s = sequence, self.clock.now
+            group = self.requests[sequence.seq_id].message.group
+            for request in self.requests:
+                number = request.message.seq_id
+                if number == sequence.seq_id or (group and request.message.group == group):
+                    request.refused, request.refused_s = sequence, self.clock.now
+                    self.scheduler.release(np.array([number], dtype=np.int32))
 
     def _fill_pipeline(self) -> None:
         while len(self._sent) < 2 and (plan := self.scheduler.plan()) is not None:

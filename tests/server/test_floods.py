@@ -13,9 +13,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import httpx
 import psutil
 import pytest
 
@@ -138,6 +141,35 @@ def test_ten_thousand_requests_at_once(flooded: Server) -> None:
     assert_undisturbed(seen, max(1.0, max(result["slowest_s"].values()) / 2))
     assert grown < 512
     assert_recovers(flooded, open_files)
+
+
+def test_batches_beyond_the_time_of_the_queue() -> None:
+    """Each is answered as a whole, or refused before any of it runs."""
+    batch = {"prompt": ["Once"] * 6, "n": 2, "max_tokens": 40, "ignore_eos": True}
+    flags = ["--max-running-requests", "4", "--max-queue-seconds", "0.5"]
+    with (
+        serving("demo", *flags) as server,
+        httpx.Client(base_url=server.url, timeout=120) as http,
+        ThreadPoolExecutor(24) as clients,
+    ):
+
+        def send(number: int) -> str:
+            response = http.post("/v1/completions", json=batch | {"cache_salt": f"{number}"})
+            if response.status_code == 200:
+                assert len(response.json()["choices"]) == 12
+                return "answered"
+            assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+            message = response.json()["error"]["message"]
+            return "refused at once" if "would wait" in message else "refused after the wait"
+
+        warm_up = [send(-number) for number in range(1, 9)]
+        counts = Counter(clients.map(send, range(200)))
+        stats = server.info(check_invariants=True)["stats"]
+    print("\nbatches:", dict(counts))
+    assert warm_up == ["answered"] * 8, "one after the other"
+    assert counts["answered"] >= 5 and counts.total() - counts["answered"] >= 20
+    assert stats["output_tokens"] == (8 + counts["answered"]) * 12 * 40
+    assert stats["running"] == stats["waiting"] == 0
 
 
 def test_ten_thousand_idle_and_a_thousand_slow_connections(flooded: Server) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.servers import Server
+from tests.servers import Server, samples
 
 PAGE_SIZE = 4
 PAGE = Path(__file__).parents[2] / "docs" / "kv_events.md"
@@ -70,7 +70,8 @@ def test_a_subscriber_knows_what_the_server_has_cached(start_server: Callable[..
     late = docs["subscribe"](events, replays)
     for subscriber in (mirror, late):
         listen(subscriber, salted)
-    assert "radixrt_kv_event_snapshots_total 2.0" in httpx.get(f"{server.url}/metrics").text
+    metrics = samples(httpx.get(f"{server.url}/metrics").text)
+    assert metrics["radixrt_kv_event_snapshots_total", ()] == 2
     assert server.stop() == 0
     for subscriber in (mirror, late):
         subscriber.events.close(linger=0)

@@ -12,7 +12,7 @@ import pytest
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.supervisor.supervisor import START_PATIENCE, Supervisor, _Child
+from radixrt.supervisor.supervisor import START_PATIENCE, Supervisor, _Child, _environment
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -88,3 +88,11 @@ def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> Non
     one._start_limit_s = 20.0
     one._look_at_heartbeats()
     assert not any(child.hung for child in children)
+
+
+def test_the_threads_of_a_worker_share_two_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    assert _environment("worker")["MALLOC_ARENA_MAX"] == "2"
+    assert "MALLOC_ARENA_MAX" not in _environment("tokenizer")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    assert _environment("worker")["MALLOC_ARENA_MAX"] == "7"

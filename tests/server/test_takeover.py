@@ -31,6 +31,8 @@ SCHEMA = {
     "required": ["a", "b"],
 }
 CHECKED = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 12}
+BUDGET = 150
+"""Tokens of the reasoning of the chat."""
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -46,6 +48,12 @@ REQUESTS = [
     request(temperature=1.0, seed=5, guided_json=SCHEMA, ignore_eos=False),
     request(temperature=1.0, seed=6, guided_json=CHECKED, ignore_eos=False),
     request(temperature=1.0, seed=7, guided_regex="([a-z]{1,6} ){30}", ignore_eos=False),
+    request(
+        temperature=1.0,
+        seed=8,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_reasoning_tokens=BUDGET,
+    ),
 ]
 
 
@@ -69,7 +77,7 @@ class Stream:
         return self
 
     def _run(self) -> None:
-        url = f"{self._server.url}/v1/completions"
+        url = f"{self._server.url}/v1/{'chat/' if 'messages' in self._body else ''}completions"
         with httpx.stream("POST", url, json=self._body, timeout=120) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
@@ -84,7 +92,9 @@ class Stream:
         self.usage = event.get("usage") or self.usage
         for choice in event["choices"]:
             index = choice["index"]
-            self.texts[index] = self.texts.get(index, "") + choice["text"]
+            delta = choice.get("delta", {})
+            piece = delta.get("reasoning", "") + delta["content"] if delta else choice["text"]
+            self.texts[index] = self.texts.get(index, "") + piece
             if choice["finish_reason"]:
                 self.finish[index] = choice["finish_reason"]
 
@@ -139,7 +149,7 @@ def sockets() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Server], sockets: Path) -> Server:
     events = ("--kv-events", f"ipc://{sockets}/events", "--kv-events-replay", f"ipc://{sockets}/replays")  # fmt: skip
-    return start_server("--step-timeout", "4", *events)
+    return start_server("--step-timeout", "4", "--reasoning-parser", "deepseek-r1", *events)
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +191,7 @@ def test_answers_go_on_as_if_nothing_had_happened(
     assert tokenizing.result().json()["count"] > 3
     assert all(stream.finish and not stream.error for stream in done)
     assert done[0].usage["completion_tokens"] == 440
+    assert done[-1].usage["completion_tokens_details"]["reasoning_tokens"] == BUDGET
     took_over = re.search(r"goes on with (\d+) requests", "".join(server.log[lines_before:]))
     assert took_over is not None and int(took_over[1]) > 0
     wait_until_ready(server)

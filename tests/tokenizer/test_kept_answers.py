@@ -1,6 +1,7 @@
 """A conversation's earlier answers are the tokens that were generated, whatever the tokenizer would make of them."""
 
 import random
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 from radixrt.tokenizer.prompt import kept_answers
 from radixrt.tokenizer.prompt.kept_answers import KeptAnswers
 from radixrt.tokenizer.prompt.segments import SegmentEncoder, joined
-from radixrt.tokenizer.prompt.token_memory import ENTRY_COST, TokenMemory
+from radixrt.tokenizer.prompt.token_memory import ENTRY_BYTES, TokenMemory
 from tests.tiny_tokenizers import byte_fallback, byte_level
 from tests.tokenizer.test_segments import at_once, metaspace, special_tokens
 
@@ -99,7 +100,7 @@ def test_answers_in_doubt_do_not_overlap() -> None:
 
 def test_memory_holds_what_was_used_last() -> None:
     sizes = random.Random(0)
-    memory: TokenMemory[int] = TokenMemory(10 * (ENTRY_COST + 20))
+    memory: TokenMemory[int] = TokenMemory(10 * (ENTRY_BYTES + 20))
     model: dict[bytes, int] = {}
     for step in range(2000):
         key = bytes([sizes.randrange(30)])
@@ -112,14 +113,28 @@ def test_memory_holds_what_was_used_last() -> None:
             memory.keep(key, step, size)
             model.pop(key, None)
             model[key] = size
-            while sum(size + ENTRY_COST for size in model.values()) > 10 * (ENTRY_COST + 20):
+            while sum(size + ENTRY_BYTES for size in model.values()) > 10 * (ENTRY_BYTES + 20):
                 del model[next(iter(model))]
         assert len(memory) == len(model)
 
 
 def test_kept_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_answers, "CAPACITY", 3 * (ENTRY_COST + 1))
+    monkeypatch.setattr(kept_answers, "CAPACITY_BYTES", 3 * (ENTRY_BYTES + 4))
     kept = KeptAnswers()
     for number in range(4):
         kept.keep(f"{number}", "x", [number], "")
     assert [len(kept.find(f"{number}x", [2], "")) for number in range(4)] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("length", [1, 50, 1000])
+def test_the_bound_is_one_of_memory(length: int) -> None:
+    kept = KeptAnswers()
+    kept.memory.limit(200_000)
+    tracemalloc.start()
+    try:
+        for number in range(800):
+            kept.keep(str(number), "x", [7] * length, "")
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 120_000 < used < 220_000

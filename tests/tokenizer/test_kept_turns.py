@@ -1,5 +1,6 @@
 """Which answers a later request of a chat repeats as they were written."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -78,10 +79,25 @@ def test_calls_count_by_name_and_arguments() -> None:
 
 
 def test_kept_turns_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_turns, "CAPACITY", 1000)
+    monkeypatch.setattr(kept_turns, "CAPACITY_BYTES", 5000)
     turns = KeptTurns()
     asks = [{"role": "user", "content": str(number)} for number in range(40)]
     for ask in asks:
         keep(turns, prompt_of(ask), "ask:", "There.")
     kept = [bool(texts(turns, prompt_of(ask, TOLD))) for ask in asks]
     assert kept == sorted(kept) and 0 < sum(kept) < len(kept)
+
+
+@pytest.mark.parametrize("letter", ["x", "я", "😀"])
+@pytest.mark.parametrize("length", [1, 50, 1000])
+def test_the_bound_is_one_of_memory(letter: str, length: int) -> None:
+    turns = KeptTurns()
+    turns.memory.limit(200_000)
+    tracemalloc.start()
+    try:
+        for number in range(800):
+            keep(turns, prompt_of({**ASK, "content": str(number)}), letter * length, "There.")
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 120_000 < used < 220_000

@@ -30,6 +30,8 @@ from radixrt.messages.sequences import (
 )
 from radixrt.tokenizer import process
 from radixrt.tokenizer.process import TokenizerProcess
+from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN
+from radixrt.tokenizer.prompt.token_memory import ENTRY_BYTES
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.fake_scheduler import engine_info
 from tests.tiny_tokenizers import save_byte_level
@@ -399,3 +401,17 @@ def test_seeds_of_requests_without_one_come_from_the_servers_seed(
     play(vocabulary, scene)
     play(vocabulary, scene)
     assert seeds[:2] == seeds[2:] and seeds[0] != seeds[1]
+
+
+def test_kept_answers_are_bounded_by_the_kv_pool(vocabulary: Vocabulary) -> None:
+    async def scene(stage: Stage) -> None:
+        answers = stage.vocabulary.segments.answers
+        texts = [f"{number:04}" for number in range(2000)]
+        for text in texts:
+            answers.keep(text, "!", [7], "bound")
+        found = [bool(answers.find(text + "!", [5], "bound")) for text in texts]
+        pool_tokens = engine_info().kv_pool_tokens
+        assert found == sorted(found)
+        assert 1 < sum(found) <= KEPT_BYTES_PER_TOKEN * pool_tokens / ENTRY_BYTES
+
+    play(vocabulary, scene)

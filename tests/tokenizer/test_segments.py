@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from radixrt.tokenizer.prompt import segments
 from radixrt.tokenizer.prompt.segments import SHORTEST_KEPT, SegmentEncoder, joined
-from radixrt.tokenizer.prompt.token_memory import ENTRY_COST
+from radixrt.tokenizer.prompt.token_memory import ENTRY_BYTES
 from tests.tiny_tokenizers import byte_fallback, byte_level
 
 
@@ -94,7 +94,9 @@ def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyP
     counting = Counting(byte_level())
     texts = [f"<|im_start|>{number}" + "!" * SHORTEST_KEPT for number in range(4)]
     monkeypatch.setattr(
-        segments, "CAPACITY", 3 * (ENTRY_COST + len(at_once(counting.tokenizer, texts[0])))
+        segments,
+        "CAPACITY_BYTES",
+        3 * (ENTRY_BYTES + 4 * len(at_once(counting.tokenizer, texts[0]))),
     )
     encoder = SegmentEncoder(counting, special_tokens(counting.tokenizer))  # type: ignore[arg-type]
     for text in [*texts[:3], texts[0], texts[3]]:

@@ -36,9 +36,15 @@ SAMPLE_S = 5.0
 CHECK_S = 30.0
 WARM_UP = 1 / 3
 """Part of the time in which the rest of the caches fills."""
-FILL = {"new_grammar": 400, "turn": 1500, "any_kind": 200}
-"""Requests ahead of the measured time. An unused grammar stays loaded until there are 256, which takes the worker 100 MB here; kept
-conversations have 1 MB."""
+FILL = {
+    "new_grammar": 2300, "turn": 1800, "any_kind": 800, "long_prompt": 300, "session": 300, "leaves": 300, "lease": 100, "calls": 50,
+    "is_aborted": 50,
+}  # fmt: skip
+"""Requests ahead of the measured time, in random order, which fill the bounded caches: 2,048 compiled grammars, 256 loaded ones (they
+fragment the heap until each was replaced some times), 1 MB of kept conversations, 0.5 MB of kept turns and of kept answers, and the
+10,000 words of which the tokenizer library keeps the tokens."""
+FILLED_FROM_MINUTES = 10
+"""A shorter run sends fewer of them."""
 
 MOST_GROWTH_AN_HOUR = 0.01
 LEAST_MINUTES = 30
@@ -51,7 +57,14 @@ MOST_MORE_THREADS = 4
 HELPERS = "helpers of the tokenizer"
 
 FLAGS = (
-    *("--served-model-name", "tiny", "--reasoning-parser", "deepseek-r1"),
+    *(
+        "--served-model-name",
+        "tiny",
+        "--reasoning-parser",
+        "deepseek-r1",
+        "--tool-call-parser",
+        "hermes",
+    ),
     *("--max-total-tokens", "8192", "--max-running-requests", "32", "--log-level", "warning"),
     *("--kept-conversations-mb", "1"),
 )
@@ -105,7 +118,11 @@ class Soak:
             async with limit:
                 await getattr(self, kind)(number)
 
-        await asyncio.gather(*(one(k, i) for k, count in FILL.items() for i in range(count)))
+        share = min(1.0, MINUTES / FILLED_FROM_MINUTES)
+        requests = [(kind, i) for kind, count in FILL.items() for i in range(int(share * count))]
+        self.rng.shuffle(requests)
+        await asyncio.gather(*(one(kind, number) for kind, number in requests))
+        print(f"filled in {time.monotonic() - self.begin:.0f} s", flush=True)
 
     # ------------------------------------------------------------ load
 
@@ -179,7 +196,8 @@ class Soak:
             await self.client.post("/v1/cache/release", json={"lease": response.json()["lease"]})
 
     async def calls(self, number: int) -> None:
-        ids = (await self.post("/tokenize", {"prompt": f"Call {number} " * 30}))["tokens"]
+        words = " ".join(str(250 * number + i) for i in range(250))
+        ids = (await self.post("/tokenize", {"prompt": words}))["tokens"]
         await self.post("/detokenize", {"tokens": ids})
         for path in ("/metrics", "/v1/cache/stats", "/v1/cache/tree", "/v1/models"):
             assert (await self.client.get(path)).status_code == 200

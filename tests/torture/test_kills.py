@@ -39,7 +39,14 @@ STEP_TIMEOUT_S = 4
 PATIENCE_S = 180
 VICTIMS = ("worker", "scheduler", "tokenizer")
 FLAGS = (
-    *("--served-model-name", "tiny", "--reasoning-parser", "deepseek-r1"),
+    *(
+        "--served-model-name",
+        "tiny",
+        "--reasoning-parser",
+        "deepseek-r1",
+        "--tool-call-parser",
+        "hermes",
+    ),
     *("--step-timeout", str(STEP_TIMEOUT_S), "--max-total-tokens", "65536"),
     *("--log-level", "warning"),
 )

@@ -20,7 +20,7 @@ from radixrt.device.device import CPU, CpuDevice, Device
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.worker.sampling import matchers
+from radixrt.worker.sampling import mask_filling, matchers
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.sampling.mask_filling import MaskFiller, MaskJob
 from radixrt.worker.sampling.matchers import SlotMatchers
@@ -255,6 +255,28 @@ def test_more_slow_rows_than_threads_delay_no_quick_row(facts: TokenizerFacts) -
         matcher.go.set()
     filler.wait(jobs)
     assert all(job.row.all() for job in jobs)
+
+
+def test_further_steps_start_no_further_threads_and_idle_ones_end(
+    facts: TokenizerFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask_filling, "_THREADS", 3)
+    monkeypatch.setattr(mask_filling, "_IDLE_S", 0.5)
+    filler, matcher = MaskFiller(), Blocking(facts, blocks=False)
+    for _ in range(300):
+        rows = [np.zeros_like(facts.eos_mask) for _ in range(5)]
+        jobs = [MaskJob(matcher, row, expected_slow=False) for row in rows]
+        filler.begin(jobs)
+        filler.wait(jobs)
+        assert filler.num_threads <= 3 and all(row.all() for row in rows)
+    deadline = time.monotonic() + 30
+    while filler.num_threads and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert filler.num_threads == 0
+    again = [MaskJob(matcher, np.zeros_like(facts.eos_mask), expected_slow=False)]
+    filler.begin(again)
+    filler.wait(again)
+    assert again[0].row.all()
 
 
 def test_all_ranks_hold_the_rows_that_the_first_one_holds(

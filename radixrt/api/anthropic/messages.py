@@ -56,7 +56,10 @@ def message_routes(state: ServerState) -> APIRouter:
     async def messages(request: Request, fields: MessagesRequest) -> Response:
         if fields.max_tokens is None:
             raise RequestError("max_tokens is missing.", param="max_tokens")
-        prepared = prepare_chat(to_chat(fields), state, request, "msg")
+        chat = to_chat(fields)
+        if state.config.reasoning_parser == "none" or chat.continue_final_message:
+            chat.max_reasoning_tokens = fields.max_reasoning_tokens  # there is nothing to bound
+        prepared = prepare_chat(chat, state, request, "msg")
         if prepared.requests[0].sampling.n > 1:
             raise RequestError("A message is one answer; leave n out.", param="n")
         request.state.request_id = prepared.id

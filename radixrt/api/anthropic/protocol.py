@@ -28,7 +28,7 @@ class Thinking(msgspec.Struct, kw_only=True):
     type: str
     """"enabled", "adaptive" or "disabled"; the template's variable ``enable_thinking``."""
     budget_tokens: int | None = None
-    """Accepted; it does not bound the reasoning."""
+    """``max_reasoning_tokens`` of chat; without effect where no reasoning is parsed."""
     display: str | None = None
     """"omitted": the reasoning is left out of the response."""
 

@@ -34,12 +34,14 @@ def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
     shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
     if fields.stop_sequences:
         shared["stop"] = fields.stop_sequences
+    thinking = fields.thinking
+    if thinking and thinking.type == "enabled" and fields.max_reasoning_tokens is None:
+        shared["max_reasoning_tokens"] = thinking.budget_tokens
     output = fields.output_config
     answer_format = (output.format if output else None) or fields.output_format
     if answer_format is not None:
         shared["response_format"] = _response_format(answer_format)
     choice, parallel = _tool_choice(fields.tool_choice)
-    thinking = fields.thinking
     return ChatCompletionRequest(
         **shared,
         messages=messages,

@@ -24,6 +24,9 @@ from radixrt.base.errors import RequestError
 ANY = "*"
 """As a name or an origin: all of them."""
 
+PAGE_FILES = "/page/"
+"""Beginning of the paths of the web page's files."""
+
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -122,6 +125,19 @@ class CheckBrowsers:
         # A link to the server, whose answer no page can read.
         is_link = headers.get("sec-fetch-mode") == "navigate"
         return is_link and headers.get("sec-fetch-dest") == "document" and method in _SAFE_METHODS
+
+
+def asks_for_page(scope: Scope) -> bool:
+    """Whether a request is for the web page, or for one of its files, which hold no secret."""
+    if scope["method"] not in ("GET", "HEAD"):
+        return False
+    path: str = scope["path"]
+    return path.startswith(PAGE_FILES) or (path == "/" and accepts_html(Headers(scope=scope)))
+
+
+def accepts_html(headers: Headers) -> bool:
+    """Whether the client names HTML among the types that it takes, as browsers do where a page is opened."""
+    return "text/html" in headers.get("accept", "")
 
 
 def is_loopback(host: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from radixrt.api.http.browsers import asks_for_page
 from radixrt.api.http.errors import error_response
 from radixrt.api.http.key_use import KeyUse
 from radixrt.base.api_keys import ApiKey, KeyLimits, KeySource, digest_of
@@ -54,6 +55,10 @@ class Caller:
     def session(self, name: str) -> str:
         """The name of a cache session of this caller's, told apart from those of others; "": none."""
         return f"{self.tenant.name}\0{name}" if name and self.tenant.name else name
+
+    def sees_engine(self, keys_are_declared: bool) -> bool:
+        """Whether it may see the counters of all requests together, as ``/metrics`` shows them."""
+        return self.is_admin or not keys_are_declared
 
     def check_admin(self, deed: str) -> None:
         """Raises:
@@ -136,6 +141,7 @@ def _caller(key: ApiKey) -> Caller:
         weight=key.weight,
         max_tokens=limits.max_tokens,
         max_pinned_fraction=1.0 if pinned is None else pinned,
+        max_cached_fraction=limits.max_cached_fraction,
     )
     return Caller(tenant, key.role == "admin", limits)
 
@@ -166,7 +172,7 @@ class Authenticate:
     def _caller(self, scope: Scope) -> Caller:
         path, headers = scope["path"], dict(scope["headers"])
         needs_key = self._keys.are_declared
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or asks_for_page(scope):
             return Caller(NO_TENANT, is_admin=False)
         if needs_key:
             caller = self._keys.find(_key_in(headers))

@@ -8,22 +8,27 @@ from fastapi import APIRouter, Query, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
-from radixrt.api.http.keys import caller_of
+from radixrt.api.http.keys import Caller, caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.requests.options import request_options
 from radixrt.api.requests.prompts import one_prompt, token_prompt
 from radixrt.api.requests.protocol import PromptRequest
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.client.warming import DEFAULT_PIN_S
+from radixrt.client.warming import DEFAULT_PIN_S, Pinned
 from radixrt.client.warming import pin as pin_prompt
 from radixrt.client.warming import warm as warm_prompt
 from radixrt.kv.cache_hint import check_session
 from radixrt.kv.cache_stats import CacheStats
-from radixrt.messages.requests import Prompt, RequestOptions
+from radixrt.messages.cache_tree import CacheNode
+from radixrt.messages.ids import num_ids
+from radixrt.messages.requests import Prompt, RequestOptions, Tenant, TokenPrompt
 
 MOST_TREE_LEVELS = 16
 MOST_TREE_CHILDREN = 100
+_FORMS = ("messages", "prompt", "token_ids")
+"""Of a prompt."""
+
 MOST_SESSIONS = 1024
 """That one request may release."""
 
@@ -37,6 +42,8 @@ class WarmRequest(PromptRequest, kw_only=True):
 class PinRequest(WarmRequest, kw_only=True):
     ttl_s: float | None = None
     """Seconds that the lease lasts."""
+    node: int | None = None
+    """In place of a prompt: a node of ``/v1/cache/tree``, whose prefix is pinned as it is."""
 
 
 class ReleaseRequest(msgspec.Struct, kw_only=True):
@@ -44,6 +51,8 @@ class ReleaseRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     lease: str | None = None
+    node: int | None = None
+    """Of ``/v1/cache/tree``: all leases that hold it."""
     session: str | None = None
     sessions: list[str] | None = None
     cache_salt: str | None = None
@@ -60,12 +69,12 @@ def cache_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/cache/pin", PinRequest)
     async def pin(request: Request, fields: PinRequest) -> Response:
-        pinning = pin_prompt(
-            state.client,
-            state.run,
-            *_target(fields, state, request),
-            ttl_s=DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s,
-        )
+        ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
+        if fields.node is not None:
+            _check_alone(fields, "node")
+            pinned = await _pin_node(fields.node, ttl_s, state, request)
+            return json_response(msgspec.to_builtins(pinned))
+        pinning = pin_prompt(state.client, state.run, *_target(fields, state, request), ttl_s=ttl_s)
         return json_response(msgspec.to_builtins(await while_connected(request, pinning)))
 
     @router.takes("/v1/cache/release", ReleaseRequest)
@@ -74,6 +83,8 @@ def cache_routes(state: ServerState) -> APIRouter:
         caller = caller_of(request)
         if fields.lease is not None:
             released = await state.client.release_cache(lease=fields.lease, tenant=caller.tenant)
+        elif fields.node is not None:
+            released = await _release_node(fields.node, state, request)
         else:
             salt = fields.cache_salt or ""
             names = [fields.session] if fields.session is not None else fields.sessions or []
@@ -99,12 +110,63 @@ def cache_routes(state: ServerState) -> APIRouter:
         depth: int = Query(3, ge=1, le=MOST_TREE_LEVELS),
         children: int = Query(16, ge=1, le=MOST_TREE_CHILDREN),
     ) -> Response:
-        caller = caller_of(request)
-        namespace = None if caller.is_admin else caller.tenant.cache_namespace
-        tree = await state.client.cache_tree(depth, children, namespace, caller.is_admin)
-        return json_response(tree)
+        return json_response(
+            await tree_for(caller_of(request), state, depth=depth, children=children)
+        )
+
+    @router.get("/v1/cache/tree/{node}")
+    async def tree_node(request: Request, node: int) -> Response:
+        found = await _node(node, state, request)
+        shown = msgspec.to_builtins(found)
+        del shown["cache_salt"], shown["token_ids"]
+        shown["prefix_tokens"] = num_ids(found.token_ids)
+        for lease in shown["leases"]:
+            del lease["lease"]
+        return json_response(shown)
 
     return router
+
+
+async def tree_for(caller: Caller, state: ServerState, **view: Any) -> dict[str, Any]:
+    """The part of the tree that a caller may see.
+
+    Args:
+        view: fields of :class:`radixrt.messages.calls.CacheTreeCall`.
+    """
+    namespace = None if caller.is_admin else caller.tenant.cache_namespace
+    return await state.client.cache_tree(namespace=namespace, with_texts=caller.is_admin, **view)
+
+
+async def _node(node: int, state: ServerState, request: Request) -> CacheNode:
+    """Raises:
+    RequestError: the node has left the tree, or the caller is no admin.
+    """
+    caller_of(request).check_admin("A node of the radix tree")
+    return await state.client.cache_node(node)
+
+
+async def _pin_node(node: int, ttl_s: float, state: ServerState, request: Request) -> Pinned:
+    """Take a lease on a node's prefix, which is in the tree."""
+    found = await _node(node, state, request)
+    num_tokens = num_ids(found.token_ids)
+    tenant = caller_of(request).tenant
+    lease = await state.client.pin(TokenPrompt(found.token_ids), found.cache_salt, ttl_s, tenant)
+    return Pinned(
+        **msgspec.structs.asdict(lease),
+        prompt_tokens=num_tokens,
+        cached_tokens=num_tokens,
+        cache_write_tokens=0,
+    )
+
+
+async def _release_node(node: int, state: ServerState, request: Request) -> int:
+    """End all leases that hold a node; returns their tokens."""
+    found = await _node(node, state, request)
+    each = [
+        state.client.release_cache(lease=lease.lease, tenant=Tenant(name=lease.tenant))
+        for lease in found.leases
+    ]
+    return sum(await asyncio.gather(*each))
 
 
 def _target(
@@ -120,8 +182,7 @@ def _prompt(fields: WarmRequest, state: ServerState, request: Request) -> Prompt
     """Raises:
     RequestError: there is not exactly one prompt, or it is not well formed.
     """
-    forms = ("messages", "prompt", "token_ids")
-    given = [name for name in forms if getattr(fields, name) is not None]
+    given = [name for name in _FORMS if getattr(fields, name) is not None]
     if len(given) != 1:
         raise RequestError(
             f"Give one of messages, prompt and token_ids, not {' and '.join(given) or 'none'}.",
@@ -132,13 +193,22 @@ def _prompt(fields: WarmRequest, state: ServerState, request: Request) -> Prompt
     return one_prompt(fields, state, request, opens_turn=False)
 
 
+def _check_alone(fields: WarmRequest, name: str) -> None:
+    """Raises:
+    RequestError: a prompt is given as well.
+    """
+    given = [form for form in _FORMS if getattr(fields, form) is not None]
+    if given:
+        raise RequestError(f"Give {name} or {given[0]}, not both.", param=name)
+
+
 def _check_release(fields: ReleaseRequest) -> None:
     """Raises:
     RequestError: it does not name one thing to release.
     """
-    if [fields.lease, fields.session, fields.sessions].count(None) != 2:
+    if [fields.lease, fields.node, fields.session, fields.sessions].count(None) != 3:
         raise RequestError(
-            "Give the lease to end, or the session that has ended, or the list of sessions: one of them.",
+            "Give the lease to end, or the session that has ended, or the list of sessions, or the node to unpin: one of them.",
             param="lease",
         )
     if fields.lease == "":

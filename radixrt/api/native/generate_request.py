@@ -256,7 +256,7 @@ def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()
     """Raises:
     RequestError: a constraint is in a field where this endpoint has none, or a field is not supported.
     """
-    refuse_unsupported(body)
+    refuse_unsupported(body, also=("max_reasoning_tokens",))
     for name in ConstraintFields.__struct_fields__:
         if name not in allowed and body.get(name) is not None:
             raise RequestError(

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.errors import error_body
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.keys import caller_of
 from radixrt.api.requests.constraint import asked_constraint
@@ -69,7 +70,12 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
                 "Give a constraint to compile, such as response_format, regex or ebnf."
             )
         with constraint_errors_name(constraint.field):
-            report = await while_connected(request, state.client.compile(constraint.constraint))
-        return json_response(msgspec.to_builtins(report))
+            advice = await while_connected(request, state.client.compile(constraint.constraint))
+        verdict = msgspec.to_builtins(advice)
+        if advice.error is None:
+            return json_response(verdict)
+        error = RequestError(advice.error.message, param=constraint.field, code="grammar")
+        verdict["error"] |= error_body(error)["error"]
+        return json_response(verdict, error.status)
 
     return router

@@ -1,5 +1,6 @@
 """``/v1/chat/completions``: the next message of a conversation."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import chat_logprobs
 from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
 from radixrt.api.requests.constraint import asked_constraint, streams_values
+from radixrt.api.requests.custom_tools import CustomCalls
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
@@ -21,10 +23,10 @@ from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.sampling_params import MAX_LOGPROBS
 from radixrt.constrained.constraint import Constraint
-from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import GenerateRequest
+from radixrt.parsers.tool_calls.registry import FORMATS
 
 
 def chat_routes(state: ServerState) -> APIRouter:
@@ -59,7 +61,7 @@ def prepare_chat(
     prompt = chat_prompt(fields, fields.messages, continuation.messages, instructions=instructions)
     format_name = state.config.tool_call_parser
     constraint = tool_constraint(
-        fields, FORMATS[format_name], asked_constraint(fields, state.config)
+        fields, FORMATS.get(format_name), asked_constraint(fields, state.config)
     )
     max_tokens = fields.max_completion_tokens
     options = generation_options(
@@ -107,6 +109,10 @@ class _Chat(Answering[ChatCompletionRequest]):
         """Streamed choices whose role has been sent."""
         self._called: set[int] = set()
         """Choices that have called a tool."""
+        self._custom: defaultdict[int, CustomCalls] = defaultdict(
+            lambda: CustomCalls(self.fields.tools)
+        )
+        """Of each choice."""
 
     async def choices(self, prompt_index: int, chunk: AnswerChunk) -> AsyncIterator[ChoiceDelta]:
         extras = await prompt_extras(chunk, bool(self.fields.return_token_ids))
@@ -118,9 +124,11 @@ class _Chat(Answering[ChatCompletionRequest]):
         if chunk.tool_calls:
             self._called.add(chunk.index)
         message = self._delta(chunk) if self.fields.stream else self._message(chunk)
+        calls = message.get("tool_calls", [])
         if chunk.index == 0:
-            calls = message.get("tool_calls", [])
             extras |= self.beside_first(chunk, message["content"] or "", calls)
+        if calls:
+            message["tool_calls"] = self._custom[chunk.index].of(calls)
         choice = {
             "index": chunk.index,
             "delta" if self.fields.stream else "message": message,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -21,11 +21,28 @@ _REASONING: dict[str, Any] = {"type": "reasoning_text", "text": ""}
 _SUMMARY: dict[str, Any] = {"type": "summary_text", "text": ""}
 
 
+class _CallForm(NamedTuple):
+    item: str
+    """Type of the output item."""
+    id_prefix: str
+    text: str
+    """Its field that the deltas add to."""
+    events: str
+
+
+_CALLS = {
+    "function": _CallForm("function_call", "fc", "arguments", "response.function_call_arguments"),
+    "custom": _CallForm("custom_tool_call", "ctc", "input", "response.custom_tool_call_input"),
+}
+"""By the kind of tool."""
+
+
 class ResponseEvents:
     """The events of one response.
 
     An event holds items that later events change, so it has to be encoded before the next one is taken.
-    At most one output item is open at a time: ``reasoning``, ``message`` or ``function_call``, in the order in which the model writes them.
+    At most one output item is open at a time: ``reasoning``, ``message``, ``function_call`` or ``custom_tool_call``, in the order in
+    which the model writes them.
 
     Attributes:
         response: the response so far; complete after the last chunk.
@@ -122,24 +139,23 @@ class ResponseEvents:
         )
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
-        function = call["function"]
+        kind = "custom" if "custom" in call else "function"
+        called, form = call[kind], _CALLS[kind]
         if "id" in call:
             self._space = ""
             yield from self._close()
             item = {
-                "id": new_id("fc"),
-                "type": "function_call",
+                "id": new_id(form.id_prefix),
+                "type": form.item,
                 "call_id": call["id"],
-                "name": function["name"],
-                "arguments": "",
+                "name": called["name"],
+                form.text: "",
             }
             yield from self._open(item)
         assert self._item is not None
-        if function["arguments"]:
-            self._item["arguments"] += function["arguments"]
-            yield self._of_item(
-                "response.function_call_arguments.delta", delta=function["arguments"]
-            )
+        if delta := called[form.text]:
+            self._item[form.text] += delta
+            yield self._of_item(f"{form.events}.delta", delta=delta)
 
     @property
     def _part(self) -> dict[str, Any]:
@@ -167,6 +183,8 @@ class ResponseEvents:
                 name=self._item["name"],
                 arguments=self._item["arguments"],
             )
+        elif self._item["type"] == "custom_tool_call":
+            yield self._of_item("response.custom_tool_call_input.done", input=self._item["input"])
         else:
             yield from self._close_part(self._item["type"])
         self._item["status"] = status

@@ -18,6 +18,7 @@ from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.openai_responses.events import Event, ResponseEvents
 from radixrt.api.openai_responses.protocol import ResponsesRequest, refuse_unsupported_fields
 from radixrt.api.openai_responses.translation import to_chat
+from radixrt.api.requests.custom_tools import CustomCalls
 from radixrt.api.requests.json_text import json_text
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.state import ServerState
@@ -87,12 +88,12 @@ def _unknown_response(status: int, param: str) -> Iterator[None]:
 async def _events(
     made: ResponseEvents, prepared: PreparedChat, state: ServerState
 ) -> AsyncGenerator[Event, None]:
-    recorder = prepared.recorder
+    recorder, custom = prepared.recorder, CustomCalls(prepared.fields.tools)
     async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
         async for _, chunk in chunks:
             calls = [call_delta(call) for call in chunk.tool_calls]
             logprobs = await chat_entries(chunk.logprobs)
-            for one in made.of(chunk, calls, logprobs):
+            for one in made.of(chunk, custom.of(calls), logprobs):
                 yield one
             if recorder is None:
                 continue

@@ -118,7 +118,13 @@ def _function_call(item: dict[str, Any], where: str) -> ChatMessage:
     return ChatMessage(role="assistant", content=[], tool_calls=[call])
 
 
-def _function_call_output(item: dict[str, Any], where: str) -> ChatMessage:
+def _custom_call(item: dict[str, Any], where: str) -> ChatMessage:
+    custom = {name: string_in(item, name, where) for name in ("name", "input")}
+    call = {"id": string_in(item, "call_id", where), "type": "custom", "custom": custom}
+    return ChatMessage(role="assistant", content=[], tool_calls=[call])
+
+
+def _call_output(item: dict[str, Any], where: str) -> ChatMessage:
     return ChatMessage(
         role="tool",
         tool_call_id=string_in(item, "call_id", where),
@@ -140,7 +146,9 @@ def _reasoning(item: dict[str, Any], where: str) -> ChatMessage:
 _ITEMS = {
     "message": _message,
     "function_call": _function_call,
-    "function_call_output": _function_call_output,
+    "function_call_output": _call_output,
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _call_output,
     "reasoning": _reasoning,
 }
 
@@ -185,9 +193,12 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The functions. They are strict unless the request says otherwise."""
+    """Functions and custom tools. Functions are strict unless the request says otherwise."""
     functions = []
     for index, tool in enumerate(tools or ()):
+        if tool.get("type") == "custom":
+            functions.append(_custom_tool(tool))
+            continue
         if tool.get("type") != "function":
             warn_of_skipped("tools", tool.get("type"))
             continue
@@ -200,24 +211,36 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     return functions or None
 
 
+def _custom_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """In the form of chat completions, in which the grammar is an object of its own."""
+    custom = {name: tool[name] for name in ("name", "description", "format") if name in tool}
+    given = custom.get("format")
+    if isinstance(given, dict) and given.get("type") == "grammar":
+        grammar = {name: value for name, value in given.items() if name != "type"}
+        custom["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": "custom", "custom": custom}
+
+
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": string_in(choice, "name", "tool_choice")}}
+    if choice.get("type") in ("function", "custom"):
+        return _named(choice, "tool_choice")
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("tools")
         if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
             raise RequestError(
                 "tool_choice.tools must be a list of tools.", param="tool_choice.tools"
             )
-        names = [
-            string_in(tool, "name", f"tool_choice.tools[{i}]") for i, tool in enumerate(allowed)
-        ]
-        functions = [{"type": "function", "function": {"name": name}} for name in names]
-        inner = {"mode": choice.get("mode", "auto"), "tools": functions}
+        named = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(allowed)]
+        inner = {"mode": choice.get("mode", "auto"), "tools": named}
         return {"type": "allowed_tools", "allowed_tools": inner}
     raise RequestError(
-        'tool_choice must be "auto", "none", "required", or of the type function or allowed_tools.',
+        'tool_choice must be "auto", "none", "required", or of the type function, custom or allowed_tools.',
         param="tool_choice",
     )
+
+
+def _named(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    kind = "custom" if tool.get("type") == "custom" else "function"
+    return {"type": kind, kind: {"name": string_in(tool, "name", where)}}

@@ -21,6 +21,8 @@ _SAME_NAME = set(SamplingParams.__struct_fields__) - {
     "logprobs",
     "prompt_logprobs_start",
     "bad_words_token_ids",
+    "reasoning_opening_ids",
+    "reasoning_closing_ids",
 }
 """Fields of completions and chat with the same name and meaning here; ``logprobs`` means another thing in each."""
 

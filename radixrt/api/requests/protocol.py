@@ -105,6 +105,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     ignore_eos: bool | None = None
+    max_reasoning_tokens: int | None = None
+    """Of chats: most tokens of the reasoning, with its tags."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
@@ -219,8 +221,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 UNSUPPORTED = (
     "stop_regex", "functions", "function_call", "suffix", "use_beam_search", "length_penalty",
-    "truncate_prompt_tokens", "thinking_token_budget", "thinking_budget", "max_reasoning_tokens",
-    "documents",
+    "truncate_prompt_tokens", "thinking_token_budget", "thinking_budget", "documents",
     "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
     "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",
     "logits_processors", "return_hidden_states", "token_ids_logprob",
@@ -231,11 +232,11 @@ _WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
 """Values of unsupported fields that change nothing and are accepted."""
 
 
-def refuse_unsupported(body: dict[str, Any]) -> None:
+def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None:
     """Raises:
-    RequestError: the body has a field that this version does not support.
+    RequestError: the body has a field that this version does not support, or one of ``also``.
     """
-    for name in UNSUPPORTED:
+    for name in (*UNSUPPORTED, *also):
         value = body.get(name)
         asks = value is not None and value is not False and value not in ("", [])
         if asks and value != _WITHOUT_EFFECT.get(name):

@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 
+from radixrt.api.requests.custom_tools import call_of_custom
 from radixrt.api.requests.protocol import ChatMessage
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.nesting import check_depth
@@ -65,6 +66,8 @@ def _part_text(part: dict[str, Any], where: str) -> str:
 
 def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
     """OpenAI writes arguments as a JSON string; templates write them as JSON themselves."""
+    if call.get("type") == "custom":
+        call = call_of_custom(call, where)
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where} needs a function with a name.", param=where)

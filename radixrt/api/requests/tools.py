@@ -5,12 +5,16 @@ from typing import Any
 
 from radixrt.api.http.middleware import new_id
 from radixrt.api.requests.constraint import AskedConstraint
+from radixrt.api.requests.custom_tools import CustomTool
 from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.nesting import check_depth
 from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
-from radixrt.constrained.tool_calls import Tool, ToolCallFormat, calls, one_call_or_json
+from radixrt.constrained.tool_calls import CallSyntax, Tool, calls, one_call_or_json
 from radixrt.messages.answers import ToolCall
+
+_NAMED_KINDS = ("function", "custom")
+"""Of tools."""
 
 
 def offered_tools(fields: ChatCompletionRequest | PromptRequest) -> list[dict[str, Any]] | None:
@@ -19,8 +23,19 @@ def offered_tools(fields: ChatCompletionRequest | PromptRequest) -> list[dict[st
     Raises:
         RequestError: a chat template cannot render a tool.
     """
-    check_tools(fields.tools or [])
-    return None if fields.tool_choice == "none" else fields.tools
+    tools = fields.tools or []
+    check_tools(tools)
+    if fields.tool_choice == "none":
+        return None
+    return fields.tools and [_as_function(tool, index) for index, tool in enumerate(tools)]
+
+
+def _as_function(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    if tool.get("type") != "custom":
+        return tool
+    function = CustomTool.of(tool, f"tools[{index}]").as_function()
+    mark = tool.get("cache_control")
+    return function if mark is None else {**function, "cache_control": mark}
 
 
 def calls_tools(fields: ChatCompletionRequest) -> bool:
@@ -29,12 +44,12 @@ def calls_tools(fields: ChatCompletionRequest) -> bool:
 
 
 def tool_constraint(
-    fields: ChatCompletionRequest, written: ToolCallFormat, asked: AskedConstraint
+    fields: ChatCompletionRequest, written: CallSyntax | None, asked: AskedConstraint
 ) -> AskedConstraint:
     """The constraint on an answer that may call tools.
 
     Args:
-        written: how the model writes calls.
+        written: how the model writes calls; None: it is not known.
         asked: the constraint on the answer's content.
 
     Raises:
@@ -48,6 +63,12 @@ def tool_constraint(
                 "tool_choice asks for a call, but there are no tools.", param="tools"
             )
         return asked
+    if written is None:
+        raise RequestError(
+            "This server does not know how its model writes tool calls, so it could not recognise one. Start it with "
+            '--tool-call-parser NAME (docs/tools.md), or set tool_choice to "none".',
+            param="tools",
+        )
     other = asked.constraint
     tools = _tools(fields.tools or [])
     for name in names or ():
@@ -66,17 +87,17 @@ def tool_constraint(
         constraint = _call_or(allowed, written, other, fields.parallel_tool_calls)
         return AskedConstraint(constraint, asked.field)
     parallel = fields.parallel_tool_calls
-    is_one = isinstance(fields.tool_choice, dict) and fields.tool_choice["type"] == "function"
+    is_one = isinstance(fields.tool_choice, dict) and fields.tool_choice["type"] in _NAMED_KINDS
     several = parallel is True if is_one else parallel is not False
     constraint = calls(allowed, written, required=must_call, most=None if several else 1)
     return AskedConstraint(constraint, asked.field or "tools")
 
 
 def _call_or(
-    tools: Iterable[Tool], written: ToolCallFormat, other: Constraint, parallel: bool | None
+    tools: Iterable[Tool], written: CallSyntax, other: Constraint, parallel: bool | None
 ) -> Constraint:
     """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
-    if not isinstance(other, JsonSchema | AnyJson) or not written.opening:
+    if not isinstance(other, JsonSchema | AnyJson) or not written.is_told_from_json:
         raise RequestError(
             'With tools and tool_choice "auto" this constraint is not supported, since its text could look like a '
             'call. Set tool_choice to "none" for an answer that satisfies the constraint, or to "required" for one '
@@ -102,9 +123,12 @@ def check_tools(tools: list[dict[str, Any]]) -> None:
     for index, tool in enumerate(tools):
         where = f"tools[{index}].function"
         function = tool.get("function")
+        if tool.get("type") == "custom":
+            CustomTool.of(tool, f"tools[{index}]")
+            continue
         if tool.get("type", "function") != "function":
             raise RequestError(
-                f'tools[{index}].type must be "function"; other kinds of tools are not supported.',
+                f'tools[{index}].type must be "function" or "custom"; other kinds of tools are not supported.',
                 param=f"tools[{index}].type",
             )
         if not isinstance(function, dict):
@@ -129,12 +153,17 @@ def call_delta(call: ToolCall, id_prefix: str = "call") -> dict[str, Any]:
 def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for index, tool in enumerate(given):
-        function, where = tool["function"], f"tools[{index}].function"
+        kind = "custom" if tool.get("type") == "custom" else "function"
+        function, where = tool[kind], f"tools[{index}].{kind}"
         name, strict = function["name"], function.get("strict")
         if not name:
             raise RequestError(f"{where}.name is empty.", param=f"{where}.name")
         if name in tools:
             raise RequestError(f"Two tools have the name {shown(name)}.", param=f"{where}.name")
+        if kind == "custom":
+            where = f"tools[{index}]"
+            tools[name] = CustomTool.of(tool, where).as_tool(where)
+            continue
         if not isinstance(strict, bool | None):
             raise RequestError(f"{where}.strict must be a boolean.", param=f"{where}.strict")
         parameters = function.get("parameters")
@@ -150,7 +179,7 @@ def _choice(fields: ChatCompletionRequest) -> tuple[list[str] | None, bool]:
     if choice == "required":
         return None, True
     if isinstance(choice, dict):
-        if (name := _function_name(choice)) is not None:
+        if (name := _tool_name(choice)) is not None:
             return [name], True
         if choice.get("type") == "allowed_tools":
             return _allowed_tools(choice.get("allowed_tools"))
@@ -161,12 +190,13 @@ def _choice(fields: ChatCompletionRequest) -> tuple[list[str] | None, bool]:
     )
 
 
-def _function_name(choice: Any) -> str | None:
-    """The name in ``{"type": "function", "function": {"name": ...}}``; None: it has another form."""
-    if not isinstance(choice, dict) or choice.get("type") != "function":
+def _tool_name(choice: Any) -> str | None:
+    """The name in ``{"type": "function", "function": {"name": ...}}``, or the same with "custom"; None: it has another form."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind not in _NAMED_KINDS:
         return None
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
+    named = choice.get(kind)
+    name = named.get("name") if isinstance(named, dict) else None
     return name if isinstance(name, str) else None
 
 
@@ -174,7 +204,7 @@ def _allowed_tools(allowed: Any) -> tuple[list[str], bool]:
     """OpenAI's ``{"mode": "auto" or "required", "tools": [...]}``."""
     mode = allowed.get("mode") if isinstance(allowed, dict) else None
     tools = allowed.get("tools") if isinstance(allowed, dict) else None
-    names = [_function_name(tool) for tool in tools] if isinstance(tools, list) else []
+    names = [_tool_name(tool) for tool in tools] if isinstance(tools, list) else []
     given = [name for name in names if name is not None]
     if mode not in ("auto", "required") or not given or len(given) < len(names):
         raise RequestError(

@@ -11,7 +11,7 @@ import re
 from radixrt.constrained.errors import CannotCompile
 from radixrt.constrained.finite import cause_of, endless_symbols
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"""(?://|\#)[^\n]*|[ \t\r]+                       # comments and blanks
     |(?P<newline>\n)
     |(?P<terminal>"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\])+/\w*|<[^<>\s]+>|@[\w-]+|_?[A-Z][_A-Z0-9-]*|[+-]?[0-9]\w*)
@@ -19,6 +19,7 @@ _TOKEN = re.compile(
     |(?P<mark>%[a-z]+|::|\.\.|->|.)""",
     re.VERBOSE | re.DOTALL,
 )
+"""The tokens of a grammar; comments and blanks have no group."""
 _BLANK = re.compile(r"\s*")
 _END = ("", "\n")
 _CLOSING = ("|", ")", "]", "}", "->")
@@ -64,7 +65,7 @@ class _Reader:
     def _tokenize(self) -> None:
         position = 0
         while position < len(self._text):
-            match = _TOKEN.match(self._text, position)
+            match = TOKEN.match(self._text, position)
             assert match, "the last alternative takes any character"
             position = match.end()
             kind = match.lastgroup

@@ -7,25 +7,31 @@ drops keywords. Here the schema of a tag is enforced as exactly as a schema of t
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
+from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.backends.lark_rules import check_lark
+from radixrt.constrained.backends.parameter_rules import ParameterRules
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
     Choice,
     JsonSchema,
     Lark,
+    Parameters,
     Regex,
     StructuralTag,
     Tag,
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import Grammar, Unenforced
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, Compiled, Unenforced
+from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
@@ -40,18 +46,22 @@ SOME: /(?s:.+)/
 
 def compile_structural_tag(
     constraint: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
-) -> tuple[Grammar, tuple[Unenforced, ...]]:
-    """The grammar, and the keywords that it leaves out of schemas whose ``strict`` is false.
+) -> Compiled:
+    """The grammar, with checks of the schemas that are strict, and the keywords that it leaves out of the others.
 
-    llguidance must enforce the whole schema, since values in tags are not checked. The name of a control token in
-    ``begin``, ``end`` or ``triggers`` means that token.
+    The name of a control token in ``begin``, ``end`` or ``triggers`` means that token.
 
     Raises:
         CannotCompile: triggers and tags don't fit, or a content can't be held to.
     """
     check_triggers(constraint)
     text = _TagGrammar(constraint, facts, whitespace)
-    return llguidance.compile_grammars(text.grammars(), facts), tuple(text.unenforced)
+    return Compiled(
+        grammar=llguidance.compile_grammars(text.grammars(), facts),
+        checks=text.checks(),
+        checked=tuple(text.checked),
+        unenforced=tuple(text.unenforced),
+    )
 
 
 def check_triggers(constraint: StructuralTag) -> None:
@@ -73,7 +83,7 @@ def check_triggers(constraint: StructuralTag) -> None:
             raise CannotCompile(
                 f"The tag {begin!r} begins like {following!r}, so a text may be either; let each go its own way."
             )
-    if not constraint.free_text:
+    if not constraint.free_text or constraint.lists:
         return
     for trigger in constraint.triggers:
         if not trigger or not any(tag.begin.startswith(trigger) for tag in constraint.tags):
@@ -105,7 +115,45 @@ class _TagGrammar:
         self._control = facts.special_names
         self._named: list[dict[str, Any]] = []
         self._lines: list[str] = []
+        self._plans: dict[str, JsonPlan] = {}
+        """By the name of the content."""
+        self.checked: list[Unenforced] = []
         self.unenforced: list[Unenforced] = []
+
+    def checks(self) -> Checks:
+        """Of the contents, after :meth:`grammars`."""
+        if not any(plan.checks for plan in self._plans.values()):
+            return ()
+        constraint = self._constraint
+        tags = [
+            CheckedTag(
+                begin=tag.begin,
+                end=tag.end,
+                is_json=isinstance(tag.content, JsonSchema | AnyJson),
+                checks=tuple(
+                    msgspec.structs.replace(check, tag=tag.begin)
+                    for plan in [self._plans.get(f"content_{index}")]
+                    if plan
+                    for check in plan.checks
+                ),
+            )
+            for index, tag in enumerate(constraint.tags)
+        ]
+        return CheckedTags(
+            tags=tuple(tags),
+            triggers=constraint.triggers,
+            free_text=constraint.free_text,
+            separator=constraint.separator,
+        )
+
+    def _finds_content(self, tag: Tag) -> bool:
+        """Whether the contents of the tag can be told from the text around them, so that they can be checked."""
+        tags = self._constraint.tags
+        return (
+            all(isinstance(each.content, JsonSchema | AnyJson | AnyText) for each in tags)
+            and len({each.begin for each in tags}) == len(tags)
+            and not re.match(r"[-+.\w]", tag.end)
+        )
 
     def grammars(self) -> list[dict[str, Any]]:
         start = self._start()
@@ -115,6 +163,8 @@ class _TagGrammar:
     def _start(self) -> str:
         names = [self._tag(index, tag) for index, tag in enumerate(self._constraint.tags)]
         self._lines.append("tag: " + " | ".join(names))
+        if self._constraint.lists:
+            return self._lists()
         if not self._constraint.free_text:
             return self._tags_alone()
         self._define_free_text()
@@ -123,11 +173,45 @@ class _TagGrammar:
 
     def _tags_alone(self) -> str:
         least, most = self._constraint.min_tags, self._constraint.max_tags
+        if self._constraint.lists:
+            least = max(least, 1)
         separator = self._literal(self._constraint.separator)
         rest = _repeated(
             f"({separator} tag)", max(least - 1, 0), None if most is None else most - 1
         )
         return f"tag {rest}" if least else f"(tag {rest})?"
+
+    def _lists(self) -> str:
+        """All tags in one list, or free text."""
+        constraint, ways = self._constraint, []
+        if constraint.free_text and not constraint.not_text:
+            self._define_free_text()
+        for number, (opening, closing) in enumerate(constraint.lists):
+            lead, first = self._literal(opening), "tag"
+            if (
+                constraint.not_text
+            ):  # with the first tag in one terminal, which no free text begins with
+                lead, first = "", " | ".join(self._firsts(number, opening))
+            elif constraint.free_text and self._names_control_token(opening):
+                lead = f"TAIL? {lead}"
+            elif constraint.free_text:
+                lead = f"HEAD_{number}"
+            rest = self._tags_alone().removeprefix("tag ")
+            ways.append(f"{lead} ({first}) {rest} {self._literal(closing)}")
+        if constraint.min_tags == 0:
+            ways.append('""')
+            if constraint.not_text:
+                self._lines.append(f"PLAIN: SOME & ~({_regex(constraint.not_text)} ANY)")
+            if constraint.free_text:
+                ways.append("PLAIN" if constraint.not_text else "TAIL")
+        return " | ".join(ways)
+
+    def _firsts(self, number: int, opening: str) -> Iterator[str]:
+        """The rules of the first tag of a list, with the opening."""
+        for index, tag in enumerate(self._constraint.tags):
+            name = f"first_{number}_{index}"
+            self._lines.append(f"{name}: {self._literal(opening + tag.begin)} inner_{index}")
+            yield name
 
     def _define_free_text(self) -> None:
         """TAIL: text without a trigger. HEAD_i: text that ends with trigger i and has no trigger before it.
@@ -135,7 +219,7 @@ class _TagGrammar:
         A trigger that is a control token can't occur in text, so it ends no HEAD. Its name in letters must not
         occur in text either.
         """
-        triggers = self._constraint.triggers
+        triggers = self._constraint.triggers or [opening for opening, _ in self._constraint.lists]
         self._lines.append("TRIGGER: " + " | ".join(map(_quoted, triggers)))
         self._lines.append("TAIL: SOME & ~(ANY TRIGGER ANY)")
         for index, trigger in enumerate(triggers):
@@ -145,7 +229,7 @@ class _TagGrammar:
     def _tag(self, index: int, tag: Tag) -> str:
         """Define the rule of one tag, with the free text before it; returns its name."""
         begin = self._literal(tag.begin)
-        if self._constraint.free_text:
+        if self._constraint.free_text and not self._constraint.lists:
             number, trigger = next(
                 (i, t) for i, t in enumerate(self._constraint.triggers) if tag.begin.startswith(t)
             )
@@ -153,7 +237,8 @@ class _TagGrammar:
                 begin = f"TAIL? {begin}"
             else:
                 begin = f"HEAD_{number} {self._literal(tag.begin[len(trigger) :])}"
-        self._lines.append(f"tag_{index}: {begin} {self._content(index, tag)}")
+        self._lines.append(f"inner_{index}: {self._content(index, tag)}")
+        self._lines.append(f"tag_{index}: {begin} inner_{index}")
         return f"tag_{index}"
 
     def _content(self, index: int, tag: Tag) -> str:
@@ -161,7 +246,7 @@ class _TagGrammar:
         name, content, end = f"content_{index}", tag.content, self._literal(tag.end)
         match content:
             case JsonSchema() | AnyJson():
-                schema = self._schema(tag)
+                schema = self._schema(name, tag)
                 if isinstance(content, JsonSchema) and content.any_order:
                     options = llguidance.json_schema_options(self._whitespace)
                     text = lark_in_any_order(schema, options)
@@ -171,7 +256,9 @@ class _TagGrammar:
                 return f"@{name} {end}"
             case Lark():
                 check_lark(content.grammar)
-                self._named.append({"name": name, "lark_grammar": content.grammar})
+                text = content.grammar
+                text = lark_in_json_string(text) if content.in_json_string else text
+                self._named.append({"name": name, "lark_grammar": text})
                 return f"@{name} {end}"
             case Regex():
                 pattern = with_ecma_classes(content.pattern)
@@ -181,20 +268,34 @@ class _TagGrammar:
                 return self._terminal(index, _regex(alternatives(content.options)), tag.end)
             case AnyText():
                 return self._any_text(index, tag.end)
+            case Parameters():
+                options = llguidance.json_schema_options(self._whitespace)
+                rules = ParameterRules(
+                    content, f"p{index}", self._literal, self._names_control_token, options
+                )
+                self._lines += rules.lines
+                self._named += rules.named
+                self.unenforced += rules.unenforced
+                return f"{rules.start} {end}"
             case _:
                 raise CannotCompile(
                     "Inside a structural tag an EBNF grammar can't be used; write it as a regex, Lark or JSON schema."
                 )
 
-    def _schema(self, tag: Tag) -> dict[str, Any]:
+    def _schema(self, name: str, tag: Tag) -> dict[str, Any]:
         content = tag.content
         if isinstance(content, JsonSchema):
             try:
                 plan = plan_json_schema(
-                    content.schema, strict=content.strict, backend="llguidance", allow_checks=False
+                    content.schema,
+                    strict=content.strict,
+                    backend="llguidance",
+                    allow_checks=content.strict and self._finds_content(tag),
                 )
             except CannotEnforce as error:
                 raise CannotCompile(f"In the tag {tag.begin!r}: {error}") from error
+            self._plans[name] = plan
+            self.checked += plan.checked
             self.unenforced += plan.unenforced
             schema = plan.schema
         else:

@@ -9,12 +9,14 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from radixrt.constrained.checks.exclusions import Exclusions, TokensAlong
 from radixrt.constrained.checks.parting import FailedSpan, Parting, part_where_it_matters
 from radixrt.constrained.checks.span_error import SpanError
-from radixrt.constrained.checks.spans import Mark, SpanTracker
-from radixrt.constrained.grammar import SpanCheck
+from radixrt.constrained.checks.spans import SpanTracker
+from radixrt.constrained.checks.tags import TagTracker
+from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
 
 MAX_ATTEMPTS = 16
 """Failures of one value without getting any further in it."""
@@ -51,10 +53,11 @@ class AttemptsExhausted(Exception):
         self.pointer = check.pointer
         self.keywords = check.keywords
         self.errors = errors
+        place = f" in the tag {check.tag!r}" if check.tag else ""
         reason = f": {errors[0].message}" if errors else ""
         super().__init__(
             f"The model did not find a value that satisfies {', '.join(check.keywords)} at "
-            f"{check.pointer or 'the root'} of the schema{reason}. Say in the prompt what is wanted there, "
+            f"{check.pointer or 'the root'} of the schema{place}{reason}. Say in the prompt what is wanted there, "
             "raise the temperature, or loosen the schema."
         )
 
@@ -104,7 +107,7 @@ class CheckedAnswer:
 
     def __init__(
         self,
-        checks: tuple[SpanCheck, ...],
+        checks: Checks,
         *,
         max_attempts: int = MAX_ATTEMPTS,
         max_retries: int = MAX_RETRIES,
@@ -116,11 +119,13 @@ class CheckedAnswer:
         self.retries = 0
         self._max_attempts, self._max_retries = max_attempts, max_retries
         self._part = part
-        self._tracker = SpanTracker(checks)
+        self._tracker: Any = (
+            TagTracker(checks) if isinstance(checks, CheckedTags) else SpanTracker(checks)
+        )
         self._tokens: list[int] = []
         self._texts: list[str] = []
         self._starts: list[int] = []  # of each token's text, in characters
-        self._marks: list[Mark] = []  # the tracker before each token
+        self._marks: list[Any] = []  # the tracker before each token
         self._ends: list[
             bool
         ] = []  # whether a checked value that began before it ends in each token

@@ -140,17 +140,25 @@ class SpanTracker:
             self._is_escaped,
         ) = mark
 
-    def push(self, text: str) -> list[CompletedSpan]:
+    @property
+    def is_done(self) -> bool:
+        """The text is complete."""
+        return self._state is _DONE
+
+    def push(self, text: str, *, ends_inside: bool = False) -> list[CompletedSpan]:
         """Take the next piece; returns the checked values that end in it, inner before outer.
 
         A number ends only at the character after it, or at :meth:`finish`.
+
+        Args:
+            ends_inside: leave what follows the JSON text in this piece; :attr:`offset` says how much was taken.
 
         Raises:
             ValueError: something is closed or goes on that is not open.
         """
         self._completed = []
         at, base = 0, self._offset
-        while at < len(text):
+        while at < len(text) and not (ends_inside and self.is_done):
             if self._state is _IN_STRING or self._state is _IN_NAME:
                 at = self._in_string(text, at, base)
             elif self._state is _IN_WORD:

@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler.route import CompileOptions
 from radixrt.constrained.constraint import Constraint
@@ -35,12 +36,20 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For one helper, beyond its memory when idle."""
     cache_bytes: int = 256 << 20
     """Of compiled grammars."""
+    cache_entries: int = 2048
+    """Of compiled grammars; small ones are compiled again within milliseconds."""
     max_waiting: int = 1024
     """Jobs; more are refused with 503."""
 
 
 class CompileJob(msgspec.Struct, frozen=True, tag=True):
     """Answered by a CompileDone, or one of the failures."""
+
+    constraint: Constraint
+
+
+class AdviseJob(msgspec.Struct, frozen=True, tag=True):
+    """Answered by an AdviseDone, or one of the failures."""
 
     constraint: Constraint
 
@@ -53,7 +62,7 @@ class ValidateJob(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Job = CompileJob | ValidateJob
+Job = CompileJob | AdviseJob | ValidateJob
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +103,12 @@ class NeedsXgrammar(msgspec.Struct, frozen=True, tag=True):
 
 class CompileDone(msgspec.Struct, frozen=True, tag=True):
     compiled: Compiled
+    num_bytes: int
+    """Its memory."""
+
+
+class AdviseDone(msgspec.Struct, frozen=True, tag=True):
+    advice: Advice
 
 
 class ValidateDone(msgspec.Struct, frozen=True, tag=True):
@@ -126,6 +141,7 @@ Reply = (
     | Forked
     | Ended
     | CompileDone
+    | AdviseDone
     | ValidateDone
     | NeedsXgrammar
     | Refused

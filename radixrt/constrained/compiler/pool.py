@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from radixrt.base.errors import RequestError
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
@@ -52,7 +53,7 @@ class CompilePool:
         if config.num_helpers < 2:
             raise ValueError("a pool needs 2 helpers, so that a slow job does not hold up the rest")
         self.config = config
-        self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes)
+        self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes, config.cache_entries)
         self.killed = 0
         self._under_way: dict[bytes, asyncio.Task[Compiled]] = {}
         self._num_waiting_for: dict[asyncio.Task[Compiled], int] = {}
@@ -123,12 +124,22 @@ class CompilePool:
             reply = await self._do(jobs.CompileJob(constraint), "The constraint takes")
             if not isinstance(reply, jobs.CompileDone):
                 raise _error_of(reply)
-            size = len(msgspec.msgpack.encode(reply.compiled))
-            self.compiled.put(key, reply.compiled, size)
+            self.compiled.put(key, reply.compiled, reply.num_bytes)
             return reply.compiled
         finally:
             if self._under_way.get(key) is asyncio.current_task():
                 del self._under_way[key]
+
+    async def advise(self, constraint: Constraint) -> Advice:
+        """The advice on a constraint, which is not kept.
+
+        Raises:
+            RequestError: compiling it takes more time or memory than it may (400); too many jobs wait (503).
+        """
+        reply = await self._do(jobs.AdviseJob(constraint), "The constraint takes")
+        if not isinstance(reply, jobs.AdviseDone):
+            raise _error_of(reply)
+        return reply.advice
 
     async def validate(self, schema: Any, text: str) -> list[SpanError]:
         """Why ``text`` is no JSON that is valid under ``schema``; empty if it is.

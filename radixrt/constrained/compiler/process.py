@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 from radixrt.base.errors import RadixrtError, RequestError
-from radixrt.constrained import position
 from radixrt.constrained.compiler import jobs
+from radixrt.constrained.compiler.advise import advise
+from radixrt.constrained.compiler.cache import memory_of
 from radixrt.constrained.compiler.route import compile_constraint, refusal
 from radixrt.constrained.constraint import AnyJson, JsonSchema, Regex
+from radixrt.constrained.json_schema import position
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _PR_SET_PDEATHSIG = 1
@@ -148,7 +150,7 @@ def _answer(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> by
 
 
 def _failure(job: jobs.Job, error: Exception) -> jobs.Reply:
-    if isinstance(error, OverflowError) and isinstance(job, jobs.CompileJob):
+    if isinstance(error, OverflowError) and not isinstance(job, jobs.ValidateJob):
         reason = "The schema has an integer beyond 64 bits; write it as a number with an exponent."
         return jobs.Refused(reason, 400, "structured", "grammar")
     return jobs.Failed(f"{type(error).__name__}: {str(error)[:500]}")
@@ -162,7 +164,10 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
         return jobs.ValidateDone(validate_text(job.schema, job.text))
     try:
-        return jobs.CompileDone(compile_constraint(job.constraint, facts, config.options))
+        if isinstance(job, jobs.AdviseJob):
+            return jobs.AdviseDone(advise(job.constraint, facts, config.options))
+        compiled = compile_constraint(job.constraint, facts, config.options)
+        return jobs.CompileDone(compiled, memory_of(compiled))
     except RecursionError:
         error = refusal(job.constraint, "It is nested too deeply.")
     except RequestError as caught:

@@ -146,6 +146,7 @@ def _planned(grammar: Grammar, plan: "JsonPlan") -> Compiled:
     return Compiled(
         grammar=grammar,
         checks=plan.checks,
+        checked=plan.checked,
         unenforced=plan.unenforced,
         validator=plan.validator,
     )
@@ -171,5 +172,4 @@ def _structural_tag(
 ) -> Compiled:
     from radixrt.constrained.backends.structural_tags import compile_structural_tag
 
-    grammar, unenforced = compile_structural_tag(constraint, facts, options.whitespace)
-    return Compiled(grammar=grammar, unenforced=unenforced)
+    return compile_structural_tag(constraint, facts, options.whitespace)

@@ -13,6 +13,9 @@ cost of a token in the last steps (:class:`radixrt.scheduler.step_times.StepTime
 A factor corrects the forecast: the 90th percentile of the ratio of wait and forecast, followed over the requests that have
 got their first token. It is learned from forecasts without the factor, so the delay of a wait makes it not oscillate.
 
+A flood also makes the answers slower, because each step has more rows and more of the prompts. So the longest wait is shorter by the
+time that a mean answer takes longer now than in the steps without a queue, but by half of it at most.
+
 Before the costs and the lengths of some answers are known, the forecast is 0: nothing is refused on a guess. Mooncake (Qin
 et al., FAST 2025) refuses early as well, by a prediction of the load on prefill and decode instances.
 """
@@ -22,9 +25,10 @@ import math
 import numpy as np
 
 from radixrt.scheduler.queue.admission import OutputHistory
+from radixrt.scheduler.queue.groups import Groups
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.step_times import StepShape, StepTimes
+from radixrt.scheduler.step_times import RecentRatio, StepShape, StepTimes
 
 LEAST_ANSWERS = 8
 """Answers that must have ended before lengths of answers count."""
@@ -33,6 +37,12 @@ PERCENTILE, STEP = 0.9, 0.1
 """Of the ratio of wait and forecast: what is followed, and the largest change of its logarithm by one request."""
 
 MOST_CORRECTION = 4.0
+UNQUEUED_KEPT = 0.995
+"""Weight of a step for each step after it, in the mean time of steps without a queue."""
+
+MOST_SLOWER = 0.5
+"""Share of the longest wait that answers may lose by becoming slower. The rest is for the wait in any case."""
+
 SHORTEST_WAIT_S = 0.5
 """Shorter waits say nothing about the forecast: they are of the order of some steps."""
 
@@ -41,13 +51,20 @@ class WaitForecast:
     """Reads the queue and the slots; learns from the waits of requests."""
 
     def __init__(
-        self, slots: SlotTable, waiting: WaitingQueue, outputs: OutputHistory, times: StepTimes
+        self,
+        slots: SlotTable,
+        waiting: WaitingQueue,
+        groups: Groups,
+        outputs: OutputHistory,
+        times: StepTimes,
     ) -> None:
         self._slots = slots
         self._waiting = waiting
+        self._groups = groups
         self._outputs = outputs
         self._times = times
         self._correction = 1.0
+        self._step_s, self._unqueued_step_s = RecentRatio(), RecentRatio(UNQUEUED_KEPT)
 
     def seconds(self, num_tokens: int, full_at: int | None) -> float:
         """The wait of a request whose prompt has ``num_tokens`` tokens, without the correction.
@@ -55,18 +72,38 @@ class WaitForecast:
         Args:
             full_at: number of running sequences at which the last plan could admit no more; None: it could.
         """
-        slots, waiting = self._slots, self._waiting
+        slots = self._slots
         if not self._times.is_known:
             return 0.0
         wait = self._prompts_ahead(num_tokens)
-        is_full = full_at is not None or len(waiting) >= slots.num_free
+        is_full = full_at is not None or self._num_waiting >= slots.num_free
         if is_full and len(self._outputs) >= LEAST_ANSWERS:
             wait = max(wait, self._work_ahead(full_at or len(slots.sequences)))
         return wait
 
+    @property
+    def _num_waiting(self) -> int:
+        """With the sequences of groups that are still to come."""
+        return len(self._waiting) + self._groups.num_to_come
+
     def corrected(self, forecast_s: float) -> float:
         """A forecast times the learned factor."""
         return forecast_s * self._correction
+
+    def longest(self, most_s: float) -> float:
+        """The longest wait for which an answer ends at most ``most_s`` seconds later than without a queue."""
+        mean_output = self._outputs.mean()
+        if mean_output is None or not self._unqueued_step_s.value:
+            return most_s
+        slower_s = mean_output * (self._step_s.value - self._unqueued_step_s.value)
+        return most_s - min(max(slower_s, 0.0), MOST_SLOWER * most_s)
+
+    def observe_step(self, rows: int, step_s: float) -> None:
+        """Learn from a step with ``rows`` decoding sequences how long they take for a token."""
+        if rows and step_s > 0:
+            self._step_s.observe(step_s, 1)
+            if not self._num_waiting:
+                self._unqueued_step_s.observe(step_s, 1)
 
     def observe(self, forecast_s: float, wait_s: float) -> None:
         """Learn from a request: its forecast without the correction, and its wait or a lower bound of it."""
@@ -95,7 +132,8 @@ class WaitForecast:
         num_output, max_output = slots.num_output(running), slots.max_output(running)
         output_tokens = outputs.expected_rest(num_output, max_output).sum()
         output_tokens -= (capacity - 1) * outputs.mean_rest()
-        waiting = min(len(self._waiting) * (outputs.mean() or 0.0), self._waiting.most_output)
+        most_output = self._waiting.most_output + self._groups.output_to_come
+        waiting = min(self._num_waiting * (outputs.mean() or 0.0), most_output)
         return max(
             0.0,
             (self._waiting.prompt_tokens + prompt_tokens) * self._times.seconds_per_prompt_token

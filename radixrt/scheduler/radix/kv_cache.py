@@ -115,6 +115,11 @@ class KVCache:
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:
         """Put a sequence into a slot, on top of a cached prefix."""
+        tenant = sequence.options.tenant
+        if tenant.cache_namespace:
+            share = tenant.max_cached_fraction
+            most = None if share is None else int(share * self.allocator.num_pages)
+            self.tree.limit_share(tenant.cache_namespace, most)
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:

@@ -46,11 +46,20 @@ class Node(msgspec.Struct, gc=False, eq=False):
     lease_count: int = 0
     """Of those, the leases."""
     stamp: int = 0
-    """Time of the last use, on the tree's clock."""
+    """Time of the last use that ended here, on the tree's clock."""
+    last_used: int = 0
+    """Time of the last use of this node or one below it, on the same clock."""
+    uses: int = 0
+    """Times that a sequence or lease has locked this node or one below it."""
+    pages_below: int = 0
+    """Pages of all nodes below this one."""
+    nodes_below: int = 0
     created: int = 0
     """Time at which its pages entered the tree, on the same clock; of a joined edge, that of the last part."""
     hint: Hint | None = None
     """Clients' hints; None for most nodes."""
+    namespace: str = ""
+    """Of the cache salt; empty without declared keys."""
 
     @property
     def num_pages(self) -> int:
@@ -74,8 +83,10 @@ class Node(msgspec.Struct, gc=False, eq=False):
             node = node.parent
 
     def inherit(self, other: "Node") -> None:
-        """Copy the fields that eviction policies read from ``other``, of which this node was a part."""
+        """Copy the fields about use from ``other``, of which this node was a part."""
         self.stamp, self.created, self.hint = other.stamp, other.created, other.hint
+        self.namespace = other.namespace
+        self.last_used, self.uses = other.last_used, other.uses
 
     @property
     def is_evictable(self) -> bool:

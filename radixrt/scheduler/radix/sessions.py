@@ -15,6 +15,10 @@ MAX_SESSIONS = 65_536
 ENDS_PER_SESSION = 16
 """A session whose requests continue each other has few ends; of a session with many branches the latest are kept."""
 
+LOOKED_AT = 2
+"""Sessions of which each note looks whether their KV has left the cache. More than one, so that they are found as fast as new
+ones come."""
+
 Session = tuple[str, str]
 """Cache salt and name."""
 
@@ -28,12 +32,15 @@ class Sessions:
         self._ends: OrderedDict[Session, deque[Node]] = OrderedDict()
         self._users: Counter[Node] = Counter()
         """Number of sessions of which each node is an end."""
+        self._to_look_at: deque[Session] = deque()
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def note(self, name: str, salt: str, end: Node) -> None:
         """A request of a session has ended at ``end``."""
+        if (salt, name) not in self._ends:
+            self._to_look_at.append((salt, name))
         ends = self._ends.setdefault((salt, name), deque())
         self._ends.move_to_end((salt, name))
         for node in [node for node in ends if node.parent is None]:
@@ -45,6 +52,7 @@ class Sessions:
             self._forget(ends, ends[0])
         if len(self._ends) > self._max_sessions:
             self._drop(next(iter(self._ends)))
+        self._drop_evicted()
 
     def release(self, name: str, salt: str) -> int:
         """Set the level of all nodes that only this session has used to "none".
@@ -70,6 +78,17 @@ class Sessions:
             released[node.parent] += 1
             pending.append(node.parent)
         return pages
+
+    def _drop_evicted(self) -> None:
+        """Forget sessions whose nodes have all left the tree: their release would find nothing."""
+        for _ in range(min(LOOKED_AT, len(self._to_look_at))):
+            session = self._to_look_at.popleft()
+            if session not in self._ends:
+                continue
+            if all(node.parent is None for node in self._ends[session]):
+                self._drop(session)
+            else:
+                self._to_look_at.append(session)
 
     def _is_private(self, node: Node, children_released: int) -> bool:
         return (

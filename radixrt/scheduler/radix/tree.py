@@ -17,11 +17,13 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.requests import split_salt
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
 from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length, part_of
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
+from radixrt.scheduler.radix.shares import Shares
 
 _JOIN_RATIO = 2
 """Chains are joined unless the upper edge is longer than the lower one by more than this factor. So the depth of a chain
@@ -88,6 +90,7 @@ class RadixTree:
         self.policy: EvictionPolicy = policy or least_recently_used()
         self.observer: TreeObserver | None = None
         """Called for every page that enters or leaves the tree."""
+        self.shares = Shares()
         self._page_bytes = page_size * ID_BYTES
         self._roots: dict[str, Node] = {}
         self._salts: dict[Node, str] = {}  # of each root
@@ -152,7 +155,7 @@ class RadixTree:
         """Lock the empty prefix of a namespace."""
         root = self._roots.get(salt)
         if root is None:
-            root = self._roots[salt] = Node(None, b"", b"")
+            root = self._roots[salt] = Node(None, b"", b"", namespace=split_salt(salt)[0])
             self._salts[root] = salt
         self.lock(root)
         return root
@@ -199,6 +202,8 @@ class RadixTree:
             if above.lock_count == 0:
                 self.num_locked_pages += above.num_pages
             above.lock_count += 1
+            above.uses += 1
+            above.last_used = node.stamp
             above = above.parent
 
     def unlock(self, node: Node) -> None:
@@ -215,6 +220,8 @@ class RadixTree:
             above.lock_count -= 1
             if above.lock_count == 0:
                 self.num_locked_pages -= above.num_pages
+            if above.last_used < node.stamp:
+                above.last_used = node.stamp
             above = above.parent
 
     def _touch(self, node: Node) -> None:
@@ -253,16 +260,27 @@ class RadixTree:
         return end, found.num_pages
 
     def _grow_leaf(self, parent: Node, edge: bytes, page_ids: bytes) -> Node:
-        leaf = Node(parent, edge, page_ids)
+        leaf = Node(parent, edge, page_ids, namespace=parent.namespace)
         parent.hang(self._key(leaf), leaf)
+        self._count_below(parent, leaf.num_pages, 1)
         self.num_pages += leaf.num_pages
+        self.shares.count(leaf.namespace, leaf.num_pages)
         self.num_nodes += 1
         self.generation += 1
-        leaf.stamp = leaf.created = self._new_stamp()
+        leaf.stamp = leaf.created = leaf.last_used = self._new_stamp()
         if self.observer is not None:
             before = int(parent.pages[-1]) if parent.page_ids else None
             self.observer.stored(self._salts.get(parent), before, leaf.tokens, leaf.pages)
         return leaf
+
+    @staticmethod
+    def _count_below(node: Node, pages: int, nodes: int) -> None:
+        """Add to the sums of ``node`` and all above it."""
+        above: Node | None = node
+        while above is not None:
+            above.pages_below += pages
+            above.nodes_below += nodes
+            above = above.parent
 
     def holds_first_page(self, node: Node, tokens: TokenIds) -> bool:
         """Whether the first page of ``tokens`` hangs below ``node`` already."""
@@ -287,6 +305,9 @@ class RadixTree:
         parent.hang(self._key(upper), upper)
         node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)
         upper.hang(self._key(node), node)
+        upper.pages_below = node.num_pages + node.pages_below
+        upper.nodes_below = node.nodes_below
+        self._count_below(upper, 0, 1)
         self.num_nodes += 1
         return upper
 
@@ -326,6 +347,7 @@ class RadixTree:
         for link in chain[:-1]:
             link.retire()
         upper.hang(self._key(node), node)
+        self._count_below(upper, 0, 1 - len(chain))
         self.num_nodes -= len(chain) - 1
 
     # ------------------------------------------------------------ eviction
@@ -338,32 +360,59 @@ class RadixTree:
         node.hint = hint
         if node.is_evictable:
             self._touch(node)
-            self.policy.offer(node)
+            self._offer(node)
+
+    def limit_share(self, namespace: str, max_pages: int | None) -> None:
+        """Set the share of a namespace (:mod:`radixrt.scheduler.radix.shares`); None: no bound."""
+        share = self.shares.of(namespace)
+        if share.max_pages == max_pages:
+            return
+        begins, share.max_pages = share.max_pages is None, max_pages
+        self.shares.place(namespace)
+        if begins:
+            for node in self.nodes():
+                if node.namespace == namespace and node.is_evictable:
+                    self.shares.offer(node)
+
+    def _offer(self, leaf: Node) -> None:
+        self.policy.offer(leaf)
+        self.shares.offer(leaf)
 
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
-            self.policy.offer(node)
+            self._offer(node)
         elif node in self._salts and node.lock_count == 0 and not node.children:
             del self._roots[self._salts.pop(node)]
 
     def evict(self, count: int) -> Pages:
-        """Drop up to ``count`` unlocked pages, from the tails of the leaves in the policy's order.
+        """Drop up to ``count`` unlocked pages, from the tails of the leaves: first those above a share, then in the policy's order.
 
         Returns:
             Page ids that are free now.
         """
         freed: list[Packed] = []
         missing = count
-        while missing > 0 and (leaf := self.policy.pop()) is not None:
-            kept = max(0, leaf.num_pages - missing)
-            freed.append(leaf.page_ids[kept * ID_BYTES :])
-            missing -= leaf.num_pages - kept
-            if kept:
-                leaf.edge, leaf.page_ids = self._cut(leaf, 0, kept)
-                self.policy.offer(leaf)
-            else:
-                self._remove_leaf(leaf)
+        for leaf, most in self.shares.take(count):
+            self.policy.taken(leaf)
+            missing -= self._trim(leaf, most, freed)
+        while missing > 0 and (first := self.policy.pop()) is not None:
+            missing -= self._trim(first, missing, freed)
         return self._account_removed(freed)
+
+    def _trim(self, leaf: Node, most: int, freed: list[Packed]) -> int:
+        """Drop up to ``most`` pages from the tail of a leaf; returns their number."""
+        count = min(leaf.num_pages, most)
+        kept = leaf.num_pages - count
+        freed.append(leaf.page_ids[kept * ID_BYTES :])
+        self.shares.count(leaf.namespace, -count)
+        if kept:
+            assert leaf.parent is not None
+            self._count_below(leaf.parent, -count, 0)
+            leaf.edge, leaf.page_ids = self._cut(leaf, 0, kept)
+            self._offer(leaf)
+        else:
+            self._remove_leaf(leaf)
+        return count
 
     def prune(self, node: Node) -> Pages:
         """Drop ``node`` and the prefix above it, up to the first node that is in use.
@@ -375,6 +424,7 @@ class RadixTree:
         while node.is_evictable and node.parent is not None:
             leaf, node = node, node.parent
             freed.append(leaf.page_ids)
+            self.shares.count(leaf.namespace, -leaf.num_pages)
             self._remove_leaf(leaf)
         return self._account_removed(freed)
 
@@ -382,6 +432,7 @@ class RadixTree:
         parent = leaf.parent
         assert parent is not None
         parent.drop(self._key(leaf))
+        self._count_below(parent, -leaf.num_pages, -1)
         leaf.retire()
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # a request that used the leaf used its prefix
@@ -415,6 +466,10 @@ class RadixTree:
             node = pending.pop()
             yield node
             pending.extend(node.children.values())
+
+    def salt_of(self, root: Node) -> str:
+        """The cache salt of a root."""
+        return self._salts[root]
 
     def roots(self) -> dict[str, Node]:
         """The root of each namespace in use."""

@@ -2,13 +2,18 @@
 
 from bisect import bisect_left
 from collections import deque
+from typing import Any
 
-from radixrt.constrained import tool_calls
+from msgspec.structs import replace
+
+from radixrt.base.errors import RequestError
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import StructuralTag
 from radixrt.messages.answers import ToolCall
-from radixrt.messages.requests import GenerateRequest
-from radixrt.tokenizer.answer.reasoning import FORMATS, PROMPT_END_TOKENS, ReasoningParser
-from radixrt.tokenizer.answer.tool_calls import ToolCallParser
+from radixrt.messages.requests import ChatPrompt, GenerateRequest
+from radixrt.parsers.reasoning import FORMATS, PROMPT_END_TOKENS, ReasoningParser
+from radixrt.parsers.tool_calls.parser import ToolCallParser
+from radixrt.parsers.tool_calls.registry import FORMATS as TOOL_CALL_FORMATS
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 
@@ -49,28 +54,71 @@ class OutputParser:
         request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
     ) -> "OutputParser":
         calls = None
-        if request.parse_tool_calls:
-            held = request.constraint if isinstance(request.constraint, StructuralTag) else None
+        held = request.constraint if isinstance(request.constraint, StructuralTag) else None
+        is_free = request.constraint is None or (held is not None and held.free_text)
+        reasoning = FORMATS.get(request.parse_reasoning)
+        if request.parse_tool_calls or (reasoning is not None and is_free):
             calls = ToolCallParser(
-                tool_calls.FORMATS[request.parse_tool_calls],
+                TOOL_CALL_FORMATS.get(request.parse_tool_calls),
                 in_pieces=request.stream and held is not None,
                 calls_alone=held is not None and not held.free_text,
+                stray_marks=(reasoning.closing,) if reasoning is not None and is_free else (),
+                tools=_tool_schemas(request),
             )
-        if not request.parse_reasoning:
+        if reasoning is None:
             return OutputParser(None, calls, [])
-        marks = FORMATS[request.parse_reasoning]
         prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
         is_held = request.constraint is not None
-        closing_ids = vocabulary.encode(marks.closing, add_special_tokens=False) if is_held else []
-        return OutputParser(ReasoningParser(marks, prompt_end, held=is_held), calls, closing_ids)
+        closing_ids = (
+            vocabulary.encode(reasoning.closing, add_special_tokens=False) if is_held else []
+        )
+        return OutputParser(
+            ReasoningParser(reasoning, prompt_end, held=is_held), calls, closing_ids
+        )
+
+    @staticmethod
+    def bounded(
+        request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
+    ) -> SamplingParams:
+        """The sampling settings of a request, with the tokens around a reasoning that is to be bounded.
+
+        Raises:
+            RequestError: the bound is less than these tokens, or the reasoning is not parsed.
+        """
+        sampling = request.sampling
+        if sampling.max_reasoning_tokens is None:
+            return sampling
+        marks = FORMATS.get(request.parse_reasoning)
+        if marks is None:
+            raise RequestError(
+                "max_reasoning_tokens needs a chat whose reasoning is parsed (--reasoning-parser); leave it out.",
+                param="max_reasoning_tokens",
+            )
+        prompt_end = vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:])
+        parser = ReasoningParser(marks, prompt_end, held=request.constraint is not None)
+        if parser.has_none:
+            return replace(sampling, max_reasoning_tokens=None)
+        opening = marks.opening if parser.needs_opening else ""
+        opening_ids, closing_ids = (
+            tuple(vocabulary.encode(tag, add_special_tokens=False))
+            for tag in (opening, marks.closing)
+        )
+        least = len(opening_ids) + len(closing_ids)
+        if sampling.max_reasoning_tokens < least:
+            raise RequestError(
+                f"max_reasoning_tokens must be at least {least}: the tags around the reasoning count.",
+                param="max_reasoning_tokens",
+            )
+        return replace(
+            sampling, reasoning_opening_ids=opening_ids, reasoning_closing_ids=closing_ids
+        )
 
     @staticmethod
     def tag_ids(request: GenerateRequest, vocabulary: Vocabulary) -> set[int]:
         """The control tokens that stand for tags. They have to be in the text, so that it can be split."""
         tags: set[str] = set()
         if request.parse_tool_calls:
-            written = tool_calls.FORMATS[request.parse_tool_calls]
-            tags |= {written.opening, written.closing}
+            tags |= TOOL_CALL_FORMATS[request.parse_tool_calls].marks
         if request.parse_reasoning:
             marks = FORMATS[request.parse_reasoning]
             tags |= {marks.opening, marks.closing}
@@ -110,3 +158,10 @@ class OutputParser:
             last_content, last_calls = self._calls.flush()
             content, calls = content + last_content, calls + last_calls
         return reasoning, content, calls
+
+
+def _tool_schemas(request: GenerateRequest) -> dict[str, Any]:
+    """The schemas of the arguments of the tools that the prompt shows, by name."""
+    tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else None
+    functions = [tool["function"] for tool in tools or ()]
+    return {function["name"]: function.get("parameters") for function in functions}

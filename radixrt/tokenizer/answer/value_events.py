@@ -5,7 +5,7 @@ import re
 
 import msgspec
 
-from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag
+from radixrt.constrained.constraint import AnyJson, JsonSchema, Parameters, StructuralTag
 from radixrt.messages.answers import JsonType, ToolCall, ValueEvent
 from radixrt.messages.requests import GenerateRequest
 
@@ -154,7 +154,10 @@ class AnswerValues:
         self._content = ValueTracker() if self._is_on and is_json else None
         self._calls: dict[int, ValueTracker] = {}
         if isinstance(constraint, StructuralTag):
-            contents = [tag.content for tag in constraint.tags]
+            contents = [
+                tag.content.schema if isinstance(tag.content, Parameters) else tag.content
+                for tag in constraint.tags
+            ]
             self._validated = all(not isinstance(c, JsonSchema) or c.strict for c in contents)
 
     def push(self, text: str, calls: list[ToolCall], *, is_last: bool) -> list[ValueEvent]:

@@ -13,7 +13,7 @@ import msgspec
 from radixrt.constrained.checks.checked_answer import CheckedAnswer, DueCheck, Rewind
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
-from radixrt.constrained.grammar import SpanCheck
+from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
@@ -32,7 +32,7 @@ class CheckedSequence:
     def __init__(
         self,
         request: SequenceRequest,
-        checks: tuple[SpanCheck, ...],
+        checks: Checks,
         vocabulary: Vocabulary,
         token_texts: TokenTexts,
         *,
@@ -63,6 +63,8 @@ class CheckedSequence:
         self._checked = CheckedAnswer(
             checks, max_attempts=max_attempts, tokens_along=token_texts.along
         )
+        self._checks_tags = isinstance(checks, CheckedTags)
+        """Control tokens may be parts of tags."""
         self._detokenizer = self._new_detokenizer()
         self._begun = time.monotonic()
         self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
@@ -213,6 +215,7 @@ class CheckedSequence:
             seq_id=seq_id,
             token_ids=first.token_ids + pack_ids(self._tokens),
             num_output=kept,
+            has_begun=True,
             options=msgspec.structs.replace(options, sampling=sampling),
             grammar=msgspec.structs.replace(
                 self._grammar,
@@ -222,4 +225,6 @@ class CheckedSequence:
         )
 
     def _new_detokenizer(self) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self._vocabulary.backend, self._vocabulary.special_ids)
+        special_ids = self._vocabulary.special_ids
+        skips_names = not self._checks_tags
+        return IncrementalDetokenizer(self._vocabulary.backend, special_ids, skips_names)

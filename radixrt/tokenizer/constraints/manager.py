@@ -11,9 +11,11 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.checks.token_texts import TokenTexts
+from radixrt.constrained.compiler.advise import refused
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import CompileOptions
@@ -25,7 +27,7 @@ from radixrt.messages.ids import PackedIds, pack_ids
 from radixrt.messages.requests import GenerateRequest
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.stats import StructuredStats
-from radixrt.tokenizer.answer.reasoning import FORMATS
+from radixrt.parsers.reasoning import FORMATS
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -77,17 +79,37 @@ class ConstraintManager:
         """Raises:
         RequestError: the constraint can't be enforced, or takes too long.
         """
-        if not self._has_end:
-            raise RequestError(
-                "Structured output needs a model with an end-of-sequence token: set eos_token_id in the checkpoint's "
-                "generation_config.json.",
-            )
+        self._check_end()
         self.counters.requests += 1
         try:
             return await self._pool.compile(constraint)
         except RequestError:
             self.counters.refused += 1
             raise
+
+    async def compile_ahead(self, constraint: Constraint) -> Advice:
+        """Compile a constraint for later requests, and say what can be said of it.
+
+        Raises:
+            RequestError: structured output is not available.
+        """
+        self._check_end()
+        try:
+            advice = await self._pool.advise(constraint)
+            if advice.ok:
+                await self.compile(constraint)
+            return advice
+        except RequestError as error:
+            if error.code != "grammar":
+                raise
+            return refused(error)
+
+    def _check_end(self) -> None:
+        if not self._has_end:
+            raise RequestError(
+                "Structured output needs a model with an end-of-sequence token: set eos_token_id in the checkpoint's "
+                "generation_config.json.",
+            )
 
     async def validate(self, due: DueCheck) -> list[SpanError]:
         """Raises:

@@ -26,6 +26,7 @@ from radixrt.tokenizer.prompt.breakpoints import (
     num_tokens_within,
     substitute,
 )
+from radixrt.tokenizer.prompt.call_ids import demands_nine_characters, with_nine_characters
 from radixrt.tokenizer.prompt.kept_turns import History, KeptTurn, KeptTurns, OpenTurn
 from radixrt.tokenizer.prompt.literals import Literals
 from radixrt.tokenizer.prompt.segments import CheckLength, Segment, any_length, joined
@@ -54,8 +55,9 @@ class ChatTemplate:
         ) - {"kwargs"}
         strings = [token.content for token in vocabulary.special_tokens.values()]
         self._special = Literals(strings) if strings else None
+        self._wants_short_ids = demands_nine_characters(vocabulary.hf.chat_template)
         self._nonce = secrets.token_hex(8)
-        self._turns = KeptTurns()
+        self.turns = KeptTurns()
 
     def render(self, prompt: ChatPrompt, salt: str = "") -> RenderedChat:
         """Run the template.
@@ -67,7 +69,10 @@ class ChatTemplate:
             RequestError: the model has no template, or the template refuses the conversation.
         """
         literals: list[str] = []
-        messages = self._hide_special_tokens(prompt.messages, literals)
+        given = prompt.messages
+        if self._wants_short_ids:
+            given = with_nine_characters(given)
+        messages = self._hide_special_tokens(given, literals)
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
         history = History(prompt, salt) if prompt.replay_reasoning and not literals else None
@@ -91,7 +96,7 @@ class ChatTemplate:
             ends = sorted({*kept_ends, *(end for end in ends if end > turn.end)})
         opened = None
         if history is not None and not prompt.continue_final_message:
-            opened = OpenTurn(self._turns, history, text, turn)
+            opened = OpenTurn(self.turns, history, text, turn)
         return RenderedChat(text, literals, agreed, ends, opened)
 
     def encode(
@@ -137,7 +142,7 @@ class ChatTemplate:
         Args:
             history: None: no turn is repeated.
         """
-        found = self._turns.last(history, len(messages)) if history is not None else None
+        found = self.turns.last(history, len(messages)) if history is not None else None
         if found is not None:
             index, turn = found
             mark = self._placeholder("answer", index)

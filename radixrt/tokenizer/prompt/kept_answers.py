@@ -13,8 +13,7 @@ import numpy as np
 from radixrt.messages.ids import TokenIds
 from radixrt.tokenizer.prompt.token_memory import TokenMemory
 
-CAPACITY = 1 << 22
-"""Token ids kept, of four bytes each."""
+CAPACITY_BYTES = 16 << 20
 
 
 class KeptAnswer(NamedTuple):
@@ -31,7 +30,7 @@ class KeptAnswers:
     """
 
     def __init__(self) -> None:
-        self._memory: TokenMemory[KeptAnswer] = TokenMemory(CAPACITY)
+        self.memory: TokenMemory[KeptAnswer] = TokenMemory(CAPACITY_BYTES)
 
     def keep(self, prompt: str, answer: str, ids: list[int], salt: str) -> None:
         """Keep the tokens of an answer to a prompt (as text)."""
@@ -39,7 +38,7 @@ class KeptAnswers:
         digest.update(_bytes(answer))
         start, end = len(prompt), len(prompt) + len(answer)
         kept = KeptAnswer(start, end, np.array(ids, dtype=np.int32))
-        self._memory.keep(digest.digest(), kept, len(ids))
+        self.memory.keep(digest.digest(), kept, kept.ids.nbytes)
 
     def find(self, text: str, ends: Iterable[int], salt: str) -> list[KeptAnswer]:
         """The answers in a text, in order; none overlaps the one before it.
@@ -48,7 +47,7 @@ class KeptAnswers:
             ends: where in the text answers may end, ascending.
             salt: the cache salt; answers are found only by requests with the same one.
         """
-        if not len(self._memory):
+        if not len(self.memory):
             return []
         digest = text_digest(salt)
         position = 0
@@ -56,7 +55,7 @@ class KeptAnswers:
         for end in ends:
             digest.update(_bytes(text[position:end]))
             position = end
-            kept = self._memory.find(digest.digest())
+            kept = self.memory.find(digest.digest())
             if kept is not None and (not found or kept.start >= found[-1].end):
                 found.append(kept)
         return found

@@ -5,6 +5,7 @@ earlier prompt and answer, and their KV cannot be used. A kept turn replaces wha
 """
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +17,7 @@ from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt.kept_answers import text_digest
 from radixrt.tokenizer.prompt.token_memory import TokenMemory
 
-CAPACITY = 1 << 24
-"""Characters kept."""
+CAPACITY_BYTES = 64 << 20
 
 Messages = list[dict[str, Any]]
 
@@ -52,23 +52,24 @@ class KeptTurns:
     """
 
     def __init__(self) -> None:
-        self._memory: TokenMemory[KeptTurn] = TokenMemory(CAPACITY)
+        self.memory: TokenMemory[KeptTurn] = TokenMemory(CAPACITY_BYTES)
 
     def keep(self, turn: KeptTurn) -> None:
-        self._memory.keep(turn.key, turn, len(turn.text))
+        size = sys.getsizeof(turn.text) + sys.getsizeof(turn.reasoning)
+        self.memory.keep(turn.key, turn, size)
 
     def last(self, history: "History", num_messages: int) -> tuple[int, KeptTurn] | None:
         """The last answer of the model among the first messages, with its index.
 
         Answers with other reasoning than the request has are another's.
         """
-        if not len(self._memory):
+        if not len(self.memory):
             return None
         for index, key, reasoning in reversed(history.answers):
-            turn = self._memory.find(key) if index < num_messages else None
+            turn = self.memory.find(key) if index < num_messages else None
             if turn is not None and reasoning in ("", turn.reasoning):
                 for earlier in turn.chain()[::-1]:  # so that no turn outlives those before it
-                    self._memory.find(earlier.key)
+                    self.memory.find(earlier.key)
                 return index, turn
         return None
 

@@ -12,6 +12,10 @@ from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.vocabulary import Vocabulary
 
+KEPT_BYTES_PER_TOKEN = 64
+"""Most memory of each kind of kept parts (turns, answers, encoded messages), for each token of the KV pool. That is 16 times
+the pool in token ids: of older parts the KV is gone, and most of what they could save with it."""
+
 
 class EncodedPrompt(NamedTuple):
     text: str | None
@@ -27,6 +31,12 @@ class PromptEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._template = ChatTemplate(vocabulary)
+
+    def limit_memory(self, pool_tokens: int) -> None:
+        """Bound the kept parts of prompts by the size of the KV pool. Call it before the first prompt."""
+        segments = self._vocabulary.segments
+        for memory in (segments.memory, segments.answers.memory, self._template.turns.memory):
+            memory.limit(KEPT_BYTES_PER_TOKEN * pool_tokens)
 
     def encode(
         self, prompt: Prompt, limits: Limits, salt: str = ""

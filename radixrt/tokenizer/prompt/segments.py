@@ -21,8 +21,7 @@ from radixrt.tokenizer.prompt.token_memory import TokenMemory
 SHORTEST_KEPT = 256
 """Characters; shorter segments are encoded about as quickly as they are found."""
 
-CAPACITY = 1 << 24
-"""Token ids kept, of four bytes each."""
+CAPACITY_BYTES = 64 << 20
 
 _PROBES = ("Hello world", " two  spaces ", "\n\nline\n", "ä€😀", "1234 {}", "▁x", "")
 
@@ -57,7 +56,7 @@ class SegmentEncoder:
     def __init__(self, tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> None:
         self.answers = KeptAnswers()
         self._tokenizer = tokenizer
-        self._memory: TokenMemory[TokenIds] = TokenMemory(CAPACITY)
+        self.memory: TokenMemory[TokenIds] = TokenMemory(CAPACITY_BYTES)
         self._begin = _beginnings(tokenizer, special_tokens)
         self._joins_anywhere = _joins_anywhere(tokenizer)
 
@@ -91,7 +90,7 @@ class SegmentEncoder:
             for start, piece in zip(bounds, pieces, strict=False)
         ]
         known = [
-            kept.get(start) if key is None else self._memory.find(key)
+            kept.get(start) if key is None else self.memory.find(key)
             for start, key in zip(bounds, keys, strict=False)
         ]
         unknown = [piece for piece, ids in zip(pieces, known, strict=True) if ids is None]
@@ -100,7 +99,7 @@ class SegmentEncoder:
         for start, piece, key, ids_known in zip(bounds, pieces, keys, known, strict=False):
             ids = next(new) if ids_known is None else ids_known
             if ids_known is None and key is not None:
-                self._memory.keep(key, ids, len(ids))
+                self.memory.keep(key, ids, ids.nbytes)
             segments.append(Segment(start, piece, ids, start in kept))
         return segments
 

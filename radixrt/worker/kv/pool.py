@@ -1,12 +1,11 @@
 """Allocates the tensors of the KV cache, and computes how many pages fit into memory."""
 
-from pathlib import Path
-
 import torch
 
 from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
+from radixrt.base.host_memory import available_memory
 from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
@@ -103,19 +102,4 @@ def _available_bytes(device: torch.device, mem_fraction: float) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(total * mem_fraction) - (total - free)
-    return int(min(CPU_POOL_LIMIT, CPU_POOL_SHARE * _available_host_bytes()) * mem_fraction)
-
-
-def _available_host_bytes() -> int:
-    """Memory that could be had without swapping: MemAvailable and the cgroup's limit, whichever is less."""
-    available = 4 * GIB  # where the system does not tell
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(
-            line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line
-        )
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
-    return available
+    return int(min(CPU_POOL_LIMIT, CPU_POOL_SHARE * available_memory()) * mem_fraction)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import GrammarExhausted
@@ -27,6 +26,8 @@ _MOST_THREADS = 64
 """Each row that is slow has one of its own."""
 _STUCK_S = 0.0005
 """After this time without an end, one more thread takes the rows that no thread has begun."""
+_IDLE_S = 10.0
+"""A thread without a row for this time ends."""
 
 
 class MaskJob:
@@ -60,19 +61,24 @@ class MaskFiller:
     """Threads that fill rows. One thread gives the jobs and waits for them: the worker's."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_MOST_THREADS, "fill-mask")
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[MaskJob] = deque()
-        self._changed = threading.Condition()
+        self.num_threads = 0
+        self._idle: list[threading.Lock] = []
+        """One for each thread without a row, which waits for its release; the last to have become idle comes last."""
+        self._waking = 0
+        """Threads that were released or started, and have not looked for a row since."""
         self._to_come = 0
         """Jobs that must be done before the waiting thread is woken."""
 
     def begin(self, jobs: Sequence[MaskJob]) -> None:
         """Begin to fill these rows; those expected to be slow come last, with a thread for each."""
         quick = [job for job in jobs if not job.expected_slow]
-        self._queue.extend(quick)
-        self._queue.extend(job for job in jobs if job.expected_slow)
-        for _ in range(min(len(quick), _THREADS) + len(jobs) - len(quick)):
-            self._pool.submit(self._drain)
+        with self._lock:
+            self._queue.extend(quick)
+            self._queue.extend(job for job in jobs if job.expected_slow)
+            self._engage(min(len(quick), _THREADS) + len(jobs) - len(quick))
 
     def wait(
         self, jobs: Sequence[MaskJob], seconds: float | None = None, *, count: int = 0
@@ -95,17 +101,48 @@ class MaskFiller:
                 woken = self._changed.wait(min(left, _STUCK_S) if self._queue else left)
                 self._to_come = (count or len(jobs)) - sum(job.is_done for job in jobs)
                 if not woken and self._queue:
-                    self._pool.submit(self._drain)
+                    self._engage(1)
 
-    def _drain(self) -> None:
-        while True:
-            try:
-                job = self._queue.popleft()
-            except IndexError:
+    def _engage(self, count: int) -> None:
+        """Let this number of threads look for rows that did not do so already: idle ones, else new ones."""
+        for _ in range(count - self._waking):
+            if self._idle:
+                self._idle.pop().release()
+            elif self.num_threads < _MOST_THREADS:
+                self.num_threads += 1
+                threading.Thread(target=self._fill, name="fill-mask", daemon=True).start()
+            else:
                 return
+            self._waking += 1
+
+    def _fill(self) -> None:
+        """The body of a thread."""
+        idle, job = threading.Lock(), None
+        idle.acquire()
+        while (job := self._next(job, idle)) is not None:
             job.run()
-            with self._changed:
-                job.is_done = True
+
+    def _next(self, done: MaskJob | None, idle: threading.Lock) -> MaskJob | None:
+        """The next row after one that is done; None if there was none for a while. The thread is idle as soon as its row counts
+        as done, so that the next step does not start another."""
+        with self._lock:
+            if done is None:
+                self._waking -= 1
+            else:
+                done.is_done = True
                 self._to_come -= 1
                 if self._to_come <= 0:
                     self._changed.notify()
+            while not self._queue:
+                self._idle.append(idle)
+                self._lock.release()
+                in_time = idle.acquire(timeout=_IDLE_S)
+                self._lock.acquire()
+                if idle in self._idle:
+                    self._idle.remove(idle)
+                    self.num_threads -= 1
+                    return None
+                if not in_time:  # it was released meanwhile
+                    idle.acquire()
+                self._waking -= 1
+            return self._queue.popleft()

@@ -3,7 +3,7 @@
 A grammar is loaded once (:mod:`radixrt.worker.sampling.grammar_loader`) and its matcher forked for every sequence
 that uses it. The bitmask is filled by threads beside the forward pass; the sampler applies it. A row whose mask is not
 ready in time is not sampled in this step. Then the matchers take the sampled tokens. They can also list the tokens that
-must follow (jump-forward). Lists of allowed tokens and forbidden token sequences restrict the same bitmask.
+must follow (jump-forward). Lists of allowed tokens, forbidden token sequences and the bound of the reasoning restrict the same bitmask.
 """
 
 import logging
@@ -22,6 +22,7 @@ from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow_only, forbid
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.sampling.mask_filling import SLOW_S, MaskFiller, MaskJob
+from radixrt.worker.sampling.reasoning_budget import ReasoningBudget
 from radixrt.worker.sampling.restrictions import TokenRestriction
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class SlotMatchers:
         self._by_slot: dict[int, _SlotMatcher] = {}
         self._restrictions: dict[int, TokenRestriction] = {}
         """Of the slots whose requests have ``allowed_token_ids`` or ``bad_words``."""
+        self._budgets: dict[int, ReasoningBudget] = {}
+        """Of the slots whose reasoning has not ended and is bounded."""
 
     def admit(self, slot: int, use: GrammarUse, output: TokenIds, *, may_jump: bool) -> None:
         """Hold the sequence of a slot to a grammar.
@@ -117,12 +120,14 @@ class SlotMatchers:
         self._take(entry, output[use.excluded_from :].tolist())
 
     def restrict(self, slot: int, sampling: SamplingParams, output: TokenIds) -> None:
-        """Hold the sequence of a slot to its ``allowed_token_ids`` and ``bad_words_token_ids``, if it has any. If it has a
-        grammar, it was admitted before.
+        """Hold the sequence of a slot to its ``allowed_token_ids``, ``bad_words_token_ids`` and ``max_reasoning_tokens``, if it
+        has any. If it has a grammar, it was admitted before.
 
         Args:
             output: the tokens generated before a retraction.
         """
+        if sampling.max_reasoning_tokens is not None:
+            self._budgets[slot] = ReasoningBudget(sampling, output)
         if not sampling.restricts_tokens:
             return
         ends = self._eos_token_ids if slot in self._by_slot else []
@@ -131,11 +136,12 @@ class SlotMatchers:
     def release(self, slot: int) -> None:
         self._by_slot.pop(slot, None)
         self._restrictions.pop(slot, None)
+        self._budgets.pop(slot, None)
 
     @property
     def holds_any(self) -> bool:
-        """Some sequence is held to a grammar or to a list of tokens."""
-        return bool(self._by_slot or self._restrictions)
+        """Some sequence is held to a grammar, to a list of tokens, or to a bound of its reasoning."""
+        return bool(self._by_slot or self._restrictions or self._budgets)
 
     # ------------------------------------------------------------ a step
 
@@ -179,12 +185,17 @@ class SlotMatchers:
         """The allowed tokens of the rows ``slots`` [rows], which are ready; None if no row is constrained."""
         if not self.holds_any:
             return None
-        held = self._by_slot.keys() | self._restrictions.keys()
+        budgets = self._budgets.items()
+        closing = {slot: one.next_token for slot, one in budgets if one.next_token is not None}
+        held = self._by_slot.keys() | self._restrictions.keys() | closing.keys()
         rows = [row for row, slot in enumerate(slots.tolist()) if slot in held]
         if not rows:
             return None
         bits = np.full((len(rows), self._num_words), ALL_TOKENS, dtype=np.int32)
         for row, slot in zip(bits, slots[rows].tolist(), strict=True):
+            if slot in closing:  # a grammar has not begun
+                allow_only(row, closing[slot])
+                continue
             if (entry := self._by_slot.get(slot)) is not None:
                 self._apply_grammar(entry, row)
             if (restriction := self._restrictions.get(slot)) is not None:
@@ -224,6 +235,10 @@ class SlotMatchers:
             entry, restriction = self._by_slot.get(slot), self._restrictions.get(slot)
             if restriction is not None and token >= 0:
                 restriction.advance([token])
+            if (budget := self._budgets.get(slot)) is not None and token >= 0:
+                budget.advance([token])
+                if budget.is_over:
+                    del self._budgets[slot]
             if entry is None or token < 0:
                 continue
             self._take(entry, [token])

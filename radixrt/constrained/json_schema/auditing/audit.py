@@ -19,6 +19,7 @@ from radixrt.constrained.json_schema.auditing.prepare import prepared
 from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop, without
 from radixrt.constrained.json_schema.keywords import ORIGIN
 from radixrt.constrained.json_schema.normal.normalize import normalize
+from radixrt.constrained.json_schema.position import note
 from radixrt.constrained.json_schema.walk import (
     PLACE,
     Place,
@@ -28,7 +29,6 @@ from radixrt.constrained.json_schema.walk import (
     pointer_of,
     without_origins,
 )
-from radixrt.constrained.position import note
 
 BACKENDS: tuple[JsonBackend, ...] = ("llguidance", "xgrammar")
 _MOST_ROUNDS = 30
@@ -45,6 +45,8 @@ class JsonPlan:
     grammar: Any
     """Of this schema; made by the trial."""
     checks: tuple[SpanCheck, ...]
+    checked: tuple[Unenforced, ...]
+    """The keywords that the checks enforce."""
     unenforced: tuple[Unenforced, ...]
     """Only where ``strict`` was false."""
     validator: Any
@@ -114,10 +116,11 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
     try:
         if attempt.faults and not allow_checks:
             raise attempt.refusal(
-                "only a validator could hold an answer to it, and inside of tools and tags nothing is validated; change the "
-                "schema, or set strict to false"
+                "only a validator could hold an answer to it, and the values of this schema can't be found in the answer for sure; "
+                "change the schema, or set strict to false"
             )
-        return attempt.plan(place_checks(attempt.original, attempt.normalised, attempt.faults))
+        checks = place_checks(attempt.original, attempt.normalised, attempt.faults)
+        return attempt.plan(checks, checked=attempt.unenforced())
     except CannotEnforce:
         if strict:
             raise
@@ -146,13 +149,17 @@ class _Attempt:
         return not self.faults and self._compile_error() is None
 
     def plan(
-        self, checks: tuple[SpanCheck, ...] = (), unenforced: tuple[Unenforced, ...] = ()
+        self,
+        checks: tuple[SpanCheck, ...] = (),
+        *,
+        checked: tuple[Unenforced, ...] = (),
+        unenforced: tuple[Unenforced, ...] = (),
     ) -> JsonPlan:
         try:
             validator = self_contained(self.normalised)
         except CannotEnforce:
             validator = True  # which says nothing, where there are parts that no validator can read
-        return JsonPlan(self.backend, *self._made, checks, unenforced, validator)
+        return JsonPlan(self.backend, *self._made, checks, checked, unenforced, validator)
 
     def _compile_error(self) -> str | None:
         note("compile")

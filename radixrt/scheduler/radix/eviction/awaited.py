@@ -7,6 +7,7 @@ needed last.
 """
 
 import heapq
+from collections.abc import Iterable
 from itertools import count, islice
 
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
@@ -67,6 +68,9 @@ class Awaited(EvictionPolicy):
             if node.is_evictable:
                 self._base.offer(node)
 
+    def awaited(self) -> Iterable[tuple[Node, int]]:
+        return ((node, len(waiting)) for node, waiting in self._waiting_for.items())
+
     def take_shortened(self, limit: int) -> list[int]:
         taken = [*islice(self._shortened, limit)]
         for seq_id in taken:
@@ -89,6 +93,11 @@ class Awaited(EvictionPolicy):
         self._follow()
         self._aside.discard(leaf)
         self._base.offer(leaf)
+
+    def taken(self, leaf: Node) -> None:
+        self._follow()
+        self._aside.discard(leaf)
+        self._give(leaf)
 
     def pop(self) -> Node | None:
         self._follow()

@@ -32,7 +32,7 @@ class LeafHeap:
         """The leaf with the smallest key, which stays in the heap; None if there is none."""
         while self._heap:
             _, stamp, leaf = self._heap[0]
-            if leaf.is_evictable and leaf.stamp == stamp:
+            if self._is_live(leaf, stamp):
                 return leaf
             heapq.heappop(self._heap)
         return None
@@ -47,8 +47,12 @@ class LeafHeap:
             heapq.heappop(self._heap)
         return leaf
 
+    @staticmethod
+    def _is_live(leaf: Node, stamp: int) -> bool:
+        return leaf.is_evictable and leaf.stamp == stamp
+
     def _rebuild(self) -> None:
-        live = {id(e[2]): e for e in self._heap if e[2].is_evictable and e[1] == e[2].stamp}
+        live = {id(e[2]): e for e in self._heap if self._is_live(e[2], e[1])}
         self._heap = list(live.values())
         heapq.heapify(self._heap)
         self._rebuild_above = max(SMALLEST_REBUILD, 2 * len(self._heap))

@@ -6,6 +6,7 @@ such as the waiting queue.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Protocol
 
 from radixrt.scheduler.radix.node import Node
@@ -27,6 +28,10 @@ class EvictionPolicy(Protocol):
     def pop(self) -> Node | None:
         """Take the leaf to evict first; None if every leaf is locked."""
 
+    def taken(self, leaf: Node) -> None:
+        """``leaf`` is evicted now for another reason than its place in the order."""
+        return
+
     # ------------------------------------------------------------ events of the waiting queue
 
     def expect(self, seq_id: int, arrived: float, node: Node) -> None:
@@ -40,6 +45,10 @@ class EvictionPolicy(Protocol):
     def forget(self, seq_id: int) -> None:
         """A sequence waits no longer. Unknown ids are ignored."""
         return
+
+    def awaited(self) -> Iterable[tuple[Node, int]]:
+        """Nodes in whose edges the cached prefixes of waiting sequences end, with the number of these sequences."""
+        return ()
 
     def take_shortened(self, limit: int) -> list[int]:
         """Return up to ``limit`` waiting sequences whose cached prefix was shortened by eviction. Each is returned once."""

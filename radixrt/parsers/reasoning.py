@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from radixrt.tokenizer.answer.tool_calls import length_of_begun
+from radixrt.parsers.marks import ModelMarks
+from radixrt.parsers.scanner import length_of_begun
 
 PROMPT_END_TOKENS = 32
 """More than a template writes after an opening or a closing tag."""
@@ -16,11 +17,28 @@ class ReasoningFormat:
     closing: str
     begins_inside: bool
     """The answer begins with the reasoning, with or without the opening tag."""
+    families: tuple[str, ...] = ()
+    """Marks in the chat template of models that write so; without: of all other models whose template has one of the tags."""
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        """Whether the chat template is of a model that writes so."""
+        if not (marks.in_template(self.opening) or marks.in_template(self.closing)):
+            return False
+        if self.families:
+            return any(map(marks.in_template, self.families))
+        return not any(
+            other.closing == self.closing and other.recognises(marks)
+            for other in FORMATS.values()
+            if other.families
+        )
 
 
 FORMATS: dict[str, ReasoningFormat] = {
-    "deepseek-r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "deepseek-r1": ReasoningFormat(
+        "<think>", "</think>", begins_inside=True, families=("<\uff5cAssistant\uff5c>",)
+    ),
     "qwen3": ReasoningFormat("<think>", "</think>", begins_inside=False),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", begins_inside=False),
 }
 """By the name that ``--reasoning-parser`` gives them."""
 
@@ -61,6 +79,16 @@ class ReasoningParser:
             self._inside = False
         self._trims_reasoning = True
         self._trims_content = False
+
+    @property
+    def has_none(self) -> bool:
+        """The prompt has closed the reasoning; before any text."""
+        return not self._may_open and not self._inside
+
+    @property
+    def needs_opening(self) -> bool:
+        """There is reasoning only if the answer opens it; before any text."""
+        return self._may_open and not self._inside and not self._held
 
     def push(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain."""

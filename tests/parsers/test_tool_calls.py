@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.constrained.tool_calls import FORMATS
 from radixrt.messages.answers import ToolCall
-from radixrt.tokenizer.answer.tool_calls import ToolCallParser
+from radixrt.parsers.tool_calls.json_calls import JsonCalls
+from radixrt.parsers.tool_calls.parser import ToolCallParser
+from radixrt.parsers.tool_calls.registry import FORMATS
 
+HERMES = FORMATS["hermes"]
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Málaga"}}\n</tool_call>'
 TIME = '<tool_call>{"name": "time"}</tool_call>'
 
 
 def parse(pieces: list[str]) -> tuple[str, list[ToolCall]]:
-    parser = ToolCallParser()
+    parser = ToolCallParser(HERMES)
     parts = [*(parser.push(piece) for piece in pieces), parser.flush()]
     return "".join(c for c, _ in parts), [call for _, calls in parts for call in calls]
 
@@ -58,12 +60,15 @@ TRICKY = {
     "text": '</tool_call> <tool_call> {"name": "no"} \\ " }',
     "deep": {"list": [1, {"a": "]"}]},
 }
+JSON_FORMATS = [name for name, syntax in FORMATS.items() if isinstance(syntax, JsonCalls)]
 NAMES = ["weather", 'we"ird', "Málaga"]
 
 
 def written(name: str, arguments: object, form: str) -> str:
     """A call as the constraint lets it be written."""
-    return FORMATS[form].begin(name) + json.dumps(arguments) + FORMATS[form].end
+    syntax = FORMATS[form]
+    assert isinstance(syntax, JsonCalls)
+    return syntax.begin(name) + json.dumps(arguments) + syntax.end
 
 
 def join(pieces: list[ToolCall]) -> list[ToolCall]:
@@ -77,14 +82,15 @@ def join(pieces: list[ToolCall]) -> list[ToolCall]:
     return list(calls.values())
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", JSON_FORMATS)
 @pytest.mark.parametrize("in_pieces", [False, True])
 @given(cuts=st.lists(st.integers(0, 600)), free=st.booleans())
 def test_what_a_constraint_lets_through_is_read_as_it_was_meant(
     form: str, in_pieces: bool, cuts: list[int], free: bool
 ) -> None:
     separator = FORMATS[form].separator
-    calls = separator.join(written(name, TRICKY, form) for name in NAMES)
+    opening, closing = FORMATS[form].lists[0] if FORMATS[form].lists else ("", "")
+    calls = opening + separator.join(written(name, TRICKY, form) for name in NAMES) + closing
     text = f"I will call. {calls}" if free else calls
     borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     parser = ToolCallParser(FORMATS[form], in_pieces=in_pieces, calls_alone=not free)
@@ -96,7 +102,7 @@ def test_what_a_constraint_lets_through_is_read_as_it_was_meant(
 
 
 def test_pieces_come_as_soon_as_they_are_certain() -> None:
-    parser = ToolCallParser(in_pieces=True)
+    parser = ToolCallParser(HERMES, in_pieces=True)
     _, none = parser.push('<tool_call>\n{"name": "f", "arg')
     _, first = parser.push('uments": {"a"')
     _, more = parser.push(": [1, ")
@@ -108,14 +114,14 @@ def test_pieces_come_as_soon_as_they_are_certain() -> None:
 
 def test_an_answer_of_json_that_mentions_a_call_makes_none() -> None:
     text = json.dumps({"a": written("f", {}, "hermes")})
-    parser = ToolCallParser(calls_alone=True)
+    parser = ToolCallParser(HERMES, calls_alone=True)
     parts = [*(parser.push(character) for character in text), parser.flush()]
     assert "".join(content for content, _ in parts) == text
     assert not any(calls for _, calls in parts)
 
 
 def test_a_call_cut_off_gives_out_what_it_has() -> None:
-    parser = ToolCallParser(in_pieces=True)
+    parser = ToolCallParser(HERMES, in_pieces=True)
     _, calls = parser.push('<tool_call>\n{"name": "f", "arguments": {"a')
     assert calls == [ToolCall(0, "f", '{"a')]
     assert parser.flush() == ("", [])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.tokenizer.answer.reasoning import FORMATS, ReasoningParser
+from radixrt.parsers.reasoning import FORMATS, ReasoningParser
 
 QWEN, DEEPSEEK = FORMATS["qwen3"], FORMATS["deepseek-r1"]
 ANSWER = "<think>\nTwo < three.\n\nSo </thin no.\n</think>\n\nYes. </think> too"

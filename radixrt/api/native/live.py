@@ -1,0 +1,106 @@
+"""``/v1/live``: a stream of readings of the server, for the web page and ``radixrt top``."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from radixrt.api.http.events import EventStream, event, json_response, while_connected
+from radixrt.api.http.keys import Caller, caller_of
+from radixrt.api.native.cache import MOST_TREE_CHILDREN, MOST_TREE_LEVELS, tree_for
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError
+from radixrt.kv.cache_stats import CacheStats
+
+MOST_STREAMS = 16
+"""At a time. A reading of a large tree takes some milliseconds of the scheduler."""
+
+MOST_STREAM_S = 600
+"""Then a stream ends, so that a key that has been removed sees no more; clients connect again."""
+
+LOOK_S = 0.5
+"""Between two looks whether the server shuts down."""
+
+
+class _Streams:
+    """Bounds the streams at a time."""
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Raises:
+        RequestError: there are enough.
+        """
+        if self._open >= MOST_STREAMS:
+            raise RequestError(
+                f"{MOST_STREAMS} clients watch this server already; close a page, or retry.",
+                status=503,
+                retry_after_s=10,
+            )
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
+def live_routes(state: ServerState) -> APIRouter:
+    router = APIRouter()
+    streams = _Streams()
+
+    @router.get("/v1/live")
+    async def live(
+        request: Request,
+        stream: bool = False,
+        interval: float = Query(1.0, ge=1.0, le=60.0),
+        depth: int = Query(MOST_TREE_LEVELS, ge=1, le=MOST_TREE_LEVELS),
+        children: int = Query(MOST_TREE_CHILDREN, ge=1, le=MOST_TREE_CHILDREN),
+        nodes: int = Query(600, ge=1, le=2000),
+        below: int | None = None,
+    ) -> Response:
+        caller = caller_of(request)
+        view = {"depth": depth, "children": children, "most": nodes, "below": below}
+        if not stream:
+            return json_response(await while_connected(request, _reading(state, caller, view)))
+        return EventStream(_readings(state, caller, view, interval, streams))
+
+    return router
+
+
+async def _readings(
+    state: ServerState, caller: Caller, view: dict[str, Any], interval_s: float, streams: _Streams
+) -> AsyncGenerator[bytes, None]:
+    begin = time.monotonic()
+    with streams.one_more():
+        while not state.is_draining and time.monotonic() < begin + MOST_STREAM_S:
+            next_at = time.monotonic() + interval_s
+            yield event(await _reading(state, caller, view))
+            while not state.is_draining and (left_s := next_at - time.monotonic()) > 0:
+                await asyncio.sleep(min(left_s, LOOK_S))
+
+
+async def _reading(state: ServerState, caller: Caller, view: dict[str, Any]) -> dict[str, Any]:
+    """A :class:`radixrt.kv.reading.Reading` as builtins."""
+    reading: dict[str, Any] = {
+        "time_s": time.monotonic(),
+        "model": state.config.model_name,
+        "device": state.info.device,
+        "kv_bytes_per_token": state.info.kv_bytes_per_token,
+        "is_admin": caller.is_admin,
+    }
+    if caller.sees_engine(state.keys.are_declared):
+        stats = await state.client.stats()
+        reading["engine"] = {
+            "stats": msgspec.to_builtins(stats),
+            "requests": msgspec.to_builtins(state.metrics.requests),
+            "cache": msgspec.to_builtins(CacheStats.of(stats, state.info.page_size)),
+        }
+    if caller.tenant.name:
+        reading["own"] = msgspec.to_builtins(await state.client.tenant_stats(caller.tenant))
+    return reading | {"tree": await tree_for(caller, state, **view)}

@@ -1,0 +1,158 @@
+"""Reads prompts and arrival times from files: ShareGPT, JSON lines of prompts or chat requests, recorded traces."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from radixrt.base.errors import ConfigError
+from radixrt.bench.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from radixrt.bench.workloads import Conversation, Prompt, TextPrompts, TokenPrompts, Turn
+
+CHARACTERS_PER_TOKEN = 4
+"""Of recorded answers, to choose the length of new ones without their tokenizer."""
+
+
+def read_dataset(
+    path: Path, *, limit: int, turns: int, output_len: int, speed: float, vocab_size: int | None
+) -> list[Conversation]:
+    """The conversations of a file, in order of arrival.
+
+    ========================================  =====================================================================
+    content                                   conversation
+    ========================================  =====================================================================
+    ShareGPT: an array of ``conversations``   its questions in turn; answers as long as the recorded ones
+    lines with ``prompt``                     one question; ``output_len`` or ``max_tokens`` is the length
+    lines with ``messages`` or ``body``       a chat request with its history as recorded (also OpenAI's batch files)
+    lines with ``timestamp``, ``hash_ids``    a trace: prompts that share prefixes as recorded, at the recorded times
+    ========================================  =====================================================================
+
+    Args:
+        limit: most requests.
+        turns: most questions of a ShareGPT conversation.
+        output_len: tokens of an answer where the file does not say.
+        speed: a trace's requests arrive so many times as fast as recorded.
+        vocab_size: a trace's prompts are made of token ids below it; None: of text.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none of these.
+    """
+    try:
+        head = path.open("rb").read(2)
+    except OSError as error:
+        raise ConfigError(f"--dataset {path} cannot be read: {error}.") from error
+    if head[:1] == b"[":
+        conversations = _sharegpt(path, turns)
+    elif head == b"\x1f\x8b" or "timestamp" in _first(path):
+        trace = read_trace(path, limit=limit, speed=speed)
+        prompt_of = _TracePrompts(vocab_size)
+        conversations = (
+            Conversation(
+                "",
+                [Turn(prompt_of(request), max(1, request.output_tokens))],
+                arrival_s=request.arrival_s,
+            )
+            for request in trace.requests
+        )
+    else:
+        conversations = _lines(path, output_len)
+    return list(_limited(conversations, limit, path))
+
+
+def _limited(
+    conversations: Iterator[Conversation], limit: int, path: Path
+) -> Iterator[Conversation]:
+    count = 0
+    for conversation in conversations:
+        if count >= limit:
+            break
+        count += len(conversation.turns)
+        yield conversation
+    if not count:
+        raise ConfigError(f"--dataset {path} holds no request.")
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(
+                    f"--dataset {path}, line {number} is no JSON: {error}."
+                ) from error
+            if not isinstance(value, dict):
+                raise ConfigError(f"--dataset {path}, line {number} is no JSON object.")
+            yield number, value
+
+
+def _first(path: Path) -> dict[str, Any]:
+    return next(_objects(path), (0, {}))[1]
+
+
+def _lines(path: Path, output_len: int) -> Iterator[Conversation]:
+    for number, line in _objects(path):
+        request = line.get("body", line)
+        length = (
+            request.get("output_len")
+            or request.get("max_tokens")
+            or request.get("max_completion_tokens")
+        )
+        turn = Turn(request.get("prompt", ""), int(length or output_len))
+        if isinstance(request.get("messages"), list):
+            yield Conversation("", [turn], messages=request["messages"])
+        elif turn.question:
+            yield Conversation("", [turn])
+        else:
+            raise ConfigError(f"--dataset {path}, line {number} has neither prompt nor messages.")
+
+
+def _sharegpt(path: Path, turns: int) -> Iterator[Conversation]:
+    try:
+        entries = json.loads(path.read_bytes())
+        for entry in entries:
+            said = entry.get("conversations") or []
+            pairs = [
+                (question["value"], answer["value"])
+                for question, answer in itertools.pairwise(said)
+                if question["from"] in ("human", "user") and answer["from"] in ("gpt", "assistant")
+            ]
+            if pairs:
+                yield Conversation(
+                    "",
+                    [
+                        Turn(question, max(1, len(answer) // CHARACTERS_PER_TOKEN))
+                        for question, answer in pairs[:turns]
+                    ],
+                )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"--dataset {path} is no ShareGPT file: {type(error).__name__}: {error}."
+        ) from error
+
+
+class _TracePrompts:
+    """Makes the prompt of a recorded request: equal blocks get equal tokens."""
+
+    def __init__(self, vocab_size: int | None) -> None:
+        self._vocab_size = vocab_size
+
+    def __call__(self, request: TraceRequest) -> Prompt:
+        lengths = [BLOCK_TOKENS] * len(request.blocks)
+        lengths[-1] = request.input_tokens - BLOCK_TOKENS * (len(lengths) - 1)
+        blocks = [
+            self._block(int(block))(length)
+            for block, length in zip(request.blocks, lengths, strict=True)
+        ]
+        if self._vocab_size is None:
+            return "".join(map(str, blocks))
+        return [token for block in blocks for token in block]
+
+    def _block(self, block: int) -> Callable[[int], Any]:
+        rng = np.random.default_rng(block)
+        return TextPrompts(rng) if self._vocab_size is None else TokenPrompts(rng, self._vocab_size)

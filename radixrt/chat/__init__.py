@@ -1,0 +1,1 @@
+"""The commands ``radixrt run`` and ``radixrt chat``: a chat in the terminal."""

@@ -1,0 +1,170 @@
+"""Streams chat answers from an OpenAI-compatible server."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import httpx
+
+from radixrt.base.errors import RadixrtError
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class ChatError(RadixrtError):
+    """The server cannot be reached, or refused the request; the message names the next step."""
+
+
+class NoServerError(ChatError):
+    """Nothing answers at the address."""
+
+
+class Piece(NamedTuple):
+    """A part of an answer."""
+
+    kind: Literal["reasoning", "content"]
+    text: str
+
+
+@dataclass
+class AnswerStats:
+    """Token counts and times of one answer; times in seconds after the request was sent."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    first_piece_s: float = 0.0
+    last_piece_s: float = 0.0
+    finish_reason: str | None = None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decoding speed after the first token; None where there is too little to measure."""
+        seconds = self.last_piece_s - self.first_piece_s
+        return (
+            (self.output_tokens - 1) / seconds if seconds > 0 and self.output_tokens > 1 else None
+        )
+
+    def line(self) -> str:
+        """
+        >>> AnswerStats(prompt_tokens=50, cached_tokens=40, output_tokens=11, first_piece_s=0.25, last_piece_s=0.75).line()
+        '11 tokens · 20.0 tokens/s · first after 0.25 s · 40 of 50 prompt tokens from the cache (80 %)'
+        """
+        parts = [f"{self.output_tokens} token{'s' * (self.output_tokens != 1)}"]
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.1f} tokens/s")
+        parts.append(f"first after {self.first_piece_s:.2f} s")
+        if self.prompt_tokens:
+            share = self.cached_tokens / self.prompt_tokens
+            parts.append(
+                f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens from the cache ({share:.0%})".replace(
+                    "%", " %"
+                )
+            )
+        if self.finish_reason == "length":
+            parts.append("cut off at the token limit")
+        return " · ".join(parts)
+
+
+class ChatClient:
+    """A connection to one server."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        """
+        Args:
+            url: address of the server, with or without ``/v1`` at its end.
+        """
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = httpx.Client(
+            headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def models(self) -> list[dict[str, Any]]:
+        """The entries of ``/v1/models``.
+
+        Raises:
+            ChatError: no server answers there, or it is none that lists models.
+        """
+        try:
+            response = self._http.get(f"{self.url}/v1/models", timeout=CONNECT_TIMEOUT_S)
+            _check(response)
+            entries = response.json()["data"]
+            return [entry for entry in entries if isinstance(entry["id"], str)]
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ChatError(f"{self.url} is no address of a server ({error}).") from error
+        except httpx.TransportError as error:
+            raise NoServerError(f"No server answers at {self.url} ({error}).") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ChatError(f"The server at {self.url} speaks no OpenAI-compatible API.") from error
+
+    def stream(self, body: dict[str, Any], stats: AnswerStats) -> Iterator[Piece]:
+        """Send a chat request and yield its answer; closing the iterator stops the answer.
+
+        Args:
+            body: the request without the fields that ask for a stream.
+            stats: filled while the answer comes.
+
+        Raises:
+            ChatError: the server refused the request, or the connection was lost.
+        """
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        sent = time.monotonic()
+        try:
+            with self._http.stream(
+                "POST", f"{self.url}/v1/chat/completions", json=body
+            ) as response:
+                if response.is_error:
+                    response.read()
+                _check(response)
+                for line in response.iter_lines():
+                    if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
+                        continue
+                    for piece in _pieces(json.loads(data), stats):
+                        stats.last_piece_s = time.monotonic() - sent
+                        stats.first_piece_s = stats.first_piece_s or stats.last_piece_s
+                        yield piece
+        except httpx.TransportError as error:
+            raise ChatError(f"The connection to {self.url} was lost ({error}).") from error
+
+
+def _pieces(event: dict[str, Any], stats: AnswerStats) -> Iterator[Piece]:
+    """The text of one event; its counts go into ``stats``.
+
+    Raises:
+        ChatError: it is an error event.
+    """
+    if "error" in event:
+        raise ChatError(_message(event["error"]))
+    if usage := event.get("usage"):
+        stats.prompt_tokens = usage.get("prompt_tokens") or 0
+        stats.output_tokens = usage.get("completion_tokens") or 0
+        stats.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    for choice in event.get("choices", ()):
+        stats.finish_reason = choice.get("finish_reason") or stats.finish_reason
+        delta = choice.get("delta") or {}
+        if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+            yield Piece("reasoning", reasoning)
+        if content := delta.get("content"):
+            yield Piece("content", content)
+
+
+def _check(response: httpx.Response) -> None:
+    if not response.is_error:
+        return
+    if response.status_code == 401:
+        raise ChatError("The server wants an API key: set RADIXRT_API_KEY, or give --api-key.")
+    try:
+        message = _message(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200]
+    raise ChatError(f"The server answered {response.status_code}: {message}")
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

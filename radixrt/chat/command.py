@@ -1,0 +1,78 @@
+"""The commands ``radixrt run`` (with a server on this machine) and ``radixrt chat`` (with a server anywhere)."""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+from typing import Any
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError, EngineDiedError
+from radixrt.chat.client import ChatClient, ChatError
+from radixrt.chat.conversation import Conversation
+from radixrt.chat.local_server import key_of, model_served_at, started, url_of
+from radixrt.chat.terminal import Terminal
+
+
+def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
+    """Chat with the server on the port; if there is none, start one for the time of the chat. Returns the exit status."""
+    try:
+        with contextlib.ExitStack() as stack:
+            client = ChatClient(url_of(config), key_of(config))
+            model = model_served_at(client, arguments.model)
+            if model is None:
+                signal.signal(signal.SIGTERM, _end)  # so that the server ends with the chat
+                config = stack.enter_context(started(_with_model(config, arguments.model)))
+                client = ChatClient(url_of(config), key_of(config))
+                model = config.model_name
+            return _chat(client, model, arguments)
+    except (ChatError, ConfigError, EngineDiedError) as error:
+        print(f"radixrt: {error}", file=sys.stderr)
+        return 1
+
+
+def run_remote(arguments: argparse.Namespace) -> int:
+    """Chat with the server at ``--base-url``; returns the exit status."""
+    client = ChatClient(arguments.base_url, arguments.api_key or os.environ.get("RADIXRT_API_KEY"))
+    try:
+        models = client.models()
+        model = arguments.model or next((str(entry["id"]) for entry in models), None)
+        if model is None:
+            raise ChatError(f"The server at {client.url} lists no model: name one with --model.")
+        return _chat(client, model, arguments)
+    except ChatError as error:
+        print(f"radixrt: {error}", file=sys.stderr)
+        return 1
+
+
+def _end(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _with_model(config: ServerConfig, model: str | None) -> ServerConfig:
+    return config if model is None else dataclasses.replace(config, model_path=model)
+
+
+def _chat(client: ChatClient, model: str, arguments: argparse.Namespace) -> int:
+    fields = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
+    options: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    conversation = Conversation(client, model, options)
+    conversation.system = arguments.system
+    if arguments.schema is not None:
+        conversation.set_schema(arguments.schema)
+    terminal = Terminal(conversation)
+    question = _question(arguments.prompt)
+    return terminal.run() if question is None else terminal.answer_once(question)
+
+
+def _question(prompt: str | None) -> str | None:
+    """The text of ``-p`` and of a pipe; None: the questions come from a terminal."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return prompt
+    piped = sys.stdin.read().strip()
+    parts = [part for part in (prompt, piped) if part]
+    if not parts:
+        raise ChatError("There is no question: give one with -p TEXT, or through the pipe.")
+    return "\n\n".join(parts)

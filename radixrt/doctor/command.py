@@ -1,0 +1,60 @@
+"""The command ``radixrt doctor``: checks the machine and says the next step for each finding."""
+
+import argparse
+import logging
+from collections.abc import Callable, Iterator
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from radixrt.doctor import machine, packages
+from radixrt.doctor.finding import Finding
+
+_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print all findings; returns 1 if one of them keeps a server from starting."""
+    logging.disable(logging.WARNING)  # libraries' notes about their own imports
+    findings = list(_findings(arguments.host, arguments.port))
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(findings)).decode())
+    else:
+        _print(findings)
+    return int(any(finding.level == "error" for finding in findings))
+
+
+def _findings(host: str, port: int) -> Iterator[Finding]:
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        packages.python, packages.packages, machine.kernels, machine.gpu, machine.memory, machine.files,
+    )  # fmt: skip
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as error:  # one broken package must not hide the other findings
+            yield Finding(
+                subject=check.__name__,
+                level="error",
+                fact=f"The check failed: {type(error).__name__}: {error}",
+                advice="Install the missing package: `pip install 'radixrt[server]'`."
+                if isinstance(error, ImportError)
+                else "Please report it.",
+            )
+    yield from machine.port(host, port)
+
+
+def _print(findings: list[Finding]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        console.print(
+            Text.assemble(
+                (f"{finding.level:<8}", _STYLES[finding.level]),
+                f"{finding.subject:<11}{finding.fact}",
+            )
+        )
+        if finding.advice:
+            console.print(Text(f"{'':19}{finding.advice}", "bold"))
+    errors = sum(finding.level == "error" for finding in findings)
+    warnings = sum(finding.level == "warning" for finding in findings)
+    console.print(f"{errors} errors, {warnings} warnings.", markup=False)

@@ -1,0 +1,182 @@
+"""Checks processor, kernels, GPU, memory, files and the port."""
+
+import os
+import resource
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from radixrt.base.errors import ConfigError
+from radixrt.base.host_memory import available_memory
+from radixrt.base.ipc import Channels
+from radixrt.doctor.finding import Finding
+from radixrt.supervisor.launch import bind
+
+_GIB = 1 << 30
+LEAST_MEMORY = 2 * _GIB
+"""The processes of a server with the built-in model need about 1.5 GiB."""
+LEAST_DISK = 2 * _GIB
+LEAST_FILES = 4096
+"""Open files; each connection is one."""
+
+
+def kernels() -> Iterator[Finding]:
+    """Instruction set and self check of the native kernels."""
+    import radixrt_kernels
+
+    native = radixrt_kernels.native
+    if native is None:
+        yield Finding(
+            subject="kernels",
+            level="warning",
+            fact="The native CPU kernels are not used; models run several times slower on the CPU.",
+            advice=f"{radixrt_kernels.missing_because[:1].upper()}{radixrt_kernels.missing_because[1:]}.",
+        )
+        return
+    from radixrt_kernels.self_check import CHECKS
+
+    checks = [check for family in CHECKS for check in family()]
+    wrong = [check.name for check in checks if not check.passed]
+    sets = f"{native.isa()} of {', '.join(native.usable_isas())}"
+    if wrong:
+        yield Finding(
+            subject="kernels",
+            level="error",
+            fact=f"Instruction set {sets}: wrong results of {', '.join(wrong)}.",
+            advice="Serve with RADIXRT_KERNELS=off, and report it with the name of the processor.",
+        )
+        return
+    yield Finding(
+        subject="kernels",
+        level="ok",
+        fact=f"Instruction set {sets}; {len(checks)} kernel checks are right; {native.num_threads()} threads.",
+    )
+
+
+def gpu() -> Iterator[Finding]:
+    """GPU and FlashInfer."""
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+        present = Path("/proc/driver/nvidia").exists()
+        yield Finding(
+            subject="GPU",
+            level="warning" if present else "ok",
+            fact=f"torch {torch.__version__} (built for {built}) sees no GPU; models run on the CPU.",
+            advice="This machine has an NVIDIA driver: install a torch that is built for CUDA, from pytorch.org."
+            if present
+            else "",
+        )
+        return
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    free, total = torch.cuda.mem_get_info()
+    fact = f"{names}; {free / _GIB:.1f} of {total / _GIB:.1f} GiB free; torch {torch.__version__}"
+    try:
+        from radixrt.device.flashinfer_library import load_flashinfer
+
+        version = load_flashinfer().__version__
+    except Exception as error:  # whatever its import does on this machine
+        yield Finding(
+            subject="GPU",
+            level="error",
+            fact=f"{fact}; FlashInfer cannot be imported ({type(error).__name__}: {error}).",
+            advice="Run `pip install 'radixrt[cuda]'`, with a FlashInfer that fits this torch.",
+        )
+        return
+    yield Finding(subject="GPU", level="ok", fact=f"{fact}; FlashInfer {version}")
+
+
+def memory() -> Iterator[Finding]:
+    """Memory for weights and KV cache, and the processors that may be used."""
+    available = available_memory()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    is_enough = available >= LEAST_MEMORY
+    yield Finding(
+        subject="memory",
+        level="ok" if is_enough else "warning",
+        fact=f"{available / _GIB:.1f} GiB of memory available, {cores} processors.",
+        advice=""
+        if is_enough
+        else "Free memory, or raise the limit of the container: weights and KV cache have to fit.",
+    )
+
+
+def files() -> Iterator[Finding]:
+    """Folders for sockets, shared memory and downloads, and the limit of open files."""
+    try:
+        shutil.rmtree(Channels.make_run_dir())
+        yield Finding(
+            subject="sockets", level="ok", fact=f"Sockets can be made in {tempfile.gettempdir()}."
+        )
+    except (OSError, ConfigError) as error:
+        yield Finding(
+            subject="sockets",
+            level="error",
+            fact=f"No folder for sockets can be made in {tempfile.gettempdir()}: {error}",
+            advice="Set TMPDIR to a folder with a short path in which you may write.",
+        )
+    yield from _downloads()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
+        yield Finding(
+            subject="open files",
+            level="warning",
+            fact=f"A process may open {most} files, so the server takes fewer connections than that.",
+            advice="Raise the limit: `ulimit -Hn 65536`, LimitNOFILE= of systemd, or --ulimit of the container.",
+        )
+
+
+def _downloads() -> Iterator[Finding]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folder = Path(HF_HUB_CACHE)
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if not os.access(existing, os.W_OK):
+        fact, advice = (
+            f"{folder} is not writable, so no model can be downloaded.",
+            "Set HF_HOME to a folder in which you may write.",
+        )
+    elif free < LEAST_DISK:
+        fact, advice = (
+            f"{free / _GIB:.1f} GiB of disk are free for models in {folder}.",
+            "Free disk space, or set HF_HOME to a folder on another disk.",
+        )
+    else:
+        yield Finding(
+            subject="downloads",
+            level="ok",
+            fact=f"Models are kept in {folder}, with {free / _GIB:.0f} GiB free.",
+        )
+        return
+    yield Finding(subject="downloads", level="warning", fact=fact, advice=advice)
+
+
+def port(host: str, number: int) -> Iterator[Finding]:
+    """Whether a server could listen on the port, or one already does."""
+    try:
+        bind(host, number).close()
+        yield Finding(subject="port", level="ok", fact=f"Port {number} on {host} is free.")
+        return
+    except ConfigError as error:
+        reason = str(error)
+    if _is_radixrt(host, number):
+        yield Finding(
+            subject="port", level="ok", fact=f"A radixrt server answers on port {number}."
+        )
+    else:
+        yield Finding(
+            subject="port", level="error", fact=reason, advice="Choose another port with --port."
+        )
+
+
+def _is_radixrt(host: str, number: int) -> bool:
+    try:
+        with socket.create_connection((host, number), timeout=2) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return b'"server":"radixrt' in connection.recv(4096)
+    except OSError:
+        return False

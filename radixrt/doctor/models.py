@@ -1,0 +1,73 @@
+"""The command ``radixrt models``: the checkpoints of the hub's local cache, and which of them can be served."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from radixrt.base.errors import ConfigError
+from radixrt.models.checkpoint import check_checkpoint
+
+
+class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint on this machine."""
+
+    name: str
+    """Hub id, to be given as ``--model-path``."""
+    bytes: int
+    reason: str | None
+    """The reason why it cannot be served; None: it can."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the local checkpoints; returns the exit status."""
+    models = list(local_models())
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(models)).decode())
+        return 0
+    console = Console(highlight=False)
+    if not models:
+        console.print(
+            "The hub's cache on this machine holds no model. `radixrt run USER/NAME` downloads one; `radixrt run` needs none."
+        )
+        return 0
+    table = Table("model", "GB", "can be served", box=None)
+    for model in models:
+        verdict = (
+            Text("yes", "green") if model.reason is None else Text(f"no: {model.reason}", "yellow")
+        )
+        table.add_row(Text(model.name), f"{model.bytes / 1e9:.1f}", verdict)
+    console.print(table)
+    return 0
+
+
+def local_models() -> Iterator[LocalModel]:
+    """The models in the hub's cache, by name."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repository in sorted(repositories, key=lambda repository: repository.repo_id):
+        if repository.repo_type != "model" or not repository.revisions:
+            continue
+        newest = max(repository.revisions, key=lambda revision: revision.last_modified)
+        yield LocalModel(
+            name=repository.repo_id,
+            bytes=repository.size_on_disk,
+            reason=_why_not(newest.snapshot_path),
+        )
+
+
+def _why_not(folder: Path) -> str | None:
+    try:
+        check_checkpoint(folder)
+    except ConfigError as error:
+        return str(error)
+    return None

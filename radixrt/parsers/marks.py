@@ -1,0 +1,87 @@
+"""Reads the marks of a checkpoint by which its formats are recognised: the chat template and the added tokens."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from radixrt.base.errors import ConfigError
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelMarks:
+    template: str
+    """The text of the chat template, of all of them if there are several; "" without one."""
+    tokens: frozenset[str] = frozenset()
+    """The texts of the tokens that were added to the vocabulary, such as control tokens."""
+
+    def in_template(self, *marks: str) -> bool:
+        """Whether all of these texts stand in the template. Quotes in it may be escaped."""
+        return all(mark in self.template for mark in marks)
+
+    @staticmethod
+    def of(folder: Path, template_file: str | None = None) -> "ModelMarks":
+        """The marks of the tokenizer in a folder.
+
+        Args:
+            template_file: used instead of the tokenizer's own template.
+
+        Raises:
+            ConfigError: a file can't be read.
+        """
+        try:
+            if template_file is not None:
+                template = Path(template_file).read_text(encoding="utf-8")
+            else:
+                template = _own_template(folder)
+            return ModelMarks(template.replace('\\"', '"'), _added_tokens(folder))
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            raise ConfigError(
+                f"Can't read the chat template and the added tokens of {folder}: {error}"
+            ) from error
+
+
+class _TokenizerConfig(msgspec.Struct):
+    chat_template: Any = None
+
+
+class _AddedToken(msgspec.Struct):
+    content: str = ""
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+def _own_template(folder: Path) -> str:
+    """As transformers looks for it: files of their own come before the tokenizer's settings."""
+    files = [
+        folder / "chat_template.jinja",
+        *sorted(folder.glob("additional_chat_templates/*.jinja")),
+    ]
+    if texts := [file.read_text(encoding="utf-8") for file in files if file.is_file()]:
+        return "\n".join(texts)
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        file = folder / name
+        found = _read(file, _TokenizerConfig).chat_template if file.is_file() else None
+        if isinstance(found, str):
+            return found
+        if isinstance(found, list):  # [{"name": "default", "template": ...}, ...]
+            return "\n".join(
+                str(each.get("template", "")) for each in found if isinstance(each, dict)
+            )
+    return ""
+
+
+def _added_tokens(folder: Path) -> frozenset[str]:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return frozenset()
+    return frozenset(token.content for token in _read(file, _Tokenizer).added_tokens)
+
+
+def _read(file: Path, kind: type[Struct]) -> Struct:
+    return msgspec.json.decode(file.read_bytes(), type=kind)

@@ -1,0 +1,186 @@
+"""``radixrt run`` and ``radixrt chat``, in a pseudo-terminal and through pipes."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from bench.local_server import free_port
+from tests.servers import Server
+
+FACT = "The owner of Vidur is Noval."
+QUESTION = f"{FACT} The port of Vidur is Teska. What is the owner of Vidur?"
+
+
+def command(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "-m", "radixrt.cli", *arguments]
+    return subprocess.run(run, input=stdin, capture_output=True, text=True, timeout=120)
+
+
+class Chat:
+    """A chat in a pseudo-terminal."""
+
+    def __init__(self, state: Path, *arguments: str) -> None:
+        ours, theirs = pty.openpty()
+        env = {
+            **os.environ,
+            "XDG_STATE_HOME": str(state),
+            "TERM": "dumb",
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+        }
+        run = [sys.executable, "-m", "radixrt.cli", *arguments]
+        self.process = subprocess.Popen(
+            run, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        )
+        os.close(theirs)
+        self._fd, self._seen = ours, ""
+
+    def until(self, pattern: str, timeout_s: float = 60) -> str:
+        """The output up to a match of ``pattern``."""
+        deadline = time.monotonic() + timeout_s
+        while not (match := re.search(pattern, self._seen)):
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{pattern!r} did not come: {self._seen!r}"
+            self._seen += os.read(self._fd, 65536).decode()
+        text, self._seen = self._seen[: match.end()], self._seen[match.end() :]
+        return text.replace("\r\n", "\n")
+
+    def say(self, line: str, until: str = r">>> ") -> str:
+        os.write(self._fd, line.encode() + b"\n")
+        return self.until(until)
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        os.write(self._fd, b"\x04")
+        status = self.process.wait(20)
+        os.close(self._fd)
+        return status
+
+
+def test_a_chat_has_history_schema_totals_and_a_saved_request(
+    demo_server: Server, tmp_path: Path
+) -> None:
+    schema, saved = tmp_path / "schema.json", tmp_path / "chat.json"
+    schema.write_text(json.dumps({"enum": ["yes", "no"]}))
+    chat = Chat(tmp_path, "chat", "--base-url", f"{demo_server.url}/v1", "--temperature", "0")
+    chat.until(">>> ")
+    answer = chat.say(QUESTION)
+    assert FACT in answer.split("\n", 1)[1]
+    assert re.search(
+        r"\d+ tokens · .* tokens/s · first after .* prompt tokens from the cache", answer
+    )
+    chat.say("What is the port of Vidur?")
+    assert re.search(
+        r"2 answers · \d+ tokens · [1-9]\d* of \d+ prompt tokens.* 4 messages", chat.say("/stats")
+    )
+    assert "Answers follow" in chat.say(f"/schema {schema}")
+    assert re.search(r'"(yes|no)"', chat.say("Is it?"))
+    chat.say("/schema")
+    chat.say("/system Be short.")
+    assert "Saved" in chat.say(f"/save {saved}")
+    body = json.loads(saved.read_text())
+    assert [message["role"] for message in body["messages"]] == [
+        "system",
+        *["user", "assistant"] * 3,
+    ]
+    again = httpx.post(
+        f"{demo_server.url}/v1/chat/completions", json=body | {"messages": body["messages"][:2]}
+    )
+    assert again.status_code == 200
+    chat.say("/clear")
+    assert "0 messages" in chat.say("/stats")
+    assert "no command /nonsense" in chat.say("/nonsense")
+    assert "cannot be read" in chat.say("/schema /nowhere")
+    assert chat.end() == 0
+    assert "/nonsense" in (tmp_path / "radixrt" / "chat_history").read_text()
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(demo_server: Server, tmp_path: Path) -> None:
+    chat = Chat(tmp_path, "chat", "--base-url", demo_server.url, "--schema", str(endless(tmp_path)))
+    chat.until(">>> ")
+    chat.say("Write numbers.", until=r"\[\s*-?\d")
+    chat.interrupt()
+    assert "(stopped)" in chat.until(">>> ")
+    deadline = time.monotonic() + 20
+    while httpx.get(f"{demo_server.url}/load").json()["server_load"]:
+        assert time.monotonic() < deadline, "the server still computes the answer"
+        time.sleep(0.05)
+    chat.interrupt()
+    assert "Ctrl-D" in chat.until(">>> ")
+    chat.say("/schema")
+    assert FACT in chat.say(QUESTION).split("\n", 1)[1]
+    assert chat.end() == 0
+
+
+def endless(folder: Path) -> Path:
+    """A schema whose instances are long."""
+    file = folder / "numbers.json"
+    file.write_text(json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 3000}))
+    return file
+
+
+def test_one_answer_through_a_pipe_is_only_the_answer(demo_server: Server) -> None:
+    done = command(
+        "chat",
+        "--base-url",
+        demo_server.url,
+        "--temperature",
+        "0",
+        "-p",
+        FACT,
+        stdin="What is the owner of Vidur?\n",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{FACT}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["chat", "--base-url", "http://127.0.0.1:9", "-p", "x"],
+            "No server answers at http://127.0.0.1:9",
+        ),
+        (["chat", "--base-url", "{url}", "--model", "other", "-p", "x"], "404"),
+        (["run", "other/model", "--port", "{port}", "-p", "x"], "serves demo, not other/model"),
+        (["chat", "--base-url", "{url}"], "There is no question"),
+    ],
+)
+def test_a_refusal_is_one_sentence(demo_server: Server, arguments: list[str], message: str) -> None:
+    port = demo_server.url.rpartition(":")[2]
+    done = command(*(argument.format(url=demo_server.url, port=port) for argument in arguments))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_run_uses_the_server_on_the_port(demo_server: Server) -> None:
+    port = demo_server.url.rpartition(":")[2]
+    done = command("run", "--port", port, "--temperature", "0", stdin=QUESTION)
+    assert (done.returncode, done.stdout) == (0, f"{FACT}\n")
+
+
+def test_run_starts_a_server_that_ends_with_the_chat(tmp_path: Path) -> None:
+    port = free_port()
+    chat = Chat(
+        tmp_path, "run", "--port", str(port), "--temperature", "0", "--max-total-tokens", "4096"
+    )
+    chat.until(">>> ", timeout_s=120)
+    assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+    children = psutil.Process(chat.process.pid).children(recursive=True)
+    assert FACT in chat.say(QUESTION)
+    assert chat.end() == 0
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive

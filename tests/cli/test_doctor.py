@@ -1,0 +1,98 @@
+"""``radixrt doctor``, ``radixrt models`` and ``radixrt completion``."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from radixrt.doctor import machine, packages
+from radixrt.doctor.models import local_models
+
+
+def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    run = [sys.executable, "-m", "radixrt.cli", *arguments]
+    return subprocess.run(
+        run, capture_output=True, text=True, timeout=120, env={**os.environ, **env}
+    )
+
+
+def test_a_taken_port_is_an_error_with_advice() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = command("doctor", "--port", str(port), "--json")
+    findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode == 1
+    assert findings["port"]["level"] == "error"
+    assert "--port" in findings["port"]["advice"]
+    assert {"versions", "packages", "kernels", "GPU", "memory", "sockets", "downloads"} <= set(
+        findings
+    )
+
+
+def test_missing_kernels_are_a_warning_with_advice() -> None:
+    done = command("doctor", "--port", "0", "--json", RADIXRT_KERNELS="off")
+    kernels = next(f for f in json.loads(done.stdout) if f["subject"] == "kernels")
+    assert kernels["level"] == "warning"
+    assert "RADIXRT_KERNELS=off" in kernels["advice"]
+
+
+def test_a_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["orjson>=99", "nosuchpackage>=1 ; extra == 'server'", "alsomissing ; extra == 'lang'"]
+    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: wanted)
+    findings = list(packages.packages())
+    assert [finding.level for finding in findings] == ["error", "error"]
+    assert "orjson>=99 is needed" in findings[0].fact
+    assert "nosuchpackage>=1 is needed, and is not installed" in findings[1].fact
+
+
+def test_little_memory_and_a_long_folder_for_sockets_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda: 1 << 30)
+    assert [finding.level for finding in machine.memory()] == ["warning"]
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(deep))
+    assert next(iter(machine.files())).level == "error"
+
+
+def test_models_lists_the_hub_cache_with_reasons(
+    checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    for name, source in (("good", checkpoint("llama")), ("strange", None)):
+        snapshot = tmp_path / f"models--maker--{name}" / "snapshots" / "abc"
+        if source is None:
+            snapshot.mkdir(parents=True)
+            (snapshot / "config.json").write_text(json.dumps({"architectures": ["T5Model"]}))
+        else:
+            shutil.copytree(source, snapshot)
+        refs = snapshot.parents[1] / "refs"
+        refs.mkdir()
+        (refs / "main").write_text("abc")
+    scan = huggingface_hub.scan_cache_dir
+    monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path))
+    good, strange = local_models()
+    assert (good.name, good.reason, strange.name) == ("maker/good", None, "maker/strange")
+    assert good.bytes > 0
+    assert "T5Model is not supported" in str(strange.reason)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_completion_script_is_valid_and_knows_the_flags(shell: str) -> None:
+    script = command("completion", shell).stdout
+    assert "--max-step-ms" in script
+    if shutil.which(shell):
+        checked = subprocess.run(
+            [shell, "-n"], input=script, text=True, capture_output=True, timeout=20
+        )
+        assert (checked.returncode, checked.stderr) == (0, "")

@@ -1,0 +1,1 @@
+"""The dashboard and the alert rules of ``deploy/monitoring``."""

@@ -1,0 +1,106 @@
+"""The parsers that are chosen for a model whose settings name none."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from radixrt.base.config import DEMO_MODEL, ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.models.checkpoint import resolve_model_path
+from radixrt.parsers.choice import with_parsers
+from radixrt.parsers.marks import ModelMarks
+from tests.tiny_tokenizers import CHATML, save_byte_level
+
+QWEN = (
+    "return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n"
+    '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>'
+)
+THINKS = "{%- if '</think>' in content %}{{- '<think>\\n' + reasoning_content }}{%- endif %}"
+CODER = (
+    "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1\\n"
+    "</parameter>\\n</function>\\n</tool_call>"
+)
+LLAMA = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{{- '\"parameters\": ' }}"
+DEEPSEEK = "{{'<\uff5cAssistant\uff5c>'}}{% set content = content.split('</think>')[-1] %}"
+GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
+
+
+@pytest.mark.parametrize(
+    ("template", "tool_calls", "reasoning"),
+    [
+        (CHATML, "none", "none"),
+        (CHATML + QWEN, "hermes", "none"),
+        (CHATML + QWEN + THINKS, "hermes", "qwen3"),
+        (CHATML + CODER, "qwen3_coder", "none"),
+        (LLAMA, "llama3_json", "none"),
+        (DEEPSEEK, "none", "deepseek-r1"),
+        ("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", "mistral", "none"),
+        ("{{- '[TOOL_CALLS]' + name + '[ARGS]' }}{{- '[THINK]' + text }}", "mistral", "mistral"),
+        ("{{- '[TOOL_CALLS] [' }}", "mistral_v3", "none"),
+        ("[func_name1(params_name1=params_value1), func_name2(params)]", "pythonic", "none"),
+        ("{{- '<start_function_call>call:' ~ name }}", "functiongemma", "none"),
+        ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "none", "none"),
+        ("{{ '<|tool|>' }} formatted as functools[{...}]", "phi4_mini", "none"),
+        (GLM + THINKS, "none", "qwen3"),
+        (None, "none", "none"),
+    ],
+)
+def test_the_template_tells(
+    tmp_path: Path, template: str | None, tool_calls: str, reasoning: str
+) -> None:
+    config = ServerConfig(model_path=str(save_byte_level(tmp_path, template)))
+    chosen = with_parsers(config)
+    assert (chosen.tool_call_parser, chosen.reasoning_parser) == (tool_calls, reasoning)
+
+
+def test_a_template_that_fits_several_formats_says_which_flag_to_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_byte_level(tmp_path, LLAMA + QWEN)
+    with caplog.at_level(logging.WARNING):
+        assert with_parsers(ServerConfig(model_path=str(folder))).tool_call_parser == "none"
+    assert "--tool-call-parser" in caplog.text and "hermes, llama3_json" in caplog.text
+
+
+def test_the_vocabulary_tells_where_the_template_does_not(tmp_path: Path) -> None:
+    folder = save_byte_level(tmp_path, "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|tool_call|>", "<|/tool_call|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert with_parsers(ServerConfig(model_path=str(folder))).tool_call_parser == "phi4_mini"
+
+
+def test_a_parser_that_is_set_stays(tmp_path: Path) -> None:
+    folder = save_byte_level(tmp_path, CODER + THINKS)
+    for set_one in ({"tool_call_parser": "hermes"}, {"reasoning_parser": "none"}):
+        config = ServerConfig(model_path=str(folder), **set_one)  # type: ignore[arg-type]
+        chosen = with_parsers(config)
+        both = {"tool_call_parser": "qwen3_coder", "reasoning_parser": "qwen3"} | set_one
+        assert (chosen.tool_call_parser, chosen.reasoning_parser) == tuple(both.values())
+
+
+def test_the_template_of_the_command_line_counts(tmp_path: Path) -> None:
+    folder, mine = save_byte_level(tmp_path / "model", QWEN), tmp_path / "mine.jinja"
+    config = ServerConfig(model_path=str(folder), chat_template=str(mine))
+    with pytest.raises(ConfigError, match="chat template"):
+        with_parsers(config)
+    mine.write_text(CODER)
+    assert with_parsers(config).tool_call_parser == "qwen3_coder"
+
+
+def test_templates_are_found_where_transformers_finds_them(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": LLAMA}))
+    assert ModelMarks.of(tmp_path).template == LLAMA
+    several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": CODER}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert ModelMarks.of(tmp_path).in_template("<function=")
+    (tmp_path / "chat_template.jinja").write_text("own file")
+    assert ModelMarks.of(tmp_path).template == "own file"
+
+
+def test_the_built_in_model_calls_as_hermes_and_does_not_reason() -> None:
+    chosen = with_parsers(ServerConfig(model_path=str(resolve_model_path(DEMO_MODEL))))
+    assert (chosen.tool_call_parser, chosen.reasoning_parser) == ("hermes", "none")

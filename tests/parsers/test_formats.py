@@ -1,0 +1,357 @@
+"""Each tool-call format on outputs as its models' documentation shows them, cut into pieces in every way."""
+
+import functools
+import itertools
+import json
+import re
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixrt.base.errors import RequestError
+from radixrt.constrained import requests, tool_calls
+from radixrt.constrained.constraint import Lark
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.parsers.tool_calls.parser import ToolCallParser
+from radixrt.parsers.tool_calls.registry import FORMATS
+from tests.constrained.test_route import takes
+from tests.constrained.vocabularies import byte_level_json, facts_of
+from tests.parsers.test_tool_calls import join
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "location": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "places": {"type": "array", "items": {"type": "string"}},
+        "exact": {"type": "boolean"},
+        "note": {"type": ["string", "null"]},
+    },
+    "required": ["location"],
+}
+PLACE = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
+TOOLS = {
+    "get_weather": WEATHER,
+    "now": None,
+    "get_current_weather": {
+        "type": "object",
+        "properties": {
+            "location": {"type": "string"},
+            "format": {"enum": ["celsius", "fahrenheit"]},
+        },
+        "required": ["location", "format"],
+    },
+    "get_current_temperature": PLACE,
+    "get_user_info": {
+        "type": "object",
+        "properties": {"user_id": {"type": "integer"}, "special": {"type": "string"}},
+        "required": ["user_id"],
+    },
+}
+
+
+class Output(NamedTuple):
+    text: str
+    content: str
+    calls: list[tuple[str, dict[str, Any]]]
+
+
+QWEN_CODER = [
+    Output(
+        "I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=location>\nSan Francisco, CA\n</parameter>\n"
+        "<parameter=unit>\ncelsius\n</parameter>\n</function>\n</tool_call>",
+        "I look.\n\n",
+        [("get_weather", {"location": "San Francisco, CA", "unit": "celsius"})],
+    ),
+    Output(
+        "<tool_call>\n<function=get_weather>\n<parameter=location>\nThis is the value for the second parameter\nthat can span\n"
+        'multiple lines with "quotes", \\ and </param\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=places>\n'
+        '["a", "b"]\n</parameter>\n<parameter=exact>\ntrue\n</parameter>\n<parameter=note>\nnull\n</parameter>\n</function>\n'
+        "</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "",
+        [
+            (
+                "get_weather",
+                {
+                    "location": "This is the value for the second parameter\nthat can span\nmultiple lines with "
+                    '"quotes", \\ and </param\n',
+                    "days": 3,
+                    "places": ["a", "b"],
+                    "exact": True,
+                    "note": None,
+                },
+            ),
+            ("now", {}),
+        ],
+    ),
+]
+PARIS = ("get_current_weather", {"location": "Paris, France", "format": "celsius"})
+ARGUMENTS = '{"location": "Paris, France", "format": "celsius"}'
+MISTRAL = [
+    Output(f"[TOOL_CALLS]get_current_weather[ARGS]{ARGUMENTS}", "", [PARIS]),
+    Output(
+        f"I look.[TOOL_CALLS]get_current_weather[ARGS]{ARGUMENTS}[TOOL_CALLS]now[ARGS]{{}}",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+]
+MISTRAL_V3 = [
+    Output(
+        f'[TOOL_CALLS] [{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}]', "", [PARIS]
+    ),
+    Output(
+        f'I look.[TOOL_CALLS][{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}, '
+        '{"name": "now", "arguments": {}}]',
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+]
+PYTHONIC = [
+    Output(
+        "[get_weather(location='San Francisco', unit='celsius'), get_weather(location='Seattle')]",
+        "",
+        [
+            ("get_weather", {"location": "San Francisco", "unit": "celsius"}),
+            ("get_weather", {"location": "Seattle"}),
+        ],
+    ),
+    Output(
+        "[get_user_info(user_id=7890, special='black'), now()]",
+        "",
+        [("get_user_info", {"user_id": 7890, "special": "black"}), ("now", {})],
+    ),
+    Output(
+        '[get_weather(location="Paris, \\"the city\\" [)]", days=3, places=["a)", "b"], exact=True, note=None)]',
+        "",
+        [
+            (
+                "get_weather",
+                {
+                    "location": 'Paris, "the city" [)]',
+                    "days": 3,
+                    "places": ["a)", "b"],
+                    "exact": True,
+                    "note": None,
+                },
+            )
+        ],
+    ),
+]
+FUNCTIONGEMMA = [
+    Output(
+        "<start_function_call>call:get_current_temperature{location:<escape>London<escape>}<end_function_call>",
+        "",
+        [("get_current_temperature", {"location": "London"})],
+    ),
+    Output(
+        "I look.<start_function_call>call:get_weather{location:<escape>Tokyo, {Japan}<escape>,days:3,unit:<escape>celsius<escape>,"
+        'places:["a","b"],exact:false,note:null}<end_function_call><start_function_call>call:now{}<end_function_call>',
+        "I look.",
+        [
+            (
+                "get_weather",
+                {
+                    "location": "Tokyo, {Japan}",
+                    "days": 3,
+                    "unit": "celsius",
+                    "places": ["a", "b"],
+                    "exact": False,
+                    "note": None,
+                },
+            ),
+            ("now", {}),
+        ],
+    ),
+]
+PHI4_MINI = [
+    Output(
+        f'<|tool_call|>[{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}]<|/tool_call|>',
+        "",
+        [PARIS],
+    ),
+    Output(
+        f'functools[{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]',
+        "",
+        [PARIS, ("now", {})],
+    ),
+]
+OUTPUTS = {
+    "qwen3_coder": QWEN_CODER,
+    "mistral": MISTRAL,
+    "mistral_v3": MISTRAL_V3,
+    "pythonic": PYTHONIC,
+    "functiongemma": FUNCTIONGEMMA,
+    "phi4_mini": PHI4_MINI,
+}
+OTHER_SPELLINGS = {
+    "mistral": [
+        (f"[TOOL_CALLS]get_current_weather[CALL_ID]a1B2c3D4e[ARGS]{ARGUMENTS}", [PARIS]),
+        (f"[TOOL_CALLS]get_current_weather{ARGUMENTS}", [PARIS]),
+    ],
+    "phi4_mini": [
+        (
+            f'<|tool_call|>{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}<|/tool_call|>',
+            [PARIS],
+        )
+    ],
+    "pythonic": [
+        (
+            r"""[f(a={'x': [1, 2.5], "y": ('it\'s', "n\n")}, b=true)]""",
+            [("f", {"a": {"x": [1, 2.5], "y": ["it's", "n\n"]}, "b": True})],
+        )
+    ],
+    "functiongemma": [
+        (
+            "<start_function_call>call:f{a:{x:<escape>1<escape>,y:[<escape>[<escape>,2]}}<end_function_call>",
+            [("f", {"a": {"x": "1", "y": ["[", 2]}})],
+        )
+    ],
+    "qwen3_coder": [
+        (
+            "<tool_call><function=get_weather><parameter=location>Oslo</parameter><parameter=exact>\nTrue\n</parameter>"
+            "<parameter=more>\nnot JSON\n</parameter></function></tool_call>",
+            [("get_weather", {"location": "Oslo", "exact": True, "more": "not JSON"})],
+        )
+    ],
+}
+CASES = [
+    pytest.param(form, output, id=f"{form}-{number}")
+    for form, outputs in OUTPUTS.items()
+    for number, output in enumerate(outputs)
+]
+
+
+def parsed(form: str, pieces: list[str], **settings: bool) -> tuple[str, list[tuple[str, Any]]]:
+    parser = ToolCallParser(FORMATS[form], tools=TOOLS, **settings)
+    parts = [*(parser.push(piece) for piece in pieces), parser.flush()]
+    calls = join([call for _, calls in parts for call in calls])
+    assert [call.index for call in calls] == list(range(len(calls)))
+    return "".join(c for c, _ in parts), [(c.name, json.loads(c.arguments)) for c in calls]
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize(("form", "output"), CASES)
+def test_a_documented_output_is_read_however_it_is_cut(
+    form: str, output: Output, in_pieces: bool
+) -> None:
+    text = output.text
+    halves = [[text[:at], text[at:]] for at in range(len(text))]
+    for pieces in ([*text], *halves):
+        assert parsed(form, pieces, in_pieces=in_pieces) == (output.content, output.calls)
+
+
+@pytest.mark.parametrize("form", OTHER_SPELLINGS)
+def test_other_spellings_are_read_where_no_grammar_holds_the_answer(form: str) -> None:
+    for text, calls in OTHER_SPELLINGS[form]:
+        assert parsed(form, [*text]) == ("", calls)
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("form", OUTPUTS)
+def test_any_text_gives_the_same_deltas_joined_in_any_partition(
+    form: str, data: st.DataObject
+) -> None:
+    """Broken calls too: parts of the documented outputs in any order."""
+    whole = "".join(output.text for output in OUTPUTS[form])
+    length = len(whole)
+    parts = data.draw(st.lists(st.tuples(st.integers(0, length), st.integers(0, 60)), max_size=6))
+    text = "".join(whole[at : at + size] for at, size in parts)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    borders = sorted({0, len(text), *cuts})
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
+    assert parsed(form, pieces) == parsed(form, [text])
+
+
+CONTROL_MARKS = {
+    mark
+    for syntax in FORMATS.values()
+    for mark in syntax.marks
+    if re.fullmatch(r"<.*(call|escape).*>|\[[A-Z_]+\]", mark)
+}
+
+
+@functools.cache
+def with_marks() -> TokenizerFacts:
+    """A vocabulary in which the marks that are control tokens of some model are so."""
+    tokenizer = byte_level_json()
+    tokenizer.add_special_tokens(sorted(CONTROL_MARKS))
+    end = tokenizer.token_to_id("<|end|>")
+    return TokenizerFacts.of(tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(end,))
+
+
+@pytest.mark.parametrize(("form", "output"), CASES)
+def test_the_constraint_takes_what_the_documentation_shows(form: str, output: Output) -> None:
+    offered = [
+        tool_calls.Tool.of(name, schema, True, "p")  # strict
+        for name, schema in TOOLS.items()
+    ]
+    for facts, required in itertools.product(
+        (facts_of("byte_level_json"), with_marks()), (False, True)
+    ):
+        held = tool_calls.calls(offered, FORMATS[form], required=required, most=None)
+        text = output.text.removeprefix(output.content) if required else output.text
+        assert takes(held, facts, text)
+        for right, wrong in (("celsius", "kelvin"), ("days:3", "days:three"), ("7890", "'7890'")):
+            assert right not in text or not takes(held, facts, text.replace(right, wrong))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_calls_begin_as_the_format_says(form: str) -> None:
+    syntax = FORMATS[form]
+    names = ["a", 'quo"te' if syntax.names is None else "quote"]
+    tools = [tool_calls.Tool.of(name, None, True, "p") for name in names]
+    held = tool_calls.calls(tools, syntax, required=False, most=None)
+    assert held.free_text and held.min_tags == 0 and held.max_tags is None
+    if not held.lists:
+        for tag in held.tags:
+            assert sum(tag.begin.startswith(trigger) for trigger in held.triggers) == 1
+    if syntax.names is not None:
+        wrong = tool_calls.Tool.of("{a b>", None, True, "p")
+        with pytest.raises(RequestError, match="function name"):
+            tool_calls.calls([wrong], syntax, required=True, most=1)
+    forced = tool_calls.calls(tools, syntax, required=True, most=1)
+    assert (forced.free_text, forced.min_tags, forced.max_tags) == (False, 1, 1)
+
+
+def test_marks_of_closing_alone_do_not_reach_the_content() -> None:
+    for form, text, content in (
+        ("hermes", "So.</think> Yes</tool_call>.", "So. Yes."),
+        ("qwen3_coder", "</function>\n</tool_call>Done</tool", "\nDone</tool"),
+    ):
+        parser = ToolCallParser(FORMATS[form], stray_marks=("</think>",))
+        parts = [*map(parser.push, text), parser.flush()]
+        assert "".join(part for part, _ in parts) == content
+
+
+def test_a_call_keeps_what_looks_like_a_closing_mark_in_its_arguments() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": "</think></tool_call>"}}\n</tool_call>'
+    parser = ToolCallParser(FORMATS["hermes"], stray_marks=("</think>",))
+    _, (call,) = parser.push(text)
+    assert json.loads(call.arguments) == {"a": "</think></tool_call>"}
+
+
+CUSTOM = {
+    "hermes": '<tool_call>\n{"name": "edit", "arguments": {"input": "{}"}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=edit>\n<parameter=input>\n{}\n</parameter>\n</function>\n</tool_call>",
+    "mistral": '[TOOL_CALLS]edit[ARGS]{"input": "{}"}',
+    "mistral_v3": '[TOOL_CALLS] [{"name": "edit", "arguments": {"input": "{}"}}]',
+    "pythonic": '[edit(input="{}")]',
+    "functiongemma": "<start_function_call>call:edit{input:<escape>{}<escape>}<end_function_call>",
+    "phi4_mini": 'functools[{"name": "edit", "arguments": {"input": "{}"}}]',
+}
+
+
+@pytest.mark.parametrize("form", CUSTOM)
+def test_the_input_of_a_custom_tool_is_held_to_its_grammar_in_each_format(form: str) -> None:
+    arguments = requests.json_schema({"type": "object"}, "tools")
+    grammar = Lark(grammar='start: "+ " /[a-z]+/', in_json_string=True)
+    tool = tool_calls.Tool("edit", arguments, grammar)
+    held = tool_calls.calls([tool], FORMATS[form], required=True, most=1)
+    for text, fits in (("+ abc", True), ("- abc", False), ("+ ABC", False)):
+        written = CUSTOM[form].replace("{}", text)
+        assert takes(held, facts_of("byte_level_json"), written) == fits
+    _, calls = parsed(form, [*CUSTOM[form].replace("{}", "+ abc")], in_pieces=True)
+    assert calls == [("edit", {"input": "+ abc"})]
