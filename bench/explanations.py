@@ -21,7 +21,7 @@ from bench.markdown import markdown
 
 CHATS, TURNS, OUTPUT_TOKENS = 20, 6, 16
 SYSTEM = "You are an assistant who knows all ports of the sea and answers in few words. " * 30
-QUESTION = "What is the name of port number {}, and which ships are there today? " * 4
+QUESTION = "What is the name of port number {0}, and which ships are there today? " * 4
 
 
 def main() -> None:
@@ -34,8 +34,10 @@ def main() -> None:
     spent: dict[tuple[str, str], list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         model = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        shape: dict[str, Any] = {"hidden_size": 128, "num_layers": 2} if arguments.quick else {}
-        write_dummy_checkpoint(model, **shape)
+        if arguments.quick:
+            write_dummy_checkpoint(model, hidden_size=128, num_layers=2)
+        else:
+            write_dummy_checkpoint(model)
         urls = {}
         for name, checkout in checkouts.items():
             with contextlib.chdir(checkout):  # python -m looks there first

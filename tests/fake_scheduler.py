@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
+from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.cache_tree import (
     CacheLease,
     CacheNamespace,
@@ -15,6 +16,7 @@ from radixrt.messages.cache_tree import (
     CacheTreeNode,
 )
 from radixrt.messages.calls import (
+    CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
@@ -140,6 +142,9 @@ class FakeScheduler:
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
                 self._outbox.send(_cache_reply(message))
+            case CacheFactsCall():
+                facts = CacheFacts(cached_tokens=CACHED_TOKENS, reusable_tokens=CACHED_TOKENS)
+                self._outbox.send(CallReply(call_id=message.call_id, value=facts))
             case TenantStatsCall():
                 stats = dict.fromkeys(TenantStats.__struct_fields__, 2)
                 self._outbox.send(CallReply(call_id=message.call_id, value=stats))

@@ -24,7 +24,7 @@ class Usage:
     def add(self, prompt_index: int, chunk: AnswerChunk) -> None:
         self._reports[prompt_index, chunk.index] = chunk.report
 
-    def extras(self) -> dict[str, Any]:
+    def explanation(self) -> dict[str, Any]:
         """The explanation of the cache misses of the first prompt, once its answer is complete."""
         return explanation_extras(self._reports.get((0, 0), AnswerReport()))
 

@@ -138,7 +138,9 @@ class OpenRequest:
         options = msgspec.structs.replace(
             self.request.options, deadline=None, tenant=NO_TENANT, cache_salt=""
         )
-        bare = msgspec.structs.replace(self.request, request_id="", group_id="", options=options)
+        bare = msgspec.structs.replace(
+            self.request, request_id="", group_id="", group_size=1, options=options
+        )
         return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
 
 

@@ -56,6 +56,9 @@ class Lark(_Constraint, frozen=True, kw_only=True):
 class AnyText(_Constraint, frozen=True, kw_only=True):
     """Any text: the content of a structural tag that is not held to anything but its end."""
 
+    excludes: tuple[str, ...] = ()
+    """Texts that must not occur in it."""
+
 
 ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]
 """How a tool-call format writes each parameter by itself."""
@@ -69,15 +72,43 @@ class Parameters(_Constraint, frozen=True, kw_only=True):
     style: ParameterStyle
 
 
-Content = JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | AnyText
+class Tokens(_Constraint, frozen=True, kw_only=True):
+    """One token, whatever its text."""
+
+    tokens: tuple[int | str, ...]
+    """By id, or by the text of the vocabulary."""
+    excluded: bool = False
+    """It is none of these, and does not end the answer; False: it is one of them."""
+
+
+class Series(_Constraint, frozen=True, kw_only=True):
+    """Texts of these formats, one after the other."""
+
+    elements: "tuple[Format, ...]"
+
+
+class Either(_Constraint, frozen=True, kw_only=True):
+    """A text of one of these formats."""
+
+    elements: "tuple[Format, ...]"
+
+
+class Repeated(_Constraint, frozen=True, kw_only=True):
+    """Texts of one format, without anything between them."""
+
+    content: "Format"
+    least: int
+    most: int | None
 
 
 class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``begin``, then text that satisfies ``content``, then ``end``."""
 
     begin: str
-    content: Content | Parameters
+    content: "Format | Parameters"
     end: str
+    other_ends: tuple[str, ...] = ()
+    """Other texts that may stand in place of ``end``."""
 
 
 class StructuralTag(_Constraint, frozen=True, kw_only=True):
@@ -94,6 +125,8 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     separator: str = ""
     min_tags: int = 0
     max_tags: int | None = None
+    excludes: tuple[str, ...] = ()
+    """Texts that must not occur in the free text."""
     lists: tuple[tuple[str, str], ...] = ()
     """If not empty: all tags stand together, with ``separator`` between them, behind one of these openings and before its closing;
     free text may precede them, and is the whole answer if there are no tags. The openings are the triggers."""
@@ -102,7 +135,12 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     expression says."""
 
 
+Compound = Series | Either | Repeated | Tokens
+"""Formats of other formats, and of tokens."""
+Format = JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | AnyText | StructuralTag | Compound
+"""What a part of an answer is held to."""
+
 Constraint = Annotated[
-    JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | StructuralTag,
+    JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | StructuralTag | Compound,
     msgspec.Meta(description="The constraint of an answer."),
 ]

@@ -4,18 +4,33 @@
 {"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}
 """
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from radixrt.base.errors import RequestError, shown
 from radixrt.constrained import requests
-from radixrt.constrained.constraint import AnyText, Choice, Constraint, Content, StructuralTag, Tag
+from radixrt.constrained.constraint import (
+    AnyText,
+    Choice,
+    Constraint,
+    Either,
+    Format,
+    Repeated,
+    Series,
+    StructuralTag,
+    Tag,
+    Tokens,
+)
 
 _Object = dict[str, Any]
 
 MAX_TAGS = 1024
 MAX_TRIGGERS = 64
+MAX_REPEATS = 10_000
 
 
 def structural_tag(value: Any, param: str) -> Constraint:
@@ -83,41 +98,58 @@ def _older_form(given: _Object, param: str) -> StructuralTag:
 
 def _format(value: Any, where: str) -> Constraint:
     """The format of a whole answer."""
+    found = _part(value, where)
+    if isinstance(found, AnyText):
+        raise _wrong(where, "lets any text through; leave it out")
+    return found
+
+
+def _part(value: Any, where: str) -> Format:
+    """The format of a part of an answer."""
     given = _object(value, where)
     kind = given.get("type")
-    if kind == "triggered_tags":
-        return _triggered_tags(given, where)
-    if kind == "tags_with_separator":
-        return _tags_with_separator(given, where)
-    if kind == "tag":
-        tag = _tag(given, where)
-        return StructuralTag(
-            tags=(tag,), triggers=(tag.begin,), free_text=False, min_tags=1, max_tags=1
-        )
-    content = _content(given, where, ("triggered_tags", "tags_with_separator", "tag"))
-    if isinstance(content, AnyText):
-        raise _wrong(where, "lets any text through; leave it out")
-    return content
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        raise _wrong(f"{where}.type", f"must be one of {', '.join(_FORMATS)}, not {shown(kind)}")
+    keys, read = _FORMATS[kind]
+    _refuse_other_keys(given, {"type", *keys}, where)
+    return read(given, where)
+
+
+# ---------------------------------------------------------------- tags
 
 
 def _triggered_tags(given: _Object, where: str) -> StructuralTag:
-    known = {"type", "triggers", "tags", "at_least_one", "stop_after_first", "excludes"}
-    _refuse_other_keys(given, known, where)
-    if given.get("excludes"):
-        raise _wrong(f"{where}.excludes", "is not supported; leave it out")
     least, most = _counts(given, where)
     tag = StructuralTag(
         tags=_tags(given, where),
         triggers=_texts(given.get("triggers"), f"{where}.triggers"),
         min_tags=least,
         max_tags=most,
+        excludes=_excludes(given, where),
     )
     return check_triggers(tag, where)
 
 
+def _dispatch(given: _Object, where: str) -> StructuralTag:
+    """Triggered tags whose beginnings are the triggers, without ends."""
+    tags = []
+    for index, rule in enumerate(_list(given.get("rules"), f"{where}.rules")):
+        pattern, content = _rule(rule, f"{where}.rules[{index}]")
+        if not isinstance(pattern, str) or not pattern:
+            raise _wrong(f"{where}.rules[{index}][0]", "must be a string and not be empty")
+        tags.append(Tag(begin=pattern, content=content, end=""))
+    return check_triggers(
+        StructuralTag(
+            tags=tuple(tags),
+            triggers=tuple(dict.fromkeys(tag.begin for tag in tags)),
+            max_tags=None if _flag(given, "loop", where, True) else 1,
+            excludes=_excludes(given, where),
+        ),
+        where,
+    )
+
+
 def _tags_with_separator(given: _Object, where: str) -> StructuralTag:
-    known = {"type", "tags", "separator", "at_least_one", "stop_after_first"}
-    _refuse_other_keys(given, known, where)
     tags = _tags(given, where)
     least, most = _counts(given, where)
     return StructuralTag(
@@ -141,10 +173,8 @@ def _shortest_prefixes(begins: list[str]) -> tuple[str, ...]:
 
 def _counts(given: _Object, where: str) -> tuple[int, int | None]:
     """Least and most tags."""
-    for name in ("at_least_one", "stop_after_first"):
-        if not isinstance(given.get(name, False), bool):
-            raise _wrong(f"{where}.{name}", "must be a boolean")
-    return int(given.get("at_least_one", False)), 1 if given.get("stop_after_first") else None
+    least = int(_flag(given, "at_least_one", where))
+    return least, 1 if _flag(given, "stop_after_first", where) else None
 
 
 def _tags(given: _Object, where: str) -> tuple[Tag, ...]:
@@ -153,40 +183,240 @@ def _tags(given: _Object, where: str) -> tuple[Tag, ...]:
 
 
 def _tag(value: Any, where: str) -> Tag:
+    given = _checked_tag(value, where)
+    content = _part(given.get("content"), f"{where}.content")
+    ends = given.get("end")
+    if isinstance(ends, list):
+        first, *others = _texts(ends, f"{where}.end")
+    else:
+        first, others = _text(given, "end", where, may_be_empty=not is_endless(content)), []
+    return Tag(
+        begin=_text(given, "begin", where), content=content, end=first, other_ends=tuple(others)
+    )
+
+
+def _checked_tag(value: Any, where: str) -> _Object:
     given = _object(value, where)
     _refuse_other_keys(given, {"type", "begin", "content", "end"}, where)
     if given.get("type", "tag") != "tag":
         raise _wrong(f"{where}.type", 'must be "tag"')
-    content = _content(_object(given.get("content"), f"{where}.content"), f"{where}.content")
-    end = _text(given, "end", where, may_be_empty=not isinstance(content, AnyText))
-    return Tag(begin=_text(given, "begin", where), content=content, end=end)
+    return given
 
 
-def _content(given: _Object, where: str, also: tuple[str, ...] = ()) -> Content:
-    """``also``: other values that are allowed here, for the error."""
-    kind = given.get("type")
-    if not isinstance(kind, str) or kind not in _CONTENTS:
-        known = ", ".join([*also, *_CONTENTS])
-        raise _wrong(f"{where}.type", f"must be one of {known} here, not {shown(kind)}")
-    keys, read = _CONTENTS[kind]
-    _refuse_other_keys(given, {"type", *keys}, where)
-    return read(given, where)
+def _tag_alone(given: _Object, where: str) -> Format:
+    if isinstance(given.get("begin"), dict) or isinstance(given.get("end"), dict):
+        return _between_tokens(given, where)
+    tag = _tag(given, where)
+    return StructuralTag(
+        tags=(tag,), triggers=(tag.begin,), free_text=False, min_tags=1, max_tags=1
+    )
 
 
-def _json_schema(given: _Object, where: str) -> Content:
+def _between_tokens(given: _Object, where: str) -> Series:
+    """A tag that begins or ends with a token."""
+    content = _part(given.get("content"), f"{where}.content")
+    marks: list[Format] = []
+    for name in ("begin", "end"):
+        if isinstance(given.get(name), dict):
+            token = _object(given[name], f"{where}.{name}")
+            if token.get("type", "token") != "token":
+                raise _wrong(f"{where}.{name}.type", 'must be "token"')
+            _refuse_other_keys(token, {"type", "token"}, f"{where}.{name}")
+            marks.append(_token(token, f"{where}.{name}"))
+        else:
+            text = _text(given, name, where, may_be_empty=name == "end" and not is_endless(content))
+            marks.append(Choice(options=(text,)))
+    begin, end = marks
+    if is_endless(content) and not isinstance(end, Tokens):
+        raise _wrong(f"{where}.end", "must be a token, as the beginning is")
+    return Series(elements=(begin, content, end))
+
+
+def is_endless(part: Format) -> bool:
+    """Whether a format goes on until something else ends it: free text."""
+    match part:
+        case AnyText():
+            return True
+        case StructuralTag():
+            return part.free_text
+        case Series():
+            return is_endless(part.elements[-1])
+        case Either():
+            return any(map(is_endless, part.elements))
+    return False
+
+
+# ---------------------------------------------------------------- formats of formats
+
+
+def _sequence(given: _Object, where: str) -> Format:
+    elements = _parts(given, where)
+    for index, (each, following) in enumerate(itertools.pairwise(elements)):
+        if is_endless(each) and not (isinstance(each, AnyText) and isinstance(following, Tokens)):
+            problem = "has no end of its own; put it last, or make it the content of a tag"
+            raise _wrong(f"{where}.elements[{index}]", problem)
+    return elements[0] if len(elements) == 1 else Series(elements=elements)
+
+
+def _or(given: _Object, where: str) -> Format:
+    elements = _parts(given, where)
+    if len({is_endless(each) for each in elements}) > 1:
+        problem = "must all be free text, or none of them: a free text could be any of the others"
+        raise _wrong(f"{where}.elements", problem)
+    return elements[0] if len(elements) == 1 else Either(elements=elements)
+
+
+def _parts(given: _Object, where: str) -> tuple[Format, ...]:
+    items = _list(given.get("elements"), f"{where}.elements")
+    return tuple(_part(item, f"{where}.elements[{index}]") for index, item in enumerate(items))
+
+
+def _repeated(least: int, most: int | None) -> Callable[[_Object, str], Format]:
+    return lambda given, where: _times(given, where, least, most)
+
+
+def _repeat(given: _Object, where: str) -> Format:
+    least, most = given.get("min"), given.get("max")
+    for name, value, lowest in (("min", least, 0), ("max", most, -1)):
+        if type(value) is not int or not lowest <= value <= MAX_REPEATS:
+            raise _wrong(f"{where}.{name}", f"must be an integer from {lowest} to {MAX_REPEATS}")
+    assert isinstance(least, int) and isinstance(most, int)
+    if -1 < most < max(least, 1):
+        raise _wrong(f"{where}.max", "must be -1, or at least 1 and min")
+    return _times(given, where, least, None if most == -1 else most)
+
+
+def _times(given: _Object, where: str, least: int, most: int | None) -> Format:
+    content = _part(given.get("content"), f"{where}.content")
+    if is_endless(content):
+        raise _wrong(f"{where}.content", "has no end of its own; make it the content of a tag")
+    return Repeated(content=content, least=least, most=most)
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def _token(given: _Object, where: str) -> Tokens:
+    return Tokens(tokens=_token_list([given.get("token")], f"{where}.token"))
+
+
+def _other_token(given: _Object, where: str) -> Tokens:
+    return Tokens(tokens=_excluded_tokens(given, where), excluded=True)
+
+
+def _any_tokens(given: _Object, where: str) -> Repeated:
+    return Repeated(content=_other_token(given, where), least=0, most=None)
+
+
+def _token_triggered_tags(given: _Object, where: str) -> Series:
+    triggers = _token_list(given.get("trigger_tokens"), f"{where}.trigger_tokens")
+    tags: list[Format] = []
+    for index, item in enumerate(_list(given.get("tags"), f"{where}.tags")):
+        place = f"{where}.tags[{index}]"
+        tag = _checked_tag(item, place)
+        begin = _object(tag.get("begin"), f"{place}.begin").get("token")
+        if begin not in triggers:
+            raise _wrong(f"{place}.begin.token", "must be one of the trigger_tokens")
+        tags.append(_between_tokens(tag, place))
+    return _tags_at_tokens(given, where, triggers, tags, *_counts(given, where))
+
+
+def _token_dispatch(given: _Object, where: str) -> Series:
+    tags: list[Format] = []
+    triggers: list[int | str] = []
+    for index, rule in enumerate(_list(given.get("rules"), f"{where}.rules")):
+        place = f"{where}.rules[{index}]"
+        token, content = _rule(rule, place)
+        triggers += _token_list([token], f"{place}[0]")
+        if is_endless(content):
+            raise _wrong(f"{place}[1]", "has no end of its own; make it the content of a tag")
+        tags.append(Series(elements=(Tokens(tokens=(triggers[-1],)), content)))
+    most = None if _flag(given, "loop", where, True) else 1
+    return _tags_at_tokens(given, where, tuple(triggers), tags, 0, most)
+
+
+def _tags_at_tokens(
+    given: _Object,
+    where: str,
+    triggers: tuple[int | str, ...],
+    tags: list[Format],
+    least: int,
+    most: int | None,
+) -> Series:
+    """Free tokens with tags between them, each of which begins with a token that is not free."""
+    apart = dict.fromkeys((*triggers, *_excluded_tokens(given, where)))
+    free = Repeated(content=Tokens(tokens=tuple(apart), excluded=True), least=0, most=None)
+    tag = tags[0] if len(tags) == 1 else Either(elements=tuple(tags))
+    held = Repeated(content=Series(elements=(free, tag)), least=least, most=most)
+    return Series(elements=(held, free))
+
+
+def _excluded_tokens(given: _Object, where: str) -> tuple[int | str, ...]:
+    excluded = given.get("exclude_tokens") or []
+    return _token_list(excluded, f"{where}.exclude_tokens") if excluded else ()
+
+
+def _token_list(value: Any, where: str) -> tuple[int | str, ...]:
+    tokens = _list(value, where)
+    for token in tokens:
+        if type(token) not in (int, str) or token == "" or (type(token) is int and token < 0):
+            raise _wrong(where, "must hold ids of tokens, or their texts")
+    return tuple(dict.fromkeys(tokens))
+
+
+# ---------------------------------------------------------------- texts and JSON
+
+
+def _json_schema(given: _Object, where: str) -> Format:
     if given.get("style", "json") != "json":
         raise _wrong(f"{where}.style", 'must be "json"; other ways of writing are not supported')
-    return requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
+    found = requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
+    any_order = _flag(given, "any_order", where) or found.any_order
+    return msgspec.structs.replace(found, any_order=any_order)
 
 
-_CONTENTS: dict[str, tuple[tuple[str, ...], Callable[[_Object, str], Content]]] = {
-    "json_schema": (("json_schema", "style"), _json_schema),
+_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Object, str], Format]]] = {
+    "json_schema": (("json_schema", "style", "any_order"), _json_schema),
     "regex": (("pattern",), lambda g, where: requests.regex(g.get("pattern"), f"{where}.pattern")),
     "grammar": (("grammar",), lambda g, where: requests.grammar(g.get("grammar"), f"{where}.grammar")),
     "const_string": (("value",), lambda g, where: Choice(options=(_text(g, "value", where),))),
-    "any_text": ((), lambda _, where: AnyText()),
+    "any_text": (("excludes",), lambda g, where: AnyText(excludes=_excludes(g, where))),
+    "tag": (("begin", "content", "end"), _tag_alone),
+    "triggered_tags": (("triggers", "tags", "at_least_one", "stop_after_first", "excludes"), _triggered_tags),
+    "tags_with_separator": (("tags", "separator", "at_least_one", "stop_after_first"), _tags_with_separator),
+    "dispatch": (("rules", "loop", "excludes"), _dispatch),
+    "sequence": (("elements",), _sequence),
+    "or": (("elements",), _or),
+    "optional": (("content",), _repeated(0, 1)),
+    "star": (("content",), _repeated(0, None)),
+    "plus": (("content",), _repeated(1, None)),
+    "repeat": (("content", "min", "max"), _repeat),
+    "token": (("token",), _token),
+    "exclude_token": (("exclude_tokens",), _other_token),
+    "any_tokens": (("exclude_tokens",), _any_tokens),
+    "token_triggered_tags": (("trigger_tokens", "tags", "exclude_tokens", "at_least_one", "stop_after_first"), _token_triggered_tags),
+    "token_dispatch": (("rules", "loop", "exclude_tokens"), _token_dispatch),
 }  # fmt: skip
 """By type: its other keys, and the function that makes a constraint of it."""
+
+
+def _rule(value: Any, where: str) -> tuple[Any, Format]:
+    """Of a dispatch: what begins the format, and the format."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise _wrong(where, "must be a list of a pattern and a format")
+    return value[0], _part(value[1], f"{where}[1]")
+
+
+def _flag(given: _Object, name: str, where: str, default: bool = False) -> bool:
+    value = given.get(name, default)
+    if not isinstance(value, bool):
+        raise _wrong(f"{where}.{name}", "must be a boolean")
+    return value
+
+
+def _excludes(given: _Object, where: str) -> tuple[str, ...]:
+    excluded = given.get("excludes") or []
+    return _texts(excluded, f"{where}.excludes") if excluded else ()
 
 
 def _object(value: Any, where: str) -> _Object:

@@ -76,8 +76,8 @@ class Tool:
 class CallSyntax(ABC):
     """How a model writes tool calls, as far as a constraint needs to know."""
 
-    trigger = ""
-    """Where free text writes this, a call must follow. Not used with ``lists``."""
+    triggers: tuple[str, ...] = ()
+    """Where free text writes one of these, a call must follow. Not used with ``lists``."""
     separator: str
     """Between calls."""
     lists: tuple[tuple[str, str], ...] = ()
@@ -93,6 +93,10 @@ class CallSyntax(ABC):
     def tag(self, tool: Tool) -> Tag:
         """A call of the tool."""
 
+    def tags_in_text(self, tool: Tool) -> tuple[Tag, ...]:
+        """The ways in which models call the tool in free text; each begins with one of the triggers."""
+        return (self.tag(tool),)
+
 
 def calls(
     tools: Iterable[Tool], written: CallSyntax, *, required: bool, most: int | None
@@ -107,17 +111,18 @@ def calls(
     Raises:
         RequestError: the format can't write the name of a tool.
     """
-    offered = [*tools]
-    for tool in offered:
+    tags: list[Tag] = []
+    for tool in tools:
         if written.names is not None and not written.names.fullmatch(tool.name):
             raise RequestError(
                 f"The model's format of tool calls can't write the function name {shown(tool.name)}; use letters, digits, "
                 "_ and - in it.",
                 param="tools",
             )
+        tags += [written.tag(tool)] if required else written.tags_in_text(tool)
     return StructuralTag(
-        tags=tuple(map(written.tag, offered)),
-        triggers=() if written.lists else (written.trigger,),
+        tags=tuple(tags),
+        triggers=written.triggers,
         lists=written.lists,
         not_text=written.not_text,
         free_text=not required,

@@ -179,7 +179,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """The constraint on the answers."""
     parse_reasoning: str = ""
     """Take the reasoning out of the answers' text: the name of how the model marks it, a key of
-    :data:`radixrt.tokenizer.answer.reasoning.FORMATS`. The constraint begins after it. Empty: it stays."""
+    :data:`radixrt.parsers.reasoning.FORMATS`. The constraint begins after it. Empty: it stays."""
 
     stream_values: bool = False
     """The chunks say which values of the JSON begin and are complete."""

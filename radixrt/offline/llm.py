@@ -385,5 +385,6 @@ def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:
     """Raises:
     RequestError: the cache hint is invalid.
     """
-    hints = replace(hints_of(cache), explain_texts=True)
+    hints = hints_of(cache)
+    hints = replace(hints, explain_texts=hints.explain)
     return RequestOptions(cache_salt=cache_salt, cache_hints=hints)

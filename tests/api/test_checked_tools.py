@@ -6,9 +6,10 @@ from typing import Any
 import openai
 import pytest
 
-from radixrt.constrained.tool_calls import FORMATS
+from radixrt.constrained.tool_calls import Tool
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.sequences import SequenceRequest
+from radixrt.parsers.tool_calls.registry import FORMATS
 from tests.api.conftest import RunningServer, StartServer
 
 PARAMETERS = {
@@ -28,7 +29,7 @@ WRONG, RIGHT = '{"name": "x", "tags": [4, 4]}', '{"name": "x", "tags": [4, 5]}'
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module", params=sorted(FORMATS))
+@pytest.fixture(scope="module", params=["hermes", "llama3_json"])
 def name(request: pytest.FixtureRequest) -> str:
     """Of the format of calls."""
     return str(request.param)
@@ -50,7 +51,8 @@ def right(name: str) -> str:
 
 
 def call(name: str, arguments: str) -> str:
-    return FORMATS[name].begin("save") + arguments + FORMATS[name].end
+    tag = FORMATS[name].tag(Tool.of("save", PARAMETERS, True, "t"))
+    return tag.begin + arguments + tag.end
 
 
 def script(server: RunningServer, first: str, then: str) -> None:

@@ -19,7 +19,8 @@ Strategy = st.SearchStrategy[Any]
 def objects(types: list[str], required: dict[str, Strategy], optional: list[str]) -> Strategy:
     """Objects with a type, and some of the fields that any of the types has."""
     fields: dict[str, Strategy] = {name: values for name in optional}
-    return st.fixed_dictionaries({"type": st.sampled_from(types)} | required, optional=fields)
+    kinds = st.sampled_from(types) | values
+    return st.fixed_dictionaries({"type": kinds} | required, optional=fields)
 
 
 strings = st.sampled_from(["hi", "", "{}", '{"a": 1}', "<|im_end|>", "\x00"])
@@ -29,12 +30,21 @@ parts = objects(
     ["refusal", "prompt_cache_breakpoint", "cache_control"],
 )
 items = objects(
-    ["message", "function_call", "function_call_output", "reasoning", "web_search_call", "other"],
+    [
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+        "other",
+    ],
     {
         "role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]),
         "content": strings | st.lists(parts, max_size=2) | values,
         "name": strings,
         "arguments": strings,
+        "input": strings | values,
         "call_id": strings,
         "output": strings | st.lists(parts, max_size=2),
         "summary": st.lists(parts, max_size=2) | values,
@@ -60,7 +70,7 @@ tools = st.lists(
     objects(
         ["function", "custom", "web_search"],
         {"name": st.sampled_from(["f", "", "g h"]), "parameters": schemas, "input_schema": schemas},
-        ["strict", "cache_control", "description", "function"],
+        ["strict", "cache_control", "description", "function", "format"],
     ),
     max_size=2,
 )
@@ -91,7 +101,7 @@ client = httpx.Client(timeout=10)
 
 @pytest.mark.parametrize("path", REQUESTS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_no_body_brings_the_server_down(server: RunningServer, path: str, data: Any) -> None:

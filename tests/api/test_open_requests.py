@@ -22,10 +22,16 @@ class Engine:
         self.is_alive = True
         self.open = OpenRequests(self.sent.append, lambda: self.is_alive)
 
-    def ask(self, name: str, text: str = "", n: int = 1, stream: bool = True) -> OpenRequest:
+    def ask(
+        self, name: str, text: str = "", n: int = 1, stream: bool = True, **fields: Any
+    ) -> OpenRequest:
         options = RequestOptions(sampling=SamplingParams(n=n, seed=1))
         request = GenerateRequest(
-            request_id=name, prompt=TextPrompt(text or name), options=options, stream=stream
+            request_id=name,
+            prompt=TextPrompt(text or name),
+            options=options,
+            stream=stream,
+            **fields,
         )
         opened = OpenRequest(request, Mailbox(1000))
         self.open.add(opened)
@@ -179,7 +185,7 @@ def test_a_request_that_kills_runs_alone_and_is_refused_then() -> None:
     engine.open.remove(killer)
     assert engine.running() == ["other", "late"]
     with pytest.raises(RequestError, match="died three times"):
-        engine.ask("the same again", "boom")
+        engine.ask("the same again, in a batch", "boom", group_id="batch", group_size=2)
     engine.ask("another", "harmless")
     assert late in engine.open and len(arrivals(other)) == 1
 

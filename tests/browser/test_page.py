@@ -12,7 +12,7 @@ from tests.browser.conftest import OpenPage
 from tests.servers import Server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 QUESTION = "The owner of Vidur is Noval. The port of Vidur is Teska. What is the owner of Vidur?"
 PHONE = {"width": 360, "height": 740}
@@ -44,6 +44,27 @@ def test_an_answer_streams_with_the_share_of_its_prompt_that_was_cached(
         cached = re.search(r"(\d+) from the cache", second)
         assert cached and int(cached[1]) >= 48
         assert page.locator(".prompt-bar .cached").count() >= 1
+
+
+def test_why_a_prompt_missed_the_cache_is_told(open_page: OpenPage, url: str) -> None:
+    divergence = {"token_index": 41, "message_index": 0, "role": "system", "prompt_text": "It is 10:32.", "cached_text": "It is 10:31."}  # fmt: skip
+    explanation = {"cause": "volatile_text", "detail": "A time differs.", "divergence": divergence}
+    usage = {"prompt_tokens": 60, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 32}}  # fmt: skip
+    event = {"choices": [], "usage": usage, "cache_explanation": explanation}
+    asked: list[str] = []
+
+    def answer(route: "Route") -> None:
+        asked.append(route.request.headers["x-radixrt-explain-cache"])
+        body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    with open_page(url) as page:
+        page.route("**/v1/chat/completions", answer)
+        text = ask(page, "Hi")
+        assert asked == ["1"]
+        assert "volatile text: A time differs." in text and "32 from the cache" in text
+        page.get_by_text("Token 41, in message 0 (system)").click()
+        assert page.locator(".why pre").all_inner_texts() == ["It is 10:32.", "It is 10:31."]
 
 
 def test_an_answer_can_be_stopped_and_asked_for_again(open_page: OpenPage, url: str) -> None:

@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 
 from bench.capabilities.libraries import compile_llguidance, compile_xgrammar
 from radixrt.bench.structured_engines import values_at
-from radixrt.constrained import position
 from radixrt.constrained.errors import CannotEnforce
+from radixrt.constrained.json_schema import position
 from radixrt.constrained.json_schema.auditing import audit, blame
 from radixrt.constrained.json_schema.auditing.audit import (
     JsonPlan,

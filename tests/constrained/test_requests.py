@@ -150,6 +150,9 @@ TAG_A = {"type": "tag", "begin": "<f=a>", "content": {"type": "json_schema", "js
 TAG_B = {"begin": "<f=b>", "content": {"type": "json_schema", "json_schema": True}, "end": "</f>"}
 
 
+TEXT = {"type": "any_text"}
+
+
 def new(format_type: str, **fields: Any) -> dict[str, Any]:
     return {"type": "structural_tag", "format": {"type": format_type, **fields}}
 
@@ -189,11 +192,11 @@ def test_each_kind_of_content() -> None:
 
 
 def test_the_error_of_a_format_names_all_that_may_stand_there() -> None:
-    with pytest.raises(RequestError, match="triggered_tags, tags_with_separator, tag, json_schema"):
-        structural_tag(new("sequence", elements=[]), "t")
-    with pytest.raises(RequestError, match="one of json_schema") as inside:
-        structural_tag(new("tag", begin="<", content={"type": "sequence"}, end=">"), "t")
-    assert "triggered_tags" not in inside.value.message
+    with pytest.raises(
+        RequestError, match=r"one of json_schema, .*sequence, or, .*not .qwen"
+    ) as error:
+        structural_tag(new("qwen_xml_parameter", json_schema={}), "t")
+    assert error.value.param == "t.format.type"
 
 
 @pytest.mark.parametrize(
@@ -214,19 +217,34 @@ def test_the_error_of_a_format_names_all_that_may_stand_there() -> None:
         ({**OLD, "structures": [{"begin": "<f=", "end": ""}]}, "t.structures[0].schema"),
         ({**OLD, "structures": [{"begin": "", "schema": {}, "end": ""}]}, "t.structures[0].begin"),
         (new("any_text"), "t.format"),
-        (new("sequence", elements=[]), "t.format.type"),
+        (new("sequence", elements=[]), "t.format.elements"),
         (new("tag", begin="<", content={"type": "any_text"}, end=""), "t.format.end"),
-        (new("tag", begin={"token": 5}, content={"type": "any_text"}, end=">"), "t.format.begin"),
+        (new("tag", begin={"token": 5}, content={"type": "any_text"}, end=">"), "t.format.end"),
         (new("tag", begin="<", content={"type": []}, end=">"), "t.format.content.type"),
         (new("tag", begin="<", content=None, end=">"), "t.format.content"),
         (
-            new("triggered_tags", tags=[TAG_A], triggers=["<"], excludes=["x"]),
+            new("triggered_tags", tags=[TAG_A], triggers=["<"], excludes=[""]),
             "t.format.excludes",
         ),
         (new("triggered_tags", tags=[TAG_A], triggers=["<"], at_least_one=1), "t.format.at_least_one"),
         (new("triggered_tags", tags=[5], triggers=["<"]), "t.format.tags[0]"),
         (new("json_schema", json_schema={}, style="qwen_xml"), "t.format.style"),
-        (new("json_schema", json_schema={}, any_order=True), "t.format.any_order"),
+        (new("json_schema", json_schema={}, any_order=1), "t.format.any_order"),
+        (new("json_schema", json_schema={}, max_whitespace_cnt=2), "t.format.max_whitespace_cnt"),
+        (new("sequence", elements=[TEXT, TAG_A]), "t.format.elements[0]"),
+        (new("or", elements=[TEXT, TAG_A]), "t.format.elements"),
+        (new("star", content=TEXT), "t.format.content"),
+        (new("repeat", content=TAG_A, min=2, max=1), "t.format.max"),
+        (new("repeat", content=TAG_A, min="1", max=2), "t.format.min"),
+        (new("repeat", content=TAG_A, min=0, max=10**9), "t.format.max"),
+        (new("token", token=""), "t.format.token"),
+        (new("any_tokens", exclude_tokens=[-1]), "t.format.exclude_tokens"),
+        (new("any_text", max_tokens=5), "t.format.max_tokens"),
+        (new("dispatch", rules=[["<", TAG_A, 1]]), "t.format.rules[0]"),
+        (new("dispatch", rules=[[5, TAG_A]]), "t.format.rules[0][0]"),
+        (new("dispatch", rules=[["<", TAG_A]], loop="no"), "t.format.loop"),
+        (new("token_dispatch", rules=[[5, TEXT]]), "t.format.rules[0][1]"),
+        (new("token_triggered_tags", trigger_tokens=[5], tags=[{"begin": {"token": 6}, "content": TAG_A, "end": ""}]), "t.format.tags[0].begin.token"),
     ],
 )  # fmt: skip
 def test_a_structural_tag_that_would_have_to_be_guessed_is_refused(value: Any, param: str) -> None:

@@ -17,8 +17,8 @@ from radixrt.constrained.constraint import (
     AnyText,
     Choice,
     Constraint,
-    Content,
     Ebnf,
+    Format,
     JsonSchema,
     Lark,
     Regex,
@@ -252,7 +252,7 @@ def test_ebnf_is_not_cut_into_lexemes() -> None:
 
 # ---------------------------------------------------------------- structural tags
 
-CONTENTS: list[tuple[Content, list[str], list[str]]] = [
+CONTENTS: list[tuple[Format, list[str], list[str]]] = [
     (
         JsonSchema(schema=json.dumps(SCHEMA)),
         ['{"a":"é"}', '{"a": "b", "b": "x/y"}', '{"a":"</tool_cal"}'],
@@ -271,7 +271,7 @@ CONTENTS: list[tuple[Content, list[str], list[str]]] = [
 @each_kind
 @pytest.mark.parametrize("case", CONTENTS, ids=lambda case: repr(case[0])[:40])
 def test_the_content_of_a_tag_is_held_to_its_constraint(
-    kind: str, case: tuple[Content, list[str], list[str]]
+    kind: str, case: tuple[Format, list[str], list[str]]
 ) -> None:
     """<tool_call> is text in some of the vocabularies, an added token or a control token in others."""
     content, good, bad = case

@@ -61,6 +61,11 @@ class Output(NamedTuple):
 
 QWEN_CODER = [
     Output(
+        "I look.\n\n<function=get_weather>\n<parameter=location>\nOslo\n</parameter>\n</function>\n</tool_call>",
+        "I look.\n\n",
+        [("get_weather", {"location": "Oslo"})],
+    ),
+    Output(
         "I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=location>\nSan Francisco, CA\n</parameter>\n"
         "<parameter=unit>\ncelsius\n</parameter>\n</function>\n</tool_call>",
         "I look.\n\n",
@@ -299,6 +304,9 @@ def test_the_constraint_takes_what_the_documentation_shows(form: str, output: Ou
         (facts_of("byte_level_json"), with_marks()), (False, True)
     ):
         held = tool_calls.calls(offered, FORMATS[form], required=required, most=None)
+        is_bare = "<function=" in output.text and "<tool_call>" not in output.text
+        if is_bare and (required or facts is with_marks()):
+            continue  # only free text may leave a tag out; control tokens are no text
         text = output.text.removeprefix(output.content) if required else output.text
         assert takes(held, facts, text)
         for right, wrong in (("celsius", "kelvin"), ("days:3", "days:three"), ("7890", "'7890'")):
@@ -367,7 +375,7 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar_in_each_format(form: 
 @pytest.mark.parametrize(
     ("form", "before", "after", "stop"),
     [
-        ("qwen3_coder", QWEN_CODER[0].text.partition("San")[0], "\n</parameter>\n</function>\n</tool_call>", "</parameter>"),
+        ("qwen3_coder", QWEN_CODER[1].text.partition("San")[0], "\n</parameter>\n</function>\n</tool_call>", "</parameter>"),
         ("functiongemma", "<start_function_call>call:get_weather{location:<escape>", "<escape>}<end_function_call>", "<escape>"),
         ("pythonic", "[get_weather(location='", "')]", "'"),
     ],

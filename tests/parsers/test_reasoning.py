@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.parsers.reasoning import FORMATS, ReasoningParser
+from radixrt.parsers.reasoning import FORMATS, ReasoningFormat, ReasoningParser
 
 QWEN, DEEPSEEK = FORMATS["qwen3"], FORMATS["deepseek-r1"]
 ANSWER = "<think>\nTwo < three.\n\nSo </thin no.\n</think>\n\nYes. </think> too"
@@ -23,11 +23,14 @@ def parse(parser: ReasoningParser, pieces: list[str]) -> tuple[str, str]:
     return "".join(thought for thought, _ in parts), "".join(content for _, content in parts)
 
 
-@pytest.mark.parametrize("written", [QWEN, DEEPSEEK])
+@pytest.mark.parametrize("written", FORMATS.values(), ids=FORMATS)
 @given(cuts=CUTS)
-def test_the_thought_is_split_off_however_it_comes(written, cuts: list[int]) -> None:
-    parsed = parse(ReasoningParser(written), pieces_of(ANSWER, cuts))
-    assert parsed == ("Two < three.\n\nSo </thin no.", "Yes. </think> too")
+def test_the_thought_is_split_off_however_it_comes(
+    written: ReasoningFormat, cuts: list[int]
+) -> None:
+    answer = ANSWER.replace("<think>", written.opening).replace("</think>", written.closing)
+    parsed = parse(ReasoningParser(written), pieces_of(answer, cuts))
+    assert parsed == ("Two < three.\n\nSo </thin no.", f"Yes. {written.closing} too")
 
 
 @given(cuts=CUTS)

@@ -34,12 +34,22 @@ class Dialect:
     """Each event has the whole text so far."""
 
 
+def _text(told: Json, *names: str) -> str:
+    """Reasoning and text are one."""
+    return "".join(told.get(name) or "" for name in names)
+
+
 def _messages_piece(told: Json) -> str:
-    return told["delta"].get("text", "") if told["type"] == "content_block_delta" else ""
+    return _text(told.get("delta", {}), "thinking", "text")
 
 
 def _responses_piece(told: Json) -> str:
-    return told["delta"] if told["type"] == "response.output_text.delta" else ""
+    kinds = ("response.reasoning_text.delta", "response.output_text.delta")
+    return told["delta"] if told["type"] in kinds else ""
+
+
+def _responses_text(told: Json) -> str:
+    return "".join(part["text"] for item in told["output"] for part in item["content"])
 
 
 def _messages_error(told: Json) -> str:
@@ -52,8 +62,10 @@ DIALECTS = [
         "chat",
         "/v1/chat/completions",
         {"messages": _CHAT, "max_tokens": LENGTH, **_SAMPLED},
-        lambda told: "".join(c["delta"].get("content") or "" for c in told["choices"]),
-        lambda told: told["choices"][0]["message"]["content"],
+        lambda told: "".join(
+            _text(c["delta"], "reasoning_content", "content") for c in told["choices"]
+        ),
+        lambda told: _text(told["choices"][0]["message"], "reasoning_content", "content"),
     ),
     Dialect(
         "completions",
@@ -67,14 +79,14 @@ DIALECTS = [
         "/v1/responses",
         {"input": _PROMPT, "max_output_tokens": LENGTH, **_SAMPLED},
         _responses_piece,
-        lambda told: told["output"][0]["content"][0]["text"],
+        _responses_text,
     ),
     Dialect(
         "messages",
         "/v1/messages",
         {"model": "tiny", "messages": _CHAT, "max_tokens": LENGTH, **_SAMPLED},
         _messages_piece,
-        lambda told: told["content"][0]["text"],
+        lambda told: "".join(_text(block, "thinking", "text") for block in told["content"]),
         _messages_error,
     ),
     Dialect(
@@ -86,8 +98,8 @@ DIALECTS = [
             "ignore_eos": True,
             "options": {"num_predict": LENGTH, "temperature": 1.0, "seed": 11},
         },
-        lambda told: told["message"]["content"],
-        lambda told: told["message"]["content"],
+        lambda told: _text(told["message"], "thinking", "content"),
+        lambda told: _text(told["message"], "thinking", "content"),
         lambda told: told["error"],
     ),
     Dialect(

@@ -104,6 +104,10 @@ def test_every_answer_of_several_satisfies_the_schema(client: openai.OpenAI, str
             {"structural_tag": {"format": {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{3}"}, "end": "</n>"}}},
             "<n>[0-9]{3}</n>",
         ),
+        (
+            {"structural_tag": {"format": {"type": "sequence", "elements": [{"type": "const_string", "value": "n="}, {"type": "or", "elements": [{"type": "json_schema", "json_schema": {"enum": [1, 2]}}, {"type": "regex", "pattern": "[ab]"}]}, {"type": "repeat", "content": {"type": "const_string", "value": ";"}, "min": 1, "max": 2}]}}},
+            "n=[12ab];;?",
+        ),
     ],
 )  # fmt: skip
 def test_text_of_a_given_form(client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:

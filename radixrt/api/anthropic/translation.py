@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from radixrt.api.anthropic.protocol import Blocks, InputMessage, MessagesRequest
-from radixrt.api.requests.items import string_in, warn_of_skipped
+from radixrt.api.requests.items import string_in, text_parts, warn_of_skipped
 from radixrt.api.requests.json_text import json_text
 from radixrt.api.requests.protocol import (
     CacheControl,
@@ -179,16 +179,7 @@ def _of_call(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _texts(blocks: Any, where: str, first: int = 0) -> list[dict[str, Any]]:
-    """Text parts of a chat message.
-
-    Args:
-        first: index of the first block in the request.
-    """
-    if isinstance(blocks, str):
-        return [{"type": "text", "text": blocks}]
-    if not isinstance(blocks, list):
-        raise RequestError(f"{where} must be a string or a list of content blocks.", param=where)
-    return [_text(block, f"{where}[{first + i}]") for i, block in enumerate(blocks)]
+    return text_parts(blocks, where, _text, "content blocks", first)
 
 
 def _text(block: Any, where: str) -> dict[str, Any]:

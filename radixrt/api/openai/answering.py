@@ -92,13 +92,14 @@ async def _whole(answering: Answering[Any], state: ServerState) -> dict[str, Any
             extras |= beside
     choices.sort(key=lambda choice: choice["index"])
     envelope = _envelope(answering, state, answering.kind, choices)
-    return envelope | extras | usage.extras() | {"usage": usage.as_json()}
+    return envelope | extras | usage.explanation() | {"usage": usage.as_json()}
 
 
 async def _stream(answering: Answering[Any], state: ServerState) -> AsyncGenerator[bytes, None]:
     usage = Usage(answering.hides_output)
     options = answering.fields.stream_options
-    with_usage = bool(options and options.include_usage)
+    explains = answering.prepared.requests[0].options.cache_hints.explain
+    with_usage = explains or bool(options and options.include_usage)
     always = bool(options and options.continuous_usage_stats)
 
     def piece(choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,8 +111,8 @@ async def _stream(answering: Answering[Any], state: ServerState) -> AsyncGenerat
     async with aclosing(_choices(answering, state, usage)) as found:
         async for choice, beside in found:
             yield event(piece([choice]) | beside)
-    if with_usage or usage.extras():
-        yield event(piece([]) | usage.extras())
+    if with_usage:
+        yield event(piece([]) | usage.explanation())
     yield DONE
 
 

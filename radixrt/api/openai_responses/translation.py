@@ -11,7 +11,7 @@ from radixrt.api.openai_responses.protocol import (
     Items,
     ResponsesRequest,
 )
-from radixrt.api.requests.items import string_in, warn_of_skipped
+from radixrt.api.requests.items import string_in, text_parts, warn_of_skipped
 from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, GenerationFields
 from radixrt.base.errors import RequestError
 
@@ -182,12 +182,7 @@ def _unsealed(content: str) -> str:
 
 
 def _parts(content: Any, where: str) -> list[dict[str, Any]]:
-    """Text parts of a chat message."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        raise RequestError(f"{where} must be a string or a list of content parts.", param=where)
-    return [_part(part, f"{where}[{number}]") for number, part in enumerate(content)]
+    return text_parts(content, where, _part)
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:

@@ -103,7 +103,9 @@ def request_options(
         tenant=caller.tenant,
         cache_salt=fields.cache_salt or "",
         cache_hints=msgspec.structs.replace(
-            hints, session=caller.session(hints.session), explain_texts=caller.sees_own_texts
+            hints,
+            session=caller.session(hints.session),
+            explain_texts=hints.explain and caller.sees_own_texts,
         ),
         priority=_priority(fields.priority, config),
         deadline=_deadline(fields.timeout),

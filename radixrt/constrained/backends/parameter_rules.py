@@ -15,6 +15,7 @@ from radixrt.constrained.constraint import Parameters
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Unenforced
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.json_schema.walk import pointer_of
 from radixrt.constrained.parameters import (
     STYLES,
     Form,
@@ -62,7 +63,7 @@ class ParameterRules:
         schema = json.loads(content.schema.schema)
         for word in keywords_on_the_whole(schema):
             reason = "a format that writes each parameter by itself can't hold several to it"
-            self._leave_out(word, f"/{word}", reason)
+            self._leave_out(word, pointer_of((word,)), reason)
         if takes_any_name(schema):
             self.start = self._any(any_parameter(schema))
         else:
@@ -116,7 +117,9 @@ class ParameterRules:
         text = _text(schema)
         if text is None:
             reason = "it has no form as a regular expression without quotes"
-            self._leave_out("pattern", f"/properties/{parameter.name}", reason)
+            self._leave_out(
+                "pattern", pointer_of(("properties", parameter.name, "pattern")), reason
+            )
             text = "ANY" if parameter.form is Form.TEXT or words else 'ANY | "null"'
         text = f"({text}) & ~(ANY {style.stop} ANY)"
         end = style.quote + style.closing
@@ -142,7 +145,7 @@ class ParameterRules:
             )
         except CannotEnforce as error:
             raise CannotCompile(f"In the parameter {parameter.name!r}: {error}") from error
-        where = f"/properties/{parameter.name}"
+        where = pointer_of(("properties", parameter.name))
         self.unenforced += [
             msgspec.structs.replace(each, pointer=where + each.pointer) for each in plan.unenforced
         ]
@@ -245,7 +248,7 @@ def _whole_match(pattern: str) -> str | None:
     begins, ends = pattern.startswith("^"), bool(re.search(r"(?<!\\)(?:\\\\)*\$$", pattern))
     inner = pattern[begins : len(pattern) - ends]
     plain = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", inner, flags=re.DOTALL)
-    if re.search(r"[$^]|\(\?[=!<]|\\b", plain):
+    if re.search(r"[$^]|\(\?[=!<]", plain) or re.search(r"\\[bB1-9]", inner):
         return None
     depth = 0
     for character in plain:

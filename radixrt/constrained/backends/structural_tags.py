@@ -4,10 +4,11 @@ xgrammar has structural tags of its own, but compiles the schemas inside them wi
 drops keywords. Here the schema of a tag is enforced as exactly as a schema of the whole answer.
 """
 
+import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,17 +23,24 @@ from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
     Choice,
+    Compound,
+    Either,
+    Format,
     JsonSchema,
     Lark,
     Parameters,
     Regex,
+    Repeated,
+    Series,
     StructuralTag,
     Tag,
+    Tokens,
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, Compiled, Unenforced
 from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
+from radixrt.constrained.structural_tags import is_endless
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 MAX_TAGS = 4096
@@ -42,10 +50,12 @@ _TEXT = """
 ANY: /(?s:.*)/
 SOME: /(?s:.+)/
 """
+_JSON_STARTS = {"object": r"/\{/", "array": r"/\[/", "string": '/"/'}
+"""First characters of the values of a type."""
 
 
 def compile_structural_tag(
-    constraint: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
+    constraint: StructuralTag | Compound, facts: TokenizerFacts, whitespace: WhitespaceName
 ) -> Compiled:
     """The grammar, with checks of the schemas that are strict, and the keywords that it leaves out of the others.
 
@@ -54,7 +64,6 @@ def compile_structural_tag(
     Raises:
         CannotCompile: triggers and tags don't fit, or a content can't be held to.
     """
-    check_triggers(constraint)
     text = _TagGrammar(constraint, facts, whitespace)
     return Compiled(
         grammar=llguidance.compile_grammars(text.grammars(), facts),
@@ -103,20 +112,32 @@ def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:
     return all(begin and not begin.startswith(_JSON_BEGINS) for begin in others)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """The content of a tag that is free text, and its ends."""
+
+    content: Format
+    ends: tuple[str, ...]
+
+
 class _TagGrammar:
     """Writes the Lark text and collects the grammars that it refers to by name."""
 
     def __init__(
-        self, constraint: StructuralTag, facts: TokenizerFacts, whitespace: WhitespaceName
+        self,
+        constraint: StructuralTag | Compound,
+        facts: TokenizerFacts,
+        whitespace: WhitespaceName,
     ) -> None:
         self._constraint = constraint
         self._facts = facts
         self._whitespace = whitespace
         self._control = facts.special_names
+        self._numbers = itertools.count()
         self._named: list[dict[str, Any]] = []
         self._lines: list[str] = []
-        self._plans: dict[str, JsonPlan] = {}
-        """By the name of the content."""
+        self._plans: dict[int, JsonPlan] = {}
+        """By the position of the tag in the constraint."""
         self.checked: list[Unenforced] = []
         self.unenforced: list[Unenforced] = []
 
@@ -125,6 +146,7 @@ class _TagGrammar:
         if not any(plan.checks for plan in self._plans.values()):
             return ()
         constraint = self._constraint
+        assert isinstance(constraint, StructuralTag)
         tags = [
             CheckedTag(
                 begin=tag.begin,
@@ -132,7 +154,7 @@ class _TagGrammar:
                 is_json=isinstance(tag.content, JsonSchema | AnyJson),
                 checks=tuple(
                     msgspec.structs.replace(check, tag=tag.begin)
-                    for plan in [self._plans.get(f"content_{index}")]
+                    for plan in [self._plans.get(index)]
                     if plan
                     for check in plan.checks
                 ),
@@ -148,181 +170,376 @@ class _TagGrammar:
 
     def _finds_content(self, tag: Tag) -> bool:
         """Whether the contents of the tag can be told from the text around them, so that they can be checked."""
+        if not isinstance(self._constraint, StructuralTag):
+            return False
         tags = self._constraint.tags
         return (
-            all(isinstance(each.content, JsonSchema | AnyJson | AnyText) for each in tags)
+            not self._constraint.lists
+            and any(tag is each for each in tags)
+            and all(isinstance(each.content, JsonSchema | AnyJson | AnyText) for each in tags)
+            and not any(each.other_ends for each in tags)
             and len({each.begin for each in tags}) == len(tags)
             and not re.match(r"[-+.\w]", tag.end)
         )
 
     def grammars(self) -> list[dict[str, Any]]:
-        start = self._start()
-        lark = f"start: {start}\n{_TEXT}" + "\n".join(self._lines) + "\n"
+        lark = f"start: {self._series([self._constraint])}\n{_TEXT}" + "\n".join(self._lines) + "\n"
         return [{"name": "tags", "lark_grammar": lark}, *self._named]
 
-    def _start(self) -> str:
-        names = [self._tag(index, tag) for index, tag in enumerate(self._constraint.tags)]
-        self._lines.append("tag: " + " | ".join(names))
-        if self._constraint.lists:
-            return self._lists()
-        if not self._constraint.free_text:
-            return self._tags_alone()
-        self._define_free_text()
-        tags = _repeated("tag", self._constraint.min_tags, self._constraint.max_tags)
-        return f"{tags} TAIL?"
+    # ------------------------------------------------------------ formats
 
-    def _tags_alone(self) -> str:
-        least, most = self._constraint.min_tags, self._constraint.max_tags
-        if self._constraint.lists:
-            least = max(least, 1)
-        separator = self._literal(self._constraint.separator)
-        rest = _repeated(
-            f"({separator} tag)", max(least - 1, 0), None if most is None else most - 1
+    def _series(
+        self, parts: Sequence[Format], ends: tuple[str, ...] = (), follows: bool = False
+    ) -> str:
+        """Parts in a row, and the end.
+
+        Args:
+            ends: of the tag of which this is the content.
+            follows: more text may follow.
+        """
+        items = [item for part in parts for item in self._flat(part)]
+        if ends and not (items and is_endless(items[-1])):
+            items.append(Choice(options=ends))
+        out, run = [], list[str]()
+        for index, item in enumerate(items):
+            if (text := self._regular(item)) is not None:
+                run.append(text)
+                continue
+            out.append(self._run(run, item))
+            run = []
+            following = items[index + 1] if index + 1 < len(items) else None
+            if isinstance(item, AnyText) and isinstance(following, Tokens):
+                out.append(f"{self._text_without(item.excludes)}?")
+            elif is_endless(item):
+                out.append(self._endless(item, ends))
+            else:
+                out.append(self._one(item, follows or following is not None))
+        out.append(self._run(run, AnyText() if follows else None))
+        return " ".join(filter(None, out)) or '""'
+
+    def _flat(self, part: Format) -> list[Any]:
+        """The parts of a row; those of a tag alone are its beginning, its content and its end."""
+        if isinstance(part, Series):
+            return [item for each in part.elements for item in self._flat(each)]
+        if part is not self._constraint and isinstance(part, StructuralTag) and _is_one_tag(part):
+            (tag,) = part.tags
+            assert not isinstance(tag.content, Parameters)  # only tools have them
+            begin = [Choice(options=(tag.begin,))] if tag.begin else []
+            if is_endless(tag.content):
+                return [*begin, _Held(tag.content, (tag.end, *tag.other_ends))]
+            ends = tuple(dict.fromkeys((tag.end, *tag.other_ends)))
+            end = [Choice(options=ends)] if ends != ("",) else []
+            return [*begin, *self._flat(tag.content), *end]
+        return [part]
+
+    def _one(self, part: Format | _Held, follows: bool) -> str:
+        """A part that is no single terminal, and ends by itself."""
+        match part:
+            case _Held():
+                return self._endless(part.content, part.ends)
+            case JsonSchema() | AnyJson() | Lark():
+                return self._grammar(part, None)
+            case StructuralTag():
+                return self._tags(part, ())
+            case Choice():
+                return "(" + " | ".join(map(self._literal, part.options)) + ")"
+            case Either():
+                return (
+                    "("
+                    + " | ".join(self._series([one], (), follows) for one in part.elements)
+                    + ")"
+                )
+            case Repeated():
+                body = self._series([part.content], (), part.most != 1 or follows)
+                return _repeated(f"({body})", part.least, part.most)
+            case Tokens():
+                return self._tokens(part)
+        raise CannotCompile(
+            "Inside a structural tag an EBNF grammar can't be used; write it as a regex, Lark or JSON schema."
         )
-        return f"tag {rest}" if least else f"(tag {rest})?"
 
-    def _lists(self) -> str:
+    def _regular(self, part: Format) -> str | None:
+        """The expression of a terminal; None if the part is none."""
+        match part:
+            case Regex():
+                pattern = with_ecma_classes(part.pattern)
+                llguidance.compile_regex(pattern, self._facts)  # alone: ``a)|(b`` is none
+                return _regex(pattern)
+            case Choice():
+                if any(map(self._names_control_token, part.options)):
+                    return None
+                return _regex(alternatives(part.options))
+            case Series() | Either():
+                texts = [self._regular(each) for each in part.elements]
+                between = " " if isinstance(part, Series) else " | "
+                return None if None in texts else f"({between.join(map(str, texts))})"
+            case Repeated():
+                text = self._regular(part.content)
+                return None if text is None else _repeated(f"({text})", part.least, part.most)
+        return None
+
+    def _run(self, texts: list[str], following: Format | _Held | None) -> str:
+        """Terminals in a row as one, so that every way to divide the text between them is tried. What follows must not be able to go
+        on with it: the lexer takes the longest text.
+
+        Raises:
+            CannotCompile: it may.
+        """
+        if not texts:
+            return ""
+        name, text = f"RUN_{next(self._numbers)}", " ".join(texts)
+        self._lines.append(f"{name}: {text}")
+        if following is None or isinstance(following, Tokens):
+            return name
+        kind = json.loads(following.schema) if isinstance(following, JsonSchema) else {}
+        kind = kind.get("type") if isinstance(kind, dict) else None
+        start = _JSON_STARTS.get(kind, "SOME") if isinstance(kind, str) else "SOME"
+        if isinstance(following, Choice):  # with a control token in it
+            start = "SOME"
+        longer = f"start: X\nX: T & (T {start} ANY)\nT: {text}\n{_TEXT}"
+        try:
+            llguidance.compile_lark(longer, self._facts)
+        except CannotCompile as error:
+            if "Nothing satisfies it" in str(error):
+                return name
+        raise CannotCompile(
+            "After a text of a sequence it must be clear that it has ended, and here it could go on with what follows; put a "
+            "const_string between them that the text can't contain."
+        )
+
+    def _tokens(self, part: Tokens) -> str:
+        ids = sorted(set(map(self._token_id, part.tokens)))
+        if not part.excluded:
+            return f"<[{','.join(map(str, ids))}]>"
+        apart = sorted({*ids, *self._facts.eos_token_ids})
+        return f"<[^{','.join(map(str, apart))}]>"
+
+    def _token_id(self, token: int | str) -> int:
+        facts = self._facts
+        found = token if isinstance(token, int) else facts.tokenizer.token_to_id(token)
+        if found is None or found >= facts.vocab_size:
+            raise CannotCompile(f"The model has no token {token!r}.")
+        if found in facts.eos_token_ids:
+            raise CannotCompile(
+                f"The token {token!r} ends the answer, so it can't be a part of it."
+            )
+        return int(found)
+
+    # ------------------------------------------------------------ free text
+
+    def _endless(self, part: Format, ends: tuple[str, ...]) -> str:
+        """Free text, and its end."""
+        match part:
+            case AnyText():
+                return self._any_text(part, ends)
+            case StructuralTag():
+                return self._tags(part, ends)
+            case Either():
+                return "(" + " | ".join(self._endless(one, ends) for one in part.elements) + ")"
+        return self._series([part], ends)
+
+    def _any_text(self, part: AnyText, ends: tuple[str, ...]) -> str:
+        """Text up to the first occurrence of an end."""
+        if not any(ends):
+            if self._constraint is part or not ends:
+                return f"{self._text_without(part.excludes)}?"
+            raise CannotCompile("A tag whose content is any text needs an end; give one.")
+        return self._until(ends, part.excludes)
+
+    def _text_without(self, excludes: tuple[str, ...]) -> str:
+        """A terminal of text without some texts in it."""
+        name = f"FREE_{next(self._numbers)}"
+        self._lines.append(f"{name}: SOME{_none_of(excludes)}")
+        return name
+
+    def _until(self, ends: tuple[str, ...], stops: tuple[str, ...]) -> str:
+        """Text up to the first end, without any of the stops; and the end."""
+        if len(ends) == 1 and self._names_control_token(ends[0]):
+            letters, control = self._split_at_control_token(ends[0])
+            if not letters:  # no text has such a token in it
+                return f"{self._text_without(stops)}? {self._literal(control)}"
+            name = f"UNTIL_{next(self._numbers)}"
+            self._lines.append(f"{name}: (ANY {_quoted(letters)}){_none_of(stops)}")
+            return f"{name} {self._literal(control)}"
+        if any(map(self._names_control_token, ends)):
+            raise CannotCompile(
+                "Of several ends none can have a control token in it; give one end."
+            )
+        name, end = f"UNTIL_{next(self._numbers)}", "(" + " | ".join(map(_quoted, ends)) + ")"
+        self._lines.append(f"{name}: (ANY {end}) & ~(ANY {end} SOME){_none_of(stops)}")
+        return name
+
+    # ------------------------------------------------------------ tags
+
+    def _tags(self, part: StructuralTag, ends: tuple[str, ...]) -> str:
+        check_triggers(part)
+        number = next(self._numbers)
+        rules = [
+            self._tag(part, f"{number}_{index}", index, tag, ends)
+            for index, tag in enumerate(part.tags)
+        ]
+        self._lines.append(f"tag_{number}: " + " | ".join(rules))
+        if part.lists:
+            return self._lists(part, number)
+        if not part.free_text:
+            rest = self._more_tags(part, number)
+            return f"tag_{number} {rest}" if part.min_tags else f"(tag_{number} {rest})?"
+        tags = _repeated(f"tag_{number}", part.min_tags, part.max_tags)
+        stops = (*part.triggers, *part.excludes)
+        if any(ends):
+            return f"{tags} {self._until(ends, stops)}"
+        return f"{tags} {self._text_without(stops)}?"
+
+    def _more_tags(self, part: StructuralTag, number: int) -> str:
+        """The tags after the first, where there is no free text between them."""
+        separator, most = self._literal(part.separator), part.max_tags
+        more = None if most is None else most - 1
+        return _repeated(f"({separator} tag_{number})", max(part.min_tags - 1, 0), more)
+
+    def _lists(self, part: StructuralTag, number: int) -> str:
         """All tags in one list, or free text."""
-        constraint, ways = self._constraint, []
-        if constraint.free_text and not constraint.not_text:
-            self._define_free_text()
-        for number, (opening, closing) in enumerate(constraint.lists):
-            lead, first = self._literal(opening), "tag"
-            if (
-                constraint.not_text
-            ):  # with the first tag in one terminal, which no free text begins with
-                lead, first = "", " | ".join(self._firsts(number, opening))
-            elif constraint.free_text and self._names_control_token(opening):
-                lead = f"TAIL? {lead}"
-            elif constraint.free_text:
-                lead = f"HEAD_{number}"
-            rest = self._tags_alone().removeprefix("tag ")
+        openings = tuple(opening for opening, _ in part.lists)
+        rest, ways = self._more_tags(part, number), []
+        for index, (opening, closing) in enumerate(part.lists):
+            lead, first = self._literal(opening), f"tag_{number}"
+            if part.not_text:  # with the first tag in one terminal, which no free text begins with
+                lead, first = "", " | ".join(self._firsts(part, number, index, opening))
+            elif part.free_text and self._names_control_token(opening):
+                lead = f"{self._text_without(openings)}? {lead}"
+            elif part.free_text:
+                stop = "(" + " | ".join(map(_quoted, openings)) + ")"
+                lead = f"HEAD_{number}_{index}"
+                self._lines.append(f"{lead}: (ANY {_quoted(opening)}) & ~(ANY {stop} SOME)")
             ways.append(f"{lead} ({first}) {rest} {self._literal(closing)}")
-        if constraint.min_tags == 0:
+        if part.min_tags == 0:
             ways.append('""')
-            if constraint.not_text:
-                self._lines.append(f"PLAIN: SOME & ~({_regex(constraint.not_text)} ANY)")
-            if constraint.free_text:
-                ways.append("PLAIN" if constraint.not_text else "TAIL")
-        return " | ".join(ways)
+            if part.not_text:
+                self._lines.append(f"PLAIN_{number}: SOME & ~({_regex(part.not_text)} ANY)")
+            if part.free_text:
+                ways.append(f"PLAIN_{number}" if part.not_text else self._text_without(openings))
+        return "(" + " | ".join(ways) + ")"
 
-    def _firsts(self, number: int, opening: str) -> Iterator[str]:
+    def _firsts(
+        self, part: StructuralTag, number: int, list_index: int, opening: str
+    ) -> Iterator[str]:
         """The rules of the first tag of a list, with the opening."""
-        for index, tag in enumerate(self._constraint.tags):
-            name = f"first_{number}_{index}"
-            self._lines.append(f"{name}: {self._literal(opening + tag.begin)} inner_{index}")
+        for index, tag in enumerate(part.tags):
+            name = f"first_{number}_{list_index}_{index}"
+            self._lines.append(
+                f"{name}: {self._literal(opening + tag.begin)} inner_{number}_{index}"
+            )
             yield name
 
-    def _define_free_text(self) -> None:
-        """TAIL: text without a trigger. HEAD_i: text that ends with trigger i and has no trigger before it.
+    def _tag(
+        self, part: StructuralTag, name: str, index: int, tag: Tag, ends: tuple[str, ...]
+    ) -> str:
+        """Define the rule of one tag, with the free text before it; returns its name.
 
-        A trigger that is a control token can't occur in text, so it ends no HEAD. Its name in letters must not
-        occur in text either.
+        A trigger that is a control token can't occur in text. Its name in letters must not occur in text either.
         """
-        triggers = self._constraint.triggers or [opening for opening, _ in self._constraint.lists]
-        self._lines.append("TRIGGER: " + " | ".join(map(_quoted, triggers)))
-        self._lines.append("TAIL: SOME & ~(ANY TRIGGER ANY)")
-        for index, trigger in enumerate(triggers):
-            if not self._names_control_token(trigger):
-                self._lines.append(f"HEAD_{index}: (ANY {_quoted(trigger)}) & ~(ANY TRIGGER SOME)")
-
-    def _tag(self, index: int, tag: Tag) -> str:
-        """Define the rule of one tag, with the free text before it; returns its name."""
         begin = self._literal(tag.begin)
-        if self._constraint.free_text and not self._constraint.lists:
-            number, trigger = next(
-                (i, t) for i, t in enumerate(self._constraint.triggers) if tag.begin.startswith(t)
-            )
+        if part.free_text and not part.lists:
+            trigger = next(t for t in part.triggers if tag.begin.startswith(t))
+            others = (*part.excludes, *(end for end in ends if end))
+            stops = (*part.triggers, *others)
             if self._names_control_token(trigger):
-                begin = f"TAIL? {begin}"
+                begin = f"{self._text_without(stops)}? {begin}"
             else:
-                begin = f"HEAD_{number} {self._literal(tag.begin[len(trigger) :])}"
-        self._lines.append(f"inner_{index}: {self._content(index, tag)}")
-        self._lines.append(f"tag_{index}: {begin} inner_{index}")
-        return f"tag_{index}"
+                head, rest = f"HEAD_{name}", self._literal(tag.begin[len(trigger) :])
+                stop = "(" + " | ".join(map(_quoted, stops)) + ")"
+                self._lines.append(
+                    f"{head}: (ANY {_quoted(trigger)}) & ~(ANY {stop} SOME){_none_of(others)}"
+                )
+                begin = f"{head} {rest}"
+        self._lines.append(f"inner_{name}: {self._content(part, index, tag)}")
+        self._lines.append(f"tag_{name}: {begin} inner_{name}")
+        return f"tag_{name}"
 
-    def _content(self, index: int, tag: Tag) -> str:
+    def _content(self, part: StructuralTag, index: int, tag: Tag) -> str:
         """The content between begin and end, and the end."""
-        name, content, end = f"content_{index}", tag.content, self._literal(tag.end)
-        match content:
-            case JsonSchema() | AnyJson():
-                schema = self._schema(name, tag)
-                if isinstance(content, JsonSchema) and content.any_order:
-                    options = llguidance.json_schema_options(self._whitespace)
-                    text = lark_in_any_order(schema, options)
-                    self._named.append({"name": name, "lark_grammar": text})
-                else:
-                    self._named.append({"name": name, "json_schema": schema})
-                return f"@{name} {end}"
-            case Lark():
-                check_lark(content.grammar)
-                text = content.grammar
-                text = lark_in_json_string(text) if content.in_json_string else text
-                self._named.append({"name": name, "lark_grammar": text})
-                return f"@{name} {end}"
-            case Regex():
-                pattern = with_ecma_classes(content.pattern)
-                llguidance.compile_regex(pattern, self._facts)  # alone: ``a)|(b`` is none
-                return self._terminal(index, _regex(pattern), tag.end)
-            case Choice():
-                return self._terminal(index, _regex(alternatives(content.options)), tag.end)
-            case AnyText():
-                return self._any_text(index, tag.end)
+        ends = tuple(dict.fromkeys((tag.end, *tag.other_ends)))
+        match tag.content:
+            case JsonSchema() | AnyJson() | Lark():
+                place = index if part is self._constraint else None
+                grammar = self._grammar(tag.content, place, tag)
+                end = " | ".join(map(self._literal, ends))
+                return f"{grammar} ({end})" if len(ends) > 1 else f"{grammar} {end}"
             case Parameters():
                 options = llguidance.json_schema_options(self._whitespace)
+                prefix = f"p{next(self._numbers)}"
                 rules = ParameterRules(
-                    content, f"p{index}", self._literal, self._names_control_token, options
+                    tag.content, prefix, self._literal, self._names_control_token, options
                 )
                 self._lines += rules.lines
                 self._named += rules.named
                 self.unenforced += rules.unenforced
-                return f"{rules.start} {end}"
-            case _:
-                raise CannotCompile(
-                    "Inside a structural tag an EBNF grammar can't be used; write it as a regex, Lark or JSON schema."
-                )
+                return f"{rules.start} {self._literal(tag.end)}"
+            case Regex() | Choice():
+                text = self._regular(tag.content)
+                if text is not None and len(ends) == 1:
+                    return self._terminal(text, tag.end)
+        if is_endless(tag.content):
+            return self._endless(tag.content, ends)
+        return self._series([tag.content], ends if any(ends) else (), True)
 
-    def _schema(self, name: str, tag: Tag) -> dict[str, Any]:
-        content = tag.content
+    def _grammar(
+        self, content: JsonSchema | AnyJson | Lark, place: int | None, tag: Tag | None = None
+    ) -> str:
+        """Define a grammar of its own; returns the reference to it.
+
+        Args:
+            place: position of the tag in the constraint, if its values can be checked.
+        """
+        name = f"content_{next(self._numbers)}"
+        if isinstance(content, Lark):
+            check_lark(content.grammar)
+            text = content.grammar
+            text = lark_in_json_string(text) if content.in_json_string else text
+            self._named.append({"name": name, "lark_grammar": text})
+            return f"@{name}"
+        schema = self._schema(content, place, tag)
+        if isinstance(content, JsonSchema) and content.any_order:
+            options = llguidance.json_schema_options(self._whitespace)
+            self._named.append({"name": name, "lark_grammar": lark_in_any_order(schema, options)})
+        else:
+            self._named.append({"name": name, "json_schema": schema})
+        return f"@{name}"
+
+    def _schema(
+        self, content: JsonSchema | AnyJson, place: int | None, tag: Tag | None
+    ) -> dict[str, Any]:
         if isinstance(content, JsonSchema):
             try:
                 plan = plan_json_schema(
                     content.schema,
                     strict=content.strict,
                     backend="llguidance",
-                    allow_checks=content.strict and self._finds_content(tag),
+                    allow_checks=content.strict
+                    and place is not None
+                    and tag is not None
+                    and self._finds_content(tag),
                 )
             except CannotEnforce as error:
-                raise CannotCompile(f"In the tag {tag.begin!r}: {error}") from error
-            self._plans[name] = plan
+                where = f"the tag {tag.begin!r}" if tag else "a schema of the structural tag"
+                raise CannotCompile(f"In {where}: {error}") from error
+            if place is not None:
+                self._plans[place] = plan
             self.checked += plan.checked
             self.unenforced += plan.unenforced
             schema = plan.schema
         else:
-            assert isinstance(content, AnyJson)
             schema = {"type": "object"} if content.object_only else {}
         if not isinstance(schema, dict):
             schema = {} if schema is True else {"enum": []}
         return {**schema, "x-guidance": llguidance.json_schema_options(self._whitespace)}
 
-    def _terminal(self, index: int, text: str, end: str) -> str:
+    def _terminal(self, text: str, end: str) -> str:
         """Content and end as one terminal, so that every way to divide the text between them is tried; a control
         token in the end begins a terminal of its own."""
         letters, control = self._split_at_control_token(end)
-        self._lines.append(f"TEXT_{index}: {text} {_quoted(letters) if letters else ''}")
-        return f"TEXT_{index} {self._literal(control)}"
-
-    def _any_text(self, index: int, end: str) -> str:
-        """Text up to the first occurrence of the end."""
-        if not end:
-            raise CannotCompile("A tag whose content is any text needs an end; give one.")
-        letters, control = self._split_at_control_token(end)
-        if control:  # no text has such a token in it
-            self._lines.append(f"TEXT_{index}: {f'ANY {_quoted(letters)}' if letters else 'SOME'}")
-            return f"TEXT_{index}{'' if letters else '?'} {self._literal(control)}"
-        quoted = _quoted(end)
-        self._lines.append(f"TEXT_{index}: (ANY {quoted}) & ~(ANY {quoted} SOME)")
-        return f"TEXT_{index}"
+        name = f"TEXT_{next(self._numbers)}"
+        self._lines.append(f"{name}: {text} {_quoted(letters) if letters else ''}")
+        return f"{name} {self._literal(control)}"
 
     def _split_at_control_token(self, text: str) -> tuple[str, str]:
         """The text before the first control token, and the rest."""
@@ -343,6 +560,17 @@ class _TagGrammar:
             for piece in pieces
             if piece
         )
+
+
+def _is_one_tag(part: StructuralTag) -> bool:
+    one = (len(part.tags), part.min_tags, part.max_tags) == (1, 1, 1)
+    return one and not part.free_text
+
+
+def _none_of(texts: tuple[str, ...]) -> str:
+    """The condition on a terminal that none of the texts occurs in it."""
+    listed = " | ".join(map(_quoted, dict.fromkeys(texts)))
+    return f" & ~(ANY ({listed}) ANY)" if texts else ""
 
 
 def _repeated(item: str, least: int, most: int | None) -> str:

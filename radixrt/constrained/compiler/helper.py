@@ -12,8 +12,8 @@ import socket
 import sys
 from typing import BinaryIO
 
-from radixrt.constrained import position
 from radixrt.constrained.compiler import jobs
+from radixrt.constrained.json_schema import position
 
 START_LIMIT_S = 120.0
 XGRAMMAR_IMPORT_S = 60.0

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from radixrt.base.errors import RadixrtError, RequestError
-from radixrt.constrained import position
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.advise import advise
 from radixrt.constrained.compiler.cache import memory_of
 from radixrt.constrained.compiler.route import compile_constraint, refusal
 from radixrt.constrained.constraint import AnyJson, JsonSchema, Regex
+from radixrt.constrained.json_schema import position
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _PR_SET_PDEATHSIG = 1

@@ -10,12 +10,17 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.constraint import (
     AnyJson,
     Choice,
+    Compound,
     Constraint,
     Ebnf,
+    Either,
     JsonSchema,
     Lark,
     Regex,
+    Repeated,
+    Series,
     StructuralTag,
+    Tokens,
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Compiled, Grammar
@@ -44,7 +49,7 @@ _WHAT: dict[type, str] = {
     Choice: "The list of choices",
     Ebnf: "The EBNF grammar",
     Lark: "The Lark grammar",
-    StructuralTag: "The structural tag",
+    **dict.fromkeys((StructuralTag, Series, Either, Repeated, Tokens), "The structural tag"),
 }
 
 
@@ -93,7 +98,7 @@ def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOpti
             return Compiled(grammar=xgrammar.compile_ebnf(constraint.grammar, facts))
         case Lark():
             return Compiled(grammar=llguidance.compile_lark(constraint.grammar, facts))
-        case StructuralTag():
+        case StructuralTag() | Series() | Either() | Repeated() | Tokens():
             return _structural_tag(constraint, facts, options)
 
 
@@ -168,7 +173,7 @@ def _choice(choices: tuple[str, ...], facts: TokenizerFacts, options: CompileOpt
 
 
 def _structural_tag(
-    constraint: StructuralTag, facts: TokenizerFacts, options: CompileOptions
+    constraint: StructuralTag | Compound, facts: TokenizerFacts, options: CompileOptions
 ) -> Compiled:
     from radixrt.constrained.backends.structural_tags import compile_structural_tag
 

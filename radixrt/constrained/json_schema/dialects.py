@@ -26,6 +26,12 @@ _SPACES = r"\t\n\x0b\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _SPACES_OF_ANY = r"\t-\r\x1c- \x85\xa0\u1680\u180e\u2000-\u200b\u2028\u2029\u202f\u205f\u3000\ufeff"
 _WORD_OF_ANY = r"\p{L}\p{N}\p{M}\p{Pc}"
 
+_NUL = r"\x00"
+"""A character that no grammar writes. The portable form leaves it out of classes: llguidance 1.9.1 takes a class of all control
+characters (but \\n) for one of all escapes of JSON, so that ``[^"]`` and ``[\\x00-!]`` would match a quote, or a backslash."""
+
+_Items = tuple[str | tuple[int, int], ...]
+
 
 @dataclass(frozen=True)
 class _Dialect:
@@ -129,10 +135,13 @@ def _set(token: CharacterSet, dialect: _Dialect) -> str:
         is_everything = bool(token.items) != token.negated
         return dialect.everything if is_everything else _nothing(dialect)
     known = dialect.outside if token.negated else dialect.inside
-    members = "".join(_member(item, known) for item in token.items)
+    keeps_all = dialect.is_python or token.negated
+    items = token.items if keeps_all else _without_nul(token.items)
+    members = "".join(_member(item, known) for item in items)
     others = [f"[^{dialect.outside[letter.lower()]}]" for letter in "DWS" if letter in letters]
     if not others:
-        return f"[{'^' if token.negated else ''}{members}]"
+        end = _NUL if token.negated and not dialect.is_python else ""
+        return f"[{'^' if token.negated else ''}{members}{end}]"
     parts = [f"[{members}]", *others] if members else others
     union = parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
     if not token.negated:
@@ -140,6 +149,12 @@ def _set(token: CharacterSet, dialect: _Dialect) -> str:
     if not dialect.is_python:
         raise UnknownSyntax("a negated class that holds \\D, \\W or \\S")
     return f"(?:(?!{union}){dialect.everything})"
+
+
+def _without_nul(items: _Items) -> _Items:
+    """The same, if it is the only one."""
+    others = (item for item in items if item != (0, 0))
+    return tuple(i if isinstance(i, str) else (max(i[0], 1), i[1]) for i in others) or items
 
 
 def _letters(token: CharacterSet) -> set[str]:

@@ -14,7 +14,7 @@ class FunctionGemma(ToolCallFormat):
     openings = ("<start_function_call>",)
     closings = ("<end_function_call>",)
     other_marks = ("<escape>",)
-    trigger = "<start_function_call>"
+    triggers = ("<start_function_call>",)
     separator = ""
     names = re.compile(r"[^\s{}<>]+")
 

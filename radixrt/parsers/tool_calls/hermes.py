@@ -9,7 +9,7 @@ from radixrt.parsers.tool_calls.json_calls import JsonCalls
 class Hermes(JsonCalls):
     openings = ("<tool_call>",)
     closings = ("</tool_call>",)
-    trigger = "<tool_call>"
+    triggers = ("<tool_call>",)
     separator = "\n"
     head = "<tool_call>\n"
     tail = "\n</tool_call>"

@@ -8,7 +8,7 @@ from radixrt.parsers.tool_calls.json_calls import JsonCalls
 
 class Llama3Json(JsonCalls):
     openings = ('{"name": ',)
-    trigger = '{"name": '
+    triggers = ('{"name": ',)
     separator = "; "
     arguments_key = "parameters"
     is_told_from_json = False

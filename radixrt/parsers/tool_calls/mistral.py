@@ -13,7 +13,7 @@ from radixrt.parsers.tool_calls.json_calls import JsonCalls
 class Mistral(ToolCallFormat):
     openings = ("[TOOL_CALLS]",)
     other_marks = ("[ARGS]", "[CALL_ID]")
-    trigger = "[TOOL_CALLS]"
+    triggers = ("[TOOL_CALLS]",)
     separator = ""
     is_told_from_json = False
     names = re.compile(r"[^\s{}\[\]]+")

@@ -71,6 +71,7 @@ class ToolCallParser:
             else:
                 text.give_back(begun)
             if not opening and self._calls_alone:
+                self._drop_begun(openings)
                 openings = closings = strays = ()
             elif written.begins_answer:
                 openings = ()
@@ -90,10 +91,12 @@ class ToolCallParser:
         try:
             yield from written.read(text, opening, calls, self._tools)
             text.recorded()
+            self._drop_begun(written.closings)
         except NoCallError:
             read = text.recorded()
-            if calls.has_sent_a_part:
+            if calls.has_sent_a_part or (calls.in_pieces and text.is_complete):
                 calls.drop()  # cut off; the grammar lets nothing else happen
+                text.take(len(text.unread))
             else:
                 calls.drop()
                 self._num_refused += calls.num_calls == num_calls
@@ -101,6 +104,13 @@ class ToolCallParser:
                 text.give_back(read)
         if calls.num_calls > num_calls:
             self._gap = ""
+
+    def _drop_begun(self, marks: tuple[str, ...]) -> None:
+        """Drop the beginning of a mark at which the text of a constrained call is cut off."""
+        text, rest = self._scanner, self._scanner.unread.lstrip()
+        is_cut_off = self._calls.in_pieces and text.is_complete
+        if is_cut_off and any(mark.startswith(rest) for mark in marks):
+            text.take(len(text.unread))
 
     def _add_content(self, text: str) -> None:
         if self._gap is not None:

@@ -27,9 +27,9 @@ _WORDS = {"True": True, "False": False, "None": None}
 
 
 class Qwen3Coder(ToolCallFormat):
-    openings = ("<tool_call>",)
+    openings = ("<tool_call>", "<function=")
     closings = ("</tool_call>", "</function>", "</parameter>")
-    trigger = "<tool_call>"
+    triggers = ("<tool_call>", "<function=")
     separator = "\n"
     names = re.compile(r"[^<>\s]+")
 
@@ -40,10 +40,16 @@ class Qwen3Coder(ToolCallFormat):
         begin, end = f"<tool_call>\n<function={tool.name}>\n", "</function>\n</tool_call>"
         return tool.parameters_tag(begin, "qwen_xml", end)
 
+    def tags_in_text(self, tool: Tool) -> tuple[Tag, ...]:
+        """Qwen3-Coder often leaves the opening tag out."""
+        begin = f"<function={tool.name}>\n"
+        return self.tag(tool), tool.parameters_tag(begin, "qwen_xml", "</function>")
+
     def read(
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
     ) -> Reading[None]:
-        yield from text.expect("<function=")
+        if opening != "<function=":
+            yield from text.expect("<function=")
         name, _ = yield from text.until(">")
         forms = {one.name: one.form for one in declared_parameters(tools.get(name))}
         other = any_parameter(tools.get(name)).form

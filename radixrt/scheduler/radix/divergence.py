@@ -127,9 +127,15 @@ def _nearest_child(node: Node, page: bytes, most: int) -> Node | None:
 
 
 def _continuation(node: Node, start: int, page_bytes: int) -> bytes:
-    """The packed tokens of an edge from a byte on, as many as are compared, and those after its last full page."""
+    """The packed tokens of an edge from a byte on and those below it, along the newest nodes: as many as are compared, and those
+    after the last full page."""
     most = page_bytes + SHOWN_TOKENS * ID_BYTES
     continuation = bytes(node.edge[start : start + most])
+    for _ in range(_DEEPEST):
+        if len(continuation) >= most or not node.children:
+            break
+        node = node.children[next(node.newest_keys())]
+        continuation += bytes(node.edge[: most - len(continuation)])
     if len(continuation) < most and not node.children and node.end is not None:
         continuation += node.end.tail
     return continuation

@@ -20,8 +20,8 @@ class Share:
         """In the tree, locked ones included."""
         self.max_pages: int | None = None
         """None: no bound."""
-        self.leaves = _LeavesByUse()
-        """Those that may be evicted; empty without a bound."""
+        self.leaves: LeafHeap | None = None
+        """Those that may be evicted; None if there never was a bound."""
 
     @property
     def num_excess(self) -> int:
@@ -52,6 +52,18 @@ class Shares:
             self.of(namespace).num_pages += num_pages
             self.place(namespace)
 
+    def limit(self, namespace: str, max_pages: int | None) -> bool:
+        """Set the share of a namespace. True: its leaves have to be offered, because it never had one."""
+        share = self.of(namespace)
+        if share.max_pages == max_pages:
+            return False
+        share.max_pages = max_pages
+        self.place(namespace)
+        if share.leaves is not None:
+            return False
+        share.leaves = _LeavesByUse()
+        return share.num_pages > 0
+
     def place(self, namespace: str) -> None:
         """Give a namespace its place in the order, after a change of its pages or its bound."""
         share = self._shares[namespace]
@@ -62,8 +74,8 @@ class Shares:
 
     def offer(self, leaf: Node) -> None:
         """A leaf may be evicted from now on, or was used again."""
-        if leaf.namespace and (share := self._shares[leaf.namespace]).max_pages is not None:
-            share.leaves.push(leaf.stamp, leaf)
+        if leaf.namespace and (leaves := self._shares[leaf.namespace].leaves) is not None:
+            leaves.push(leaf.stamp, leaf)
 
     def take(self, count: int) -> Iterator[tuple[Node, int]]:
         """Take the leaves from which up to ``count`` pages above the shares are evicted, each with the most pages to evict from it.
@@ -76,6 +88,7 @@ class Shares:
             share = self._shares[namespace]
             begin = share.num_pages
             end = begin - min(share.num_excess, count)
+            assert share.leaves is not None
             while share.num_pages > end and (leaf := share.leaves.pop()) is not None:
                 yield leaf, share.num_pages - end
             if share.num_pages > end:  # the rest is locked

@@ -369,14 +369,9 @@ class RadixTree:
 
     def limit_share(self, namespace: str, max_pages: int | None) -> None:
         """Set the share of a namespace (:mod:`radixrt.scheduler.radix.shares`); None: no bound."""
-        share = self.shares.of(namespace)
-        if share.max_pages == max_pages:
-            return
-        begins, share.max_pages = share.max_pages is None, max_pages
-        self.shares.place(namespace)
-        if begins:
-            for node in self.nodes():
-                if node.namespace == namespace and node.is_evictable:
+        if self.shares.limit(namespace, max_pages):
+            for node in self.nodes(namespace):
+                if node.is_evictable:
                     self.shares.offer(node)
 
     def _offer(self, leaf: Node) -> None:
@@ -481,9 +476,10 @@ class RadixTree:
 
     # ------------------------------------------------------------ inspection
 
-    def nodes(self) -> Iterator[Node]:
-        """All nodes but the roots, parents first."""
-        pending = [child for root in self._roots.values() for child in root.children.values()]
+    def nodes(self, namespace: str | None = None) -> Iterator[Node]:
+        """All nodes but the roots, or those of a namespace, parents first."""
+        roots = [r for r in self._roots.values() if namespace in (None, r.namespace)]
+        pending = [child for root in roots for child in root.children.values()]
         while pending:
             node = pending.pop()
             yield node

@@ -108,6 +108,7 @@ class AnswerState:
         self._parts = AnswerParts()
         """Of an answer that the turn keeps or the record remembers."""
         self._record = record
+        self._keeps_parts = turn is not None or bool(record and record.layout)
         self._explainer = explainer
         self._explanation: CacheExplanation | None = None
         self._written: str | None = None
@@ -161,11 +162,7 @@ class AnswerState:
             )
             self._num_repeated -= 1
         self._report = news.started or self._report
-        if (
-            news.cache_facts is not None
-            and self._record is not None
-            and self._explainer is not None
-        ):
+        if news.cache_facts is not None and self._record and self._explainer:
             with_texts = self.request.options.cache_hints.explain_texts
             self._explanation = self._explainer.explain(self._record, news.cache_facts, with_texts)
         for row in news.prompt_logprobs:
@@ -200,11 +197,11 @@ class AnswerState:
             return self._progress() if self._num_tokens >= self._report_at else None
         text = "".join(self._text)
         reasoning, text, tool_calls = self._parser.split(text, is_last=self.finished)
-        if self._turn is not None or self._record is not None:
+        if self._keeps_parts:
             self._parts.add(text, reasoning, tool_calls)
         if self._turn is not None and self._written is not None:
             self._turn.keep(self._written, self._parts)
-        if self._record is not None and self.finished:
+        if self._record is not None and self._keeps_parts and self.finished:
             self._record.add_answer(self._parts)
         self._report = msgspec.structs.replace(
             self._report,

@@ -63,7 +63,7 @@ class OutputParser:
         if request.parse_tool_calls or (reasoning is not None and is_free):
             calls = ToolCallParser(
                 TOOL_CALL_FORMATS.get(request.parse_tool_calls),
-                in_pieces=request.stream and held is not None,
+                in_pieces=held is not None,
                 calls_alone=held is not None and not held.free_text,
                 stray_marks=(reasoning.closing,) if reasoning is not None and is_free else (),
                 tools=_tool_schemas(request),
@@ -155,8 +155,18 @@ class OutputParser:
         content, calls = self._calls.push(text)
         if is_last:
             last_content, last_calls = self._calls.flush()
-            content, calls = content + last_content, calls + last_calls
+            content, calls = content + last_content, _joined(calls + last_calls)
         return reasoning, content, calls
+
+
+def _joined(calls: list[ToolCall]) -> list[ToolCall]:
+    """Each call's pieces as one."""
+    joined: list[ToolCall] = []
+    for call in calls:
+        if joined and joined[-1].index == call.index:
+            call = replace(joined[-1], arguments=joined.pop().arguments + call.arguments)
+        joined.append(call)
+    return joined
 
 
 def grammar_place(

@@ -22,6 +22,12 @@ MOST_TOKENS = 1 << 22
 
 MOST_RECORDS = 4096
 
+_MESSAGE_COST = 64
+"""Memory of a message and its segments, in token ids."""
+
+MOST_DECODED = 8192
+"""Tokens of a segment that are decoded to find a place in it; some milliseconds."""
+
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
@@ -30,9 +36,9 @@ class ChatLayout:
     """The messages of a chat's prompt, and their places in its text."""
 
     segments: list[int]
-    """Where each segment of the text begins, in characters."""
+    """Where each segment of the text begins, in characters; and the length of the text."""
     tokens: list[int]
-    """Number of tokens before each segment."""
+    """Number of tokens before each segment; and of all."""
     spans: list[tuple[int, int]]
     """Beginning and end of each message's content in the text; empty where the template has changed it."""
     roles: list[str]
@@ -45,10 +51,10 @@ class ChatLayout:
     def of(
         prompt: ChatPrompt, segments: list[Segment], spans: list[tuple[int, int]]
     ) -> "ChatLayout":
-        lengths = [len(segment.ids) for segment in segments]
+        last = segments[-1]
         return ChatLayout(
-            [segment.start for segment in segments],
-            list(accumulate(lengths[:-1], initial=0)),
+            [*(segment.start for segment in segments), last.start + len(last.text)],
+            list(accumulate((len(segment.ids) for segment in segments), initial=0)),
             spans,
             [message.get("role", "") for message in prompt.messages],
             [fingerprint(message) for message in prompt.messages],
@@ -56,13 +62,17 @@ class ChatLayout:
         )
 
     def position(self, token_index: int, length_of: Callable[[int, int], int]) -> int:
-        """Where in the text a token begins, in characters.
+        """Where in the text a token begins, in characters; estimated far inside of a long segment.
 
         Args:
             length_of: number of characters of the tokens from one index to another.
         """
         number = bisect_right(self.tokens, token_index) - 1
-        return self.segments[number] + length_of(self.tokens[number], token_index)
+        start, begin = self.segments[number], self.tokens[number]
+        if token_index - begin <= MOST_DECODED:
+            return start + length_of(begin, token_index)
+        chars, tokens = self.segments[number + 1] - start, self.tokens[number + 1] - begin
+        return start + chars * (token_index - begin) // tokens
 
     def message_at(self, position: int) -> int:
         """The message in whose content a place of the text is, or the next one."""
@@ -103,6 +113,11 @@ class PromptRecord:
     def num_tokens(self) -> int:
         return num_ids(self.token_ids)
 
+    @property
+    def cost(self) -> int:
+        """Memory, in token ids."""
+        return self.num_tokens + _MESSAGE_COST * (len(self.layout.spans) if self.layout else 1)
+
     def ids(self, start: int, end: int) -> list[int]:
         """Token ids of a part of the prompt."""
         ids: list[int] = unpack_ids(self.token_ids)[max(0, start) : end].tolist()
@@ -134,12 +149,12 @@ class PromptRecords:
             self._forget(earlier)
         self._records[key] = record
         self._by_seq_id.update(dict.fromkeys(record.seq_ids, record))
-        self._num_tokens += record.num_tokens
+        self._num_tokens += record.cost
         while self._num_tokens > self._most_tokens or len(self._records) > self._most_records:
             self._forget(self._records.popitem(last=False)[1])
 
     def _forget(self, record: PromptRecord) -> None:
-        self._num_tokens -= record.num_tokens
+        self._num_tokens -= record.cost
         for seq_id in record.seq_ids:
             del self._by_seq_id[seq_id]
 

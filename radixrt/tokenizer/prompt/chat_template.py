@@ -283,9 +283,9 @@ def _end_of_call(text: str, position: int, call: Any) -> int:
     arguments = function.get("arguments")
     values = arguments.values() if isinstance(arguments, dict) else ()
     for piece in (function.get("name"), *values):
-        piece = piece if isinstance(piece, str) else str(piece)
-        start = text.find(piece, position, position + _CALL_DISTANCE + len(piece))
-        position = position if start < 0 else start + len(piece)
+        if isinstance(piece, str):
+            start = text.find(piece, position, position + _CALL_DISTANCE + len(piece))
+            position = position if start < 0 else start + len(piece)
     return position
 
 

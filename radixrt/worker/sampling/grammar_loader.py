@@ -71,7 +71,7 @@ class GrammarLoader:
             self._loaded[grammar.key] = load_grammar(grammar, self._read_facts())
         except RadixrtError as refused:
             error = str(refused)
-        except Exception:
+        except BaseException:  # a panic of a library in Rust is no Exception
             log.exception("A grammar that was compiled could not be loaded.")
             error = "The worker can't load the grammar; the server's log says more."
         self._begun.pop(grammar.key, None)

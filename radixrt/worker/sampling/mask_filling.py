@@ -51,7 +51,7 @@ class MaskJob:
         except GrammarExhausted as error:
             log.warning("Matcher failed: %s", error)
             self.failed = True
-        except Exception:
+        except BaseException:  # a panic of a library in Rust is no Exception
             log.exception("A mask could not be filled.")
             self.failed = True
         self.cpu_s = time.thread_time() - begin

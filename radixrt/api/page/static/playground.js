@@ -253,7 +253,7 @@ function whyNot({ cause, detail, divergence }) {
   if (cause === "none") return null;
   const side = (name, text) => text !== null && element("div", {}, element("h3", { text: name }), element("pre", { tabindex: "0", text: text || "(it ends here)" }));
   const place = divergence && `Token ${count(divergence.token_index)}${divergence.role ? `, in message ${divergence.message_index} (${divergence.role})` : ""}`;
-  return element("div", { class: "why" },
+  return element("div", { class: `why ${cause}` },
     element("p", {}, element("strong", { text: cause.replaceAll("_", " ") }), `: ${detail}`),
     divergence && element("details", {}, element("summary", { text: place }),
       element("div", { class: "sides" }, side("This prompt", divergence.prompt_text), side("In the cache", divergence.cached_text))));

@@ -19,6 +19,7 @@ from radixrt.constrained.json_schema.auditing.prepare import prepared
 from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop, without
 from radixrt.constrained.json_schema.keywords import ORIGIN
 from radixrt.constrained.json_schema.normal.normalize import normalize
+from radixrt.constrained.json_schema.position import note
 from radixrt.constrained.json_schema.walk import (
     PLACE,
     Place,
@@ -28,7 +29,6 @@ from radixrt.constrained.json_schema.walk import (
     pointer_of,
     without_origins,
 )
-from radixrt.constrained.position import note
 
 BACKENDS: tuple[JsonBackend, ...] = ("llguidance", "xgrammar")
 _MOST_ROUNDS = 30

@@ -7,6 +7,7 @@ from radixrt.constrained.json_schema.auditing.compiling import compile_error
 from radixrt.constrained.json_schema.auditing.features import constraints
 from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop
 from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.position import note
 from radixrt.constrained.json_schema.walk import (
     Place,
     at,
@@ -15,7 +16,6 @@ from radixrt.constrained.json_schema.walk import (
     reference_target,
     without_origins,
 )
-from radixrt.constrained.position import note
 
 MOST_CHARACTERS = 2_000_000
 """Bytes of JSON text that are compiled at most to find the faults of one schema (a second of work); then it is refused."""

@@ -32,9 +32,9 @@ from radixrt.constrained.json_schema.normal.scalars import literal_forms, number
 from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
 from radixrt.constrained.json_schema.normal.write import write
+from radixrt.constrained.json_schema.position import note
 from radixrt.constrained.json_schema.values import type_of, value_key
 from radixrt.constrained.json_schema.walk import mapped
-from radixrt.constrained.position import note
 
 MAX_NODES = 50_000
 """Different schemas that one normalised schema may be made of."""
