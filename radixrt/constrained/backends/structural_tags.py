@@ -290,7 +290,9 @@ class _TagGrammar:
                     content.schema,
                     strict=content.strict,
                     backend="llguidance",
-                    allow_checks=content.strict and self._finds_content(tag),
+                    allow_checks=content.strict
+                    and not self._constraint.lists
+                    and self._finds_content(tag),
                 )
             except CannotEnforce as error:
                 raise CannotCompile(f"In the tag {tag.begin!r}: {error}") from error
