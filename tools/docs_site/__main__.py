@@ -52,8 +52,20 @@ def main() -> int:
     for page_name, (title, module, names) in REFERENCE.items():
         (SOURCES / f"{page_name}.rst").write_text(_reference(title, module, names))
     (SOURCES / "index.md").write_text(_index())
-    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-j", "auto", "-c"]
-    return subprocess.run([*command, str(Path(__file__).parent), str(SOURCES), str(SITE)]).returncode
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--fail-on-warning",
+        "--keep-going",
+        "-q",
+        "-j",
+        "auto",
+        "-c",
+    ]
+    return subprocess.run(
+        [*command, str(Path(__file__).parent), str(SOURCES), str(SITE)]
+    ).returncode
 
 
 def _for_site(markdown: str, source: str) -> str:
@@ -78,7 +90,9 @@ def _for_site(markdown: str, source: str) -> str:
 def _reference(title: str, module: str, names: list[str]) -> str:
     lines = [title, "=" * len(title), ""]
     if not names:
-        return "\n".join([*lines, f".. automodule:: {module}", "   :members:", "   :imported-members:", ""])
+        return "\n".join(
+            [*lines, f".. automodule:: {module}", "   :members:", "   :imported-members:", ""]
+        )
     for name in names:
         lines += [f".. autoclass:: {module}.{name}", "   :members:", ""]
     return "\n".join(lines)
@@ -86,7 +100,10 @@ def _reference(title: str, module: str, names: list[str]) -> str:
 
 def _index() -> str:
     guides = set(NAVIGATION["Guides"])
-    parts = ["# radixrt", "An LLM serving engine: a radix tree holds the KV cache, a structured-output runtime holds every answer to its schema."]
+    parts = [
+        "# radixrt",
+        "An LLM serving engine: a radix tree holds the KV cache, a structured-output runtime holds every answer to its schema.",
+    ]
     for heading, pages in NAVIGATION.items():
         entries = "\n".join(f"guides/{page}" if page in guides else page for page in pages)
         parts.append(f"```{{toctree}}\n:caption: {heading}\n:maxdepth: 1\n\n{entries}\n```")

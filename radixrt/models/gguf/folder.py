@@ -35,7 +35,7 @@ def checkpoint_folder(path: Path) -> Path:
         import gguf  # noqa: F401
     except ImportError:
         raise ConfigError(
-            f"{path} is a GGUF file, for which the package gguf is needed: pip install 'gguf>=0.17'."
+            f"{path} is a GGUF file, for which the package gguf is needed: pip install gguf."
         ) from None
     path = path.resolve()
     stat = path.stat()
