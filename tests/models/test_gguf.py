@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.layers.weights import weight_bytes
 from radixrt.models.checkpoint import check_checkpoint, generation_config, resolve_model_path
 from radixrt.models.gguf import weights
 from radixrt.models.loader import load_model
@@ -196,6 +199,31 @@ def test_the_folder_is_made_once_and_again_for_a_changed_file(
         load_model(first)
     assert resolve_model_path(str(file)) != first
     assert len(list(cache.glob("*/tiny"))) == 2
+
+
+def test_quantized_weights_are_dequantized_with_a_warning_and_can_be_rounded(
+    make: Callable[..., tuple[Path, Path]], caplog: pytest.LogCaptureFixture
+) -> None:
+    from radixrt.supervisor.launch import prepare
+
+    folder, file = make("qwen3", {}, kind=gguf.GGMLQuantizationType.Q8_0)
+    served = Path(prepare(ServerConfig(model_path=str(file))).model_path)
+    assert "--quantization int8" in caplog.text
+    caplog.clear()
+    prepare(ServerConfig(model_path=str(file), quantization="int8"))
+    assert caplog.text == ""
+    rounded = weight_bytes(load_model(served, quantization="int8"))
+    assert rounded < 0.6 * weight_bytes(load_model(served))
+    assert weight_bytes(load_model(served)) == weight_bytes(load_model(folder, dtype="bfloat16"))
+
+
+def test_without_the_package_the_error_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match="pip install gguf"):
+        resolve_model_path(str(tmp_path / "m.gguf"))
 
 
 def test_a_model_in_several_files(make: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
