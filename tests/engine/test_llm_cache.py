@@ -91,6 +91,7 @@ def test_a_lease_can_end_before_its_block(llm: LLM) -> None:
 
 
 def test_a_session_is_released_by_name_and_salt(llm: LLM) -> None:
+    llm.flush_cache()  # also forgets the sessions of other tests
     hint, before = CacheHint(session="agent"), llm.cache_stats().sessions
     llm.generate(new_prompt(), GREEDY, cache=hint, cache_salt="mine")
     for _ in llm.stream(new_prompt(), GREEDY, cache=hint, cache_salt="mine"):
