@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers bench-lang eval-demo docs clean
+.PHONY: fuzz-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers bench-lang eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,12 @@ test-clients: install ## Try other clients and agents (ollama, LiteLLM, LangChai
 
 test-monitoring: install ## Query the dashboard and the alert rules of deploy/monitoring in a real Prometheus, if one is installed
 	RADIXRT_MONITORING=1 $(BIN)/python -m pytest tests/monitoring $(ARGS)
+
+wheel: install ## Build a wheel with the kernels in dist/; auditwheel, if it is installed, makes it a manylinux wheel
+	$(BIN)/python -m tools.wheel build $(ARGS)
+
+test-wheel: install ## Test a wheel in an empty environment: README's first minute; ARGS=FILE for one that is built
+	$(BIN)/python -m tools.wheel test $(ARGS)
 
 test-browser: install ## Test the web page in Chromium (apt-get install chromium); installs Playwright, without a browser of its own
 	$(BIN)/python -m pip install --quiet --editable .[browser]
@@ -89,6 +95,10 @@ gpu-bench: ## On a machine with a GPU: the measurements alone; ARGS="--only 1 3"
 
 docs: install ## Write the generated pages of docs/
 	$(BIN)/python -m radixrt.cli.config_flags > docs/server.md
+
+docs-site: install ## Build the documentation as a web site in build/site; every broken link is an error
+	$(BIN)/python -m pip install --quiet --editable .[docs-site]
+	$(BIN)/python -m tools.docs_site
 
 clean: ## Remove the environment and all caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -30,7 +30,9 @@ class CMakeBuild(build_ext):
         self.in_checkout = bool(self.inplace)  # setuptools resets it during the build
 
     def build_extension(self, ext: Extension) -> None:
-        build_dir = Path("build", f"kernels-{sys.implementation.cache_tag}").absolute()
+        # A wheel is compiled by other tools, in an environment of its own: in one folder each would start from scratch.
+        name = f"kernels-{sys.implementation.cache_tag}" + ("" if self.in_checkout else "-wheel")
+        build_dir = Path("build", name).absolute()
         compile_in(build_dir, emulate_amx=self.in_checkout)
         (compiled,) = build_dir.glob("_native*.so")
         target = Path(self.get_ext_fullpath(ext.name))

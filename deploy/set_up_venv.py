@@ -15,7 +15,27 @@ from pathlib import Path
 TORCH = "torch==2.13.0"
 """The version that the tests use; radixrt accepts any version in pyproject.toml's range."""
 
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's index of CPU builds, which uv knows by name."""
+
 OLDEST_PYTHON = (3, 11)
+
+NO_CPU_BUILD = """
+set-up failed: {torch} without CUDA could not be installed. It comes from
+{index}, which cannot be reached, or has no such build for this Python and
+processor; the error is above. How to go on, with one of these:
+  - Behind a proxy: set HTTPS_PROXY.
+  - A mirror of that index:    PIP_EXTRA_INDEX_URL=https://MIRROR/whl/cpu
+  - A folder with its wheels:  PIP_FIND_LINKS=/path/to/folder
+  - Install a torch (2.6 or newer) yourself; set-up keeps it:
+      {python} -m pip install /path/to/torch.whl
+    The default build works too; it downloads gigabytes of CUDA libraries:
+      {python} -m pip install {torch}
+Then run the same command again."""
+
+NO_PACKAGES = """
+set-up failed: the packages above could not be installed; the error is above. If PyPI cannot be reached: set HTTPS_PROXY, or
+PIP_INDEX_URL to a mirror. Then run the same command again."""
 
 
 def main() -> None:
@@ -36,14 +56,26 @@ def main() -> None:
 
 
 def run(*command: str) -> None:
-    print("+", " ".join(command), flush=True)
-    status = subprocess.run(command).returncode
-    if status:
+    """Run a command; ends the program if it fails."""
+    if status := status_of(*command):
         sys.exit(f"set-up failed: the command above ended with status {status}")
 
 
+def status_of(*command: str) -> int:
+    print("+", " ".join(command), flush=True)
+    return subprocess.run(command).returncode
+
+
+def pip(python: Path, *arguments: str) -> int:
+    """Install with pip; returns its exit status."""
+    options = ("--quiet", "--disable-pip-version-check")
+    return status_of(str(python), "-m", "pip", "install", *options, *arguments)
+
+
 def pip_install(python: Path, *arguments: str) -> None:
-    run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
+    """Install with pip; ends the program with advice if that fails."""
+    if pip(python, *arguments):
+        sys.exit(NO_PACKAGES)
 
 
 def has_nvidia_gpu() -> bool:
@@ -57,23 +89,17 @@ def base_python_has_cuda_torch() -> bool:
 
 
 def install_torch(python: Path) -> None:
+    """Install :data:`TORCH`, without CUDA where no GPU is. If that fails, an installed torch stays, or the program ends with advice."""
     if has_nvidia_gpu() or platform.system() != "Linux" or pip_would_install_cpu_build(python):
         pip_install(python, TORCH)
         return
-    pip_install(python, "uv")  # knows the index of PyTorch's CPU builds
-    run(
-        str(python),
-        "-m",
-        "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        str(python),
-        "--torch-backend",
-        "cpu",
-        TORCH,
-    )
+    backend = ("--quiet", "--python", str(python), "--torch-backend", "cpu")
+    if pip(python, "uv") or status_of(str(python), "-m", "uv", "pip", "install", *backend, TORCH):
+        version = "import torch; print(torch.__version__)"
+        installed = subprocess.run([str(python), "-c", version], capture_output=True, text=True)
+        if installed.returncode:
+            sys.exit(NO_CPU_BUILD.format(torch=TORCH, index=CPU_INDEX, python=python))
+        print(f"{TORCH} could not be installed; torch {installed.stdout.strip()} stays.")
 
 
 def pip_would_install_cpu_build(python: Path) -> bool:

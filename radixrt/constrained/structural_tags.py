@@ -31,6 +31,11 @@ _Object = dict[str, Any]
 MAX_TAGS = 1024
 MAX_TRIGGERS = 64
 MAX_REPEATS = 10_000
+MAX_NESTING = 100
+"""Of lists and objects, schemas apart. Formats are read and compiled by recursion."""
+
+_SCHEMAS = ("json_schema", "schema")
+"""Keys whose values have limits of their own."""
 
 
 def structural_tag(value: Any, param: str) -> Constraint:
@@ -47,12 +52,28 @@ def structural_tag(value: Any, param: str) -> Constraint:
     given = _object(value, param)
     if given.get("type", "structural_tag") != "structural_tag":
         raise _wrong(f"{param}.type", 'must be "structural_tag"')
+    _check_nesting(given, param)
     if "format" in given:
         _refuse_other_keys(given, {"type", "format"}, param)
         return _format(given["format"], f"{param}.format")
     if "structures" in given:
         return _older_form(given, param)
     raise _wrong(param, "needs a format, or structures and triggers")
+
+
+def _check_nesting(given: _Object, param: str) -> None:
+    level: list[Any] = [given]
+    for _ in range(MAX_NESTING):
+        level = [inner for each in level for inner in _inner(each)]
+        if not level:
+            return
+    raise _wrong(param, f"is nested more than {MAX_NESTING} deep, the schemas in it apart")
+
+
+def _inner(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [inner for name, inner in value.items() if name not in _SCHEMAS]
+    return value if isinstance(value, list) else []
 
 
 def check_triggers(tag: StructuralTag, param: str) -> StructuralTag:
@@ -359,8 +380,10 @@ def _excluded_tokens(given: _Object, where: str) -> tuple[int | str, ...]:
 def _token_list(value: Any, where: str) -> tuple[int | str, ...]:
     tokens = _list(value, where)
     for token in tokens:
-        if type(token) not in (int, str) or token == "" or (type(token) is int and token < 0):
+        if type(token) not in (int, str) or token == "":
             raise _wrong(where, "must hold ids of tokens, or their texts")
+        if isinstance(token, int) and not 0 <= token < 1 << 31:
+            raise _wrong(where, f"holds {token}, which is the id of no token")
     return tuple(dict.fromkeys(tokens))
 
 

@@ -9,6 +9,7 @@ from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
+from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.registry import check_architecture
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -31,19 +32,21 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def resolve_model_path(path_or_hub_id: str, flag: str = "--model-path") -> Path:
-    """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first.
+    """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF file gets a folder.
 
     Args:
         flag: the setting that errors name.
 
     Raises:
-        ConfigError: neither a folder nor a hub id that can be downloaded.
+        ConfigError: neither a folder nor a GGUF file that can be served, nor a hub id that can be downloaded.
     """
     if path_or_hub_id == DEMO_MODEL:
         return Path(__file__).parent.parent / "demo_model"
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_file() and folder.suffix == ".gguf":
+        return checkpoint_folder(folder)
     if folder.exists():
         raise ConfigError(f"{flag} {path_or_hub_id} is a file; give the folder that holds it.")
     if path_or_hub_id.startswith((".", "/", "~")) or path_or_hub_id.count("/") != 1:
@@ -110,7 +113,7 @@ def check_checkpoint(
     _check_sizes(text_config(config))
     checkpoint_dtype(config)
     context_length(config)
-    if load_format != "dummy":
+    if load_format != "dummy" and gguf_tensors(model_dir) is None:
         for file in weight_files(model_dir):
             _check_tensors(file, scheme)
     return config

@@ -19,6 +19,9 @@ from radixrt.layers.quantization.scheme import quantization_scheme
 from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
+from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.models.gguf.weights import read_weights
+from radixrt.models.loading_progress import LoadingProgress
 from radixrt.models.registry import check_architecture, model_class
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -71,7 +74,7 @@ def load_model(
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     else:
-        model.load_weights(read_tensors(model_dir))
+        model.load_weights(read_tensors(model_dir, torch_dtype))
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     _find_children_at_once(model)
@@ -114,17 +117,31 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def read_tensors(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part."""
+def read_tensors(model_dir: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part.
+
+    A tensor counts as loaded when the next one is asked for.
+
+    Args:
+        dtype: of the weights that a GGUF file has quantized.
+    """
     from safetensors import SafetensorError, safe_open
 
-    for file in checkpoint.weight_files(model_dir):
+    if (entries := gguf_tensors(model_dir)) is not None:
+        yield from read_weights(entries, checkpoint.read_config(model_dir), dtype)
+        return
+    files = checkpoint.weight_files(model_dir)
+    progress = LoadingProgress(files)
+    for file in files:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    yield name, tensors.get_tensor(name)
+                    tensor = tensors.get_tensor(name)
+                    yield name, tensor
+                    progress.add_tensor(tensor.nbytes)
         except SafetensorError as error:
             raise ConfigError(f"{file} is no readable safetensors file: {error}.") from error
+        progress.add_file()
 
 
 def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:

@@ -259,7 +259,9 @@ def test_an_id_of_another_endpoint_or_a_number_too_large_is_refused(server: Runn
 
 def test_times_are_told_to_who_asks(server: RunningServer) -> None:
     body = {"messages": [user("one")], "return_times": True}
-    assert post(server, CHAT, body).json()["times"].keys() == {"queued_s", "prefill_s", "total_s"}
+    assert post(server, CHAT, body).json()["times"].keys() == {
+        "encode_s", "grammar_s", "queued_s", "prefill_s", "total_s"
+    }  # fmt: skip
     assert "times" in events(server, TEXT, {"prompt": "a", "return_times": True})[-1]
     assert "times" not in post(server, CHAT, {"messages": [user("one")]}).json()
 

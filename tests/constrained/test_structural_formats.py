@@ -181,3 +181,34 @@ def test_what_can_not_be_held_for_sure_is_refused(form: dict[str, Any], reason: 
     with pytest.raises(RequestError, match=re.escape(reason)) as caught:
         compile_constraint(constraint_of(form), FACTS, CompileOptions())
     assert (caught.value.status, caught.value.code) == (400, "grammar")
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ('{"type": "sequence", "elements": [', "]}"),
+        ('{"type": "star", "content": ', "}"),
+        ('{"type": "tag", "begin": "<", "end": ">", "content": ', "}"),
+        ('{"type": "dispatch", "rules": [["<", ', "]]}"),
+    ],
+)
+def test_a_deep_nest_of_formats_is_refused(opening: str, closing: str) -> None:
+    for depth in (101, 300):
+        text = f'{{"format": {opening * depth}{{"type": "const_string", "value": "a"}}{closing * depth}}}'
+        with pytest.raises(RequestError, match="nested") as caught:
+            structural_tag(text, "response_format")
+        assert caught.value.param == "response_format"
+
+
+def test_a_schema_in_a_format_may_be_deeper_than_formats() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(80):
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+    form = row({"type": "json_schema", "json_schema": schema}, const("!"))
+    compile_constraint(constraint_of(form), FACTS, CompileOptions())
+
+
+def test_an_id_that_no_token_can_have_is_refused() -> None:
+    with pytest.raises(RequestError, match="id of no token") as caught:
+        constraint_of(token(10**20))
+    assert caught.value.param == "t.format.token"

@@ -5,7 +5,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/*.md", "docs/guides/*.md", "examples/**/*.md")
+    for path in ROOT.glob(pattern)
+)  # fmt: skip
+OTHER_ENGINES = ROOT / "docs/guides/coming_from.md"
+"""Its tables name flags and endpoints of other engines in their first column."""
 FOLDERS = ("radixrt", "radixrt_kernels", "bench", "tools", "examples", "tests", "deploy", "docs")
 """Of the repository's files."""
 
@@ -30,20 +35,27 @@ def code() -> str:
     return "\n".join((ROOT / path).read_text() for path in ["Makefile", *sorted(own)])
 
 
+@cache
+def text_of(page: Path) -> str:
+    """All that the page says of radixrt."""
+    text = page.read_text()
+    return re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE) if page == OTHER_ENGINES else text
+
+
 def blocks(page: Path, *languages: str) -> list[str]:
     """The fenced blocks in these languages, in order."""
-    return [text for language, text in _BLOCK.findall(page.read_text()) if language in languages]
+    return [text for language, text in _BLOCK.findall(text_of(page)) if language in languages]
 
 
 def spans(page: Path) -> list[str]:
     """What stands between backticks in the running text."""
-    prose = _BLOCK.sub("", page.read_text())
+    prose = _BLOCK.sub("", text_of(page))
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
 
 
 def indented(page: Path) -> list[str]:
     """The lines of blocks that are told by their indentation; continued ones as one."""
-    prose = _BLOCK.sub("", page.read_text()).replace("\\\n", " ")
+    prose = _BLOCK.sub("", text_of(page)).replace("\\\n", " ")
     return re.findall(r"^ {4}(\S.*)", prose, re.MULTILINE)
 
 

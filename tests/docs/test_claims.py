@@ -10,7 +10,7 @@ import pytest
 
 from radixrt.cli.config_flags import markdown_page
 from radixrt.cli.main import _MOVED, _parser
-from tests.docs.pages import PAGES, ROOT, code, code_of, commands, repository, spans
+from tests.docs.pages import OTHER_ENGINES, PAGES, ROOT, code, code_of, commands, repository, spans
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -77,6 +77,19 @@ def test_flags_that_are_named_are_declared(page: Path) -> None:
     }
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", code_of(page)):
         assert flag in declared, f"{page.name} names {flag}"
+
+
+def test_what_other_engines_have_is_named_as_it_is_here() -> None:
+    """The flags are those of ``radixrt serve``; the endpoints are on the page of endpoints."""
+    [serve] = [parser for parser in parsers(_parser()) if parser.prog == "radixrt serve"]
+    code = code_of(OTHER_ENGINES)
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", code))
+    assert len(flags) > 40
+    assert not flags - set(serve._option_string_actions)
+    endpoints = set(re.findall(r"^/[a-z_/0-9]+$", code, re.MULTILINE))
+    assert len(endpoints) > 3
+    page = (ROOT / "docs/api.md").read_text()
+    assert not [endpoint for endpoint in endpoints if f"{endpoint}`" not in page]
 
 
 def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

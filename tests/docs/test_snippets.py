@@ -9,26 +9,29 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from openai import OpenAI
 
 from radixrt import LLM
-from tests.docs.pages import ROOT, blocks
+from radixrt.base.config import ServerConfig, flag_of
+from tests.docs.pages import PAGES, blocks
 from tests.servers import Server
 
 SAID = "http://127.0.0.1:30000"
 DOCUMENT = "The port of Vidur is Noval. " * 20
 QUESTION = "What is the port of Vidur?"
 
-PROGRAMS = [
-    ROOT / name for name in
-    ("README.md", "docs/api.md", "docs/python.md", "docs/structured_output.md", "docs/cache_hints.md")
-]  # fmt: skip
-REQUESTS = [ROOT / name for name in ("README.md", "docs/api.md", "docs/cache_hints.md", "docs/structured_output.md")]  # fmt: skip
+ELSEWHERE = {"lang.md", "add_a_model.md", "kv_events.md"}
+"""Their programs are run by the tests of their subjects."""
+PROGRAMS = [page for page in PAGES if blocks(page, "python") and page.name not in ELSEWHERE]
+REQUESTS = [page for page in PAGES if "\ncurl " in page.read_text()]
 
 
 @pytest.fixture
@@ -121,3 +124,18 @@ def test_requests_are_answered_as_the_page_says(page: Path, url: str) -> None:
         if '"stream": true' not in command:
             reply = json.loads(done.stdout)
             id_before = reply.get("id", "") if isinstance(reply, dict) else ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_other_blocks_are_well_formed(page: Path) -> None:
+    """Of languages whose blocks are not run: what a shell, TOML and YAML make of them."""
+    for script in blocks(page, "bash"):
+        checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+        assert checked.returncode == 0, f"{page.name}: {checked.stderr}"
+    for table in blocks(page, "toml"):
+        assert tomllib.loads(table)
+    for mapping in blocks(page, "yaml"):
+        settings = yaml.safe_load(mapping)
+        if "model-path" in settings:
+            known = {flag_of(field.name).removeprefix("--") for field in fields(ServerConfig)}
+            assert settings.keys() <= known, f"{page.name}: {settings.keys() - known}"

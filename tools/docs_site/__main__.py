@@ -22,7 +22,7 @@ OUTSIDE = {
 NAVIGATION = {
     "Start": ["quickstart", "contents"],
     "Guides": ["rag", "agents", "json", "tuning", "deploying", "coming_from"],
-    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "structured_output", "tools", "lang", "lang_comparison", "cache_hints", "explanations", "sampling", "quantization", "gpu", "status"],
+    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "structured_output", "tools", "lang", "lang_comparison", "cache_hints", "explanations", "sampling", "quantization", "gguf", "gpu", "status"],
     "Concepts": ["architecture", "caching", "queue_order", "checked_spans", "kv_events", "reliability", "security", "kernels", "add_a_model", "dependencies"],
     "Measured": ["performance", "benchmarks", "benchmark_report"],
     "Reference": ["reference_llm", "reference_lang", "deployment_files", "contributing", "changelog"],
@@ -38,8 +38,8 @@ REFERENCE = {
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
-def main() -> int:
-    """Write the sources of the site, and build it; returns the exit status."""
+def write_sources() -> None:
+    """Copy the pages, and write the generated ones. A link to a file that does not exist ends the program."""
     shutil.rmtree(SOURCES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCES)
     for page in SOURCES.rglob("*.md"):
@@ -52,8 +52,13 @@ def main() -> int:
     for page_name, (title, module, names) in REFERENCE.items():
         (SOURCES / f"{page_name}.rst").write_text(_reference(title, module, names))
     (SOURCES / "index.md").write_text(_index())
-    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-j", "auto", "-c"]
-    return subprocess.run([*command, str(Path(__file__).parent), str(SOURCES), str(SITE)]).returncode
+
+
+def build() -> int:
+    """Build the site of the sources; returns the exit status."""
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-j", "auto"]  # fmt: skip
+    folders = ["-c", str(Path(__file__).parent), str(SOURCES), str(SITE)]
+    return subprocess.run([*command, *folders]).returncode
 
 
 def _for_site(markdown: str, source: str) -> str:
@@ -78,7 +83,9 @@ def _for_site(markdown: str, source: str) -> str:
 def _reference(title: str, module: str, names: list[str]) -> str:
     lines = [title, "=" * len(title), ""]
     if not names:
-        return "\n".join([*lines, f".. automodule:: {module}", "   :members:", "   :imported-members:", ""])
+        return "\n".join(
+            [*lines, f".. automodule:: {module}", "   :members:", "   :imported-members:", ""]
+        )
     for name in names:
         lines += [f".. autoclass:: {module}.{name}", "   :members:", ""]
     return "\n".join(lines)
@@ -86,7 +93,10 @@ def _reference(title: str, module: str, names: list[str]) -> str:
 
 def _index() -> str:
     guides = set(NAVIGATION["Guides"])
-    parts = ["# radixrt", "An LLM serving engine: a radix tree holds the KV cache, a structured-output runtime holds every answer to its schema."]
+    parts = [
+        "# radixrt",
+        "An LLM serving engine: a radix tree holds the KV cache, a structured-output runtime holds every answer to its schema.",
+    ]
     for heading, pages in NAVIGATION.items():
         entries = "\n".join(f"guides/{page}" if page in guides else page for page in pages)
         parts.append(f"```{{toctree}}\n:caption: {heading}\n:maxdepth: 1\n\n{entries}\n```")
@@ -94,4 +104,5 @@ def _index() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write_sources()
+    sys.exit(build())

@@ -1,0 +1,195 @@
+"""Writes a GGUF file's metadata as the config.json and generation_config.json that the models read."""
+
+from collections.abc import Callable
+from typing import Any
+
+from radixrt.base.errors import ConfigError
+from radixrt.models.gguf.file import GGUFFile
+
+_ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>"}  # fmt: skip
+"""Control tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by name too."""
+_CONTROL = 3
+
+
+class _Metadata:
+    """The metadata of one architecture, whose keys begin with its name."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture: str = file.metadata.get("general.architecture", "")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.file.metadata.get(f"{self.architecture}.{key}")
+        return default if value is None else value
+
+    def need(self, key: str) -> Any:
+        if (value := self.get(key)) is None:
+            raise ConfigError(
+                f"{self.file.files[0]} has no {self.architecture}.{key} in its metadata."
+            )
+        if isinstance(value, list):
+            raise ConfigError(f"Layers of different shapes ({self.architecture}.{key}) are not supported.")  # fmt: skip
+        return value
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.file.tensors
+
+
+def transformers_config(
+    file: GGUFFile, rope_factors: Callable[[str], list[float]]
+) -> dict[str, Any]:
+    """The content of config.json.
+
+    Args:
+        rope_factors: reads a tensor of rotary factors by its name.
+
+    Raises:
+        ConfigError: an architecture that is not served, or metadata are missing.
+    """
+    meta = _Metadata(file)
+    if meta.architecture not in _FAMILIES or meta.get("expert_count", 0):
+        name = meta.architecture + (" with experts" if meta.get("expert_count", 0) else "")
+        raise ConfigError(
+            f"{file.files[0]} has the architecture {name!r}, which is not served from GGUF files; "
+            f"served: {', '.join(_FAMILIES)}."
+        )
+    heads = meta.need("attention.head_count")
+    hidden = meta.need("embedding_length")
+    specific, architecture, model_type = _FAMILIES[meta.architecture]
+    head_dim = meta.get("attention.key_length") or hidden // heads
+    config = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "dtype": _dtype(file),
+        "vocab_size": file.tensors["token_embd.weight"].shape[0]
+        if meta.has("token_embd.weight")
+        else meta.need("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": meta.need("feed_forward_length"),
+        "num_hidden_layers": meta.need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": meta.get("attention.head_count_kv") or heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": meta.need("context_length"),
+        "rms_norm_eps": meta.need("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": not meta.has("output.weight"),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _end_ids(file),
+        "pad_token_id": None,
+        "rope_parameters": _rope(meta, head_dim, rope_factors),
+    }
+    return config | specific(meta, config)
+
+
+def generation_config(file: GGUFFile) -> dict[str, Any]:
+    """The content of generation_config.json: end tokens, and the sampling defaults of newer files."""
+    names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    found = {
+        ours: file.metadata[f"general.sampling.{theirs}"]
+        for theirs, ours in names.items()
+        if f"general.sampling.{theirs}" in file.metadata
+    }
+    return {**found, "eos_token_id": _end_ids(file)}
+
+
+def _end_ids(file: GGUFFile) -> list[int]:
+    tokenizer = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
+    named = (tokenizer.get(f"{name}_token_id") for name in ("eos", "eot", "eom"))
+    kinds = zip(tokenizer.get("tokens", ()), tokenizer.get("token_type", ()), strict=False)
+    found = {i for i, (t, kind) in enumerate(kinds) if kind == _CONTROL and t in _ENDS_OF_TURN}
+    return sorted(found | {i for i in named if i is not None})
+
+
+def _dtype(file: GGUFFile) -> str:
+    """float32 and float16 where all matrices have it, else bfloat16: also for quantized ones."""
+    kinds = {entry.kind for entry in file.tensors.values() if len(entry.shape) > 1}
+    return "float32" if kinds == {0} else "float16" if kinds == {1} else "bfloat16"
+
+
+def _rope(
+    meta: _Metadata, head_dim: int, rope_factors: Callable[[str], list[float]]
+) -> dict[str, Any]:
+    rotated = meta.get("rope.dimension_count", head_dim)
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": meta.get("rope.freq_base", 10000.0),
+    }
+    if rotated != head_dim:
+        rope["partial_rotary_factor"] = rotated / head_dim
+    original = meta.get("rope.scaling.original_context_length") or meta.need("context_length")
+    names = [f"rope_factors_{length}.weight" for length in ("short", "long")]
+    if meta.has("rope_freqs.weight"):  # Llama 3's stretch, worked out by the converter
+        names = ["rope_freqs.weight"] * 2
+    if all(map(meta.has, names)):
+        short, long = map(rope_factors, names)
+        return rope | {
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "original_max_position_embeddings": original,
+            "attention_factor": meta.get("rope.scaling.attn_factor", 1.0),
+        }
+    scaling = meta.get("rope.scaling.type", "none")
+    if scaling in ("linear", "yarn"):
+        rope |= {"rope_type": scaling, "factor": meta.need("rope.scaling.factor")}
+        if scaling == "yarn":
+            rope["original_max_position_embeddings"] = original
+    elif scaling != "none":
+        raise ConfigError(f"The rope scaling {scaling!r} is not supported in GGUF files.")
+    return rope
+
+
+def _llama(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_bias": meta.has("blk.0.attn_q.bias"),
+        "mlp_bias": meta.has("blk.0.ffn_up.bias"),
+    }
+
+
+def _qwen(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return {"attention_bias": meta.has("blk.0.attn_q.bias"), "use_sliding_window": False}
+
+
+def _phi3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
+    return {
+        "sliding_window": meta.get("attention.sliding_window") or None,
+        "original_max_position_embeddings": original,
+        "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0),
+    }
+
+
+def _gemma(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    # The scale of the scores is not in the metadata: the 27B models, known by their layers, have another one.
+    largest = layers == {"gemma2": 46, "gemma3": 62}[meta.architecture]
+    per_head = config["hidden_size"] // config["num_attention_heads"]
+    period = 2 if meta.architecture == "gemma2" else 6
+    period = meta.get("attention.sliding_window_pattern") or period
+    full = [(i + 1) % period == 0 for i in range(layers)]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": per_head if largest else head_dim,
+        "sliding_window": meta.need("attention.sliding_window"),
+        "layer_types": ["full_attention" if f else "sliding_attention" for f in full],
+        "attn_logit_softcapping": meta.get("attn_logit_softcapping"),
+        "final_logit_softcapping": meta.get("final_logit_softcapping"),
+    }
+
+
+def _gemma3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": meta.get("rope.freq_base_swa", 10000.0)}
+    rope = {"full_attention": config["rope_parameters"], "sliding_attention": local}
+    return {**_gemma(meta, config), "rope_parameters": rope}
+
+
+_FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
+    "llama": (_llama, "LlamaForCausalLM", "llama"),
+    "qwen2": (_qwen, "Qwen2ForCausalLM", "qwen2"),
+    "qwen3": (_qwen, "Qwen3ForCausalLM", "qwen3"),
+    "gemma2": (_gemma, "Gemma2ForCausalLM", "gemma2"),
+    "gemma3": (_gemma3, "Gemma3ForCausalLM", "gemma3_text"),
+    "phi3": (_phi3, "Phi3ForCausalLM", "phi3"),
+}
+"""llama.cpp's name of an architecture: its own settings, the class in config.json, and transformers' model type."""

@@ -1,0 +1,155 @@
+"""Writes the tokenizer and the chat template in a GGUF file's metadata as tokenizer.json and tokenizer_config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
+from tokenizers.processors import TemplateProcessing
+
+from radixrt.base.errors import ConfigError
+from radixrt.models.gguf.file import GGUFFile
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPACE = "\u2581"
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+_LLAMA3 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{{1,3}}{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{_REST}"
+_SPLITS = {
+    "default": None,
+    "gpt-2": None,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+"""Regular expressions that cut a text before byte-level BPE, by llama.cpp's name; None: GPT-2's."""
+
+
+def write_tokenizer(file: GGUFFile, folder: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and, if the file has one, chat_template.jinja.
+
+    Raises:
+        ConfigError: a kind of tokenizer that is not supported.
+    """
+    meta = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in file.metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    kind = meta.get("model")
+    if kind not in ("gpt2", "llama") or not meta.get("tokens"):
+        raise ConfigError(
+            f"{file.files[0]} has a tokenizer of the kind {kind!r}; supported: 'gpt2' (byte-level BPE) and 'llama' "
+            "(SentencePiece)."
+        )
+    tokenizer = _byte_level(meta) if kind == "gpt2" else _sentencepiece(meta)
+    _add_tokens(tokenizer, meta)
+    _add_bos(tokenizer, meta)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    special = {
+        f"{ours}_token": meta["tokens"][meta[f"{theirs}_token_id"]]
+        for theirs, ours in names.items()
+        if f"{theirs}_token_id" in meta
+    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | special))
+    template = file.metadata.get("tokenizer.chat_template")
+    if template:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _byte_level(meta: dict[str, Any]) -> Tokenizer:
+    """GPT-2's kind: the file has the merges."""
+    name = meta.get("pre", "default")
+    if name not in _SPLITS:
+        raise ConfigError(
+            f"The tokenizer's pre-tokenizer {name!r} is not supported in GGUF files; supported: {', '.join(_SPLITS)}."
+        )
+    split = _SPLITS[name]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: i for i, token in enumerate(meta["tokens"])},
+            merges=[tuple(merge.split(" ", 1)) for merge in meta.get("merges", ())],
+            ignore_merges=split == _LLAMA3,
+        )
+    )
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    if split is None:
+        tokenizer.pre_tokenizer = byte_level
+    else:
+        pieces = pre_tokenizers.Split(Regex(split), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, byte_level])
+    if split == _QWEN2:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(meta: dict[str, Any]) -> Tokenizer:
+    """Llama 2's and Gemma's kind: the order of the merges follows from the scores of the tokens they make."""
+    kinds = meta.get("token_type") or [_NORMAL] * len(meta["tokens"])
+    scores = meta.get("scores") or [0.0] * len(meta["tokens"])
+    vocab = {token: i for i, token in enumerate(meta["tokens"])}
+    pieces = {t for t, kind in zip(meta["tokens"], kinds, strict=True) if kind == _NORMAL}
+    merges = [
+        (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
+        for token in pieces
+        for cut in range(1, len(token))
+        if token[:cut] in pieces and token[cut:] in pieces
+    ]
+    unknown = next((t for t, k in zip(meta["tokens"], kinds, strict=True) if k == _UNKNOWN), None)
+    if "unknown_token_id" in meta:
+        unknown = meta["tokens"][meta["unknown_token_id"]]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=[(left, right) for *_, left, right in sorted(merges)],
+            byte_fallback=True,
+            unk_token=unknown,
+            fuse_unk=True,
+        )
+    )
+    prefix = meta.get("add_space_prefix", True)
+    spaces = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
+    )
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer
+
+
+def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
+    """Control tokens and user-defined ones are found in a text before it is cut."""
+    kinds = meta.get("token_type") or ()
+    added = [
+        AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
+        for token, kind in zip(meta["tokens"], kinds, strict=False)
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
+    tokenizer.add_tokens([token for token in added if not token.special])
+    tokenizer.add_special_tokens([token for token in added if token.special])
+
+
+def _add_bos(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
+    default = meta["model"] == "llama" or _SPLITS[meta.get("pre", "default")] == _LLAMA3
+    if meta.get("add_bos_token", default) and "bos_token_id" in meta:
+        bos = meta["bos_token_id"]
+        token = meta["tokens"][bos]
+        tokenizer.post_processor = TemplateProcessing(
+            single=[token, "$A"], pair=[token, "$A", token, "$B"], special_tokens=[(token, bos)]
+        )

@@ -1,0 +1,170 @@
+"""Builds a wheel and tests it in an empty environment: ``make wheel``, ``make test-wheel``.
+
+    python -m tools.wheel build [--out dist]
+    python -m tools.wheel test [WHEEL]
+
+``build`` needs a compiler; ``auditwheel`` (with ``patchelf``), if it is installed, gives the wheel its manylinux tag. ``test``
+compares the content with the checkout, installs the wheel into a new environment of the Python that runs it, and does
+outside the checkout, with an empty home folder, what the README's first minute does.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import zipfile
+from pathlib import Path
+
+from bench import children
+from bench.local_server import free_port
+from deploy.set_up_venv import install_torch, pip_install, run
+
+ROOT = Path(__file__).parent.parent
+SOURCES = re.compile(r"radixrt_kernels/(csrc/|CMakeLists\.txt)")
+"""Tracked files of the packages that only a build needs."""
+KERNELS = re.compile(r"radixrt_kernels/_native\.[^/]+\.so")
+BESIDE = re.compile(r"radixrt-[^/]+\.dist-info/|radixrt\.libs/")
+"""Metadata, and libraries that auditwheel adds."""
+
+QUESTION = "The owner of Bramol is Teska. The owner of Vidur is Noval. What is the owner of Vidur?"
+ANSWER = "The owner of Vidur is Noval."
+START_TIMEOUT_S = 180.0
+COMMAND_TIMEOUT_S = 300.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    build_parser = commands.add_parser("build")
+    build_parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    build_parser.set_defaults(call=lambda args: print(build(args.out)))
+    test_parser = commands.add_parser("test")
+    test_parser.add_argument("wheel", type=Path, nargs="?", help="default: a wheel is built")
+    test_parser.set_defaults(call=lambda args: test(args.wheel))
+    args = parser.parse_args()
+    args.call(args)
+
+
+def build(out: Path) -> Path:
+    """Build the wheel of the checkout into the folder ``out``; ends the program if that fails."""
+    for left in (ROOT / "build").glob("lib*"):  # setuptools would pack modules that are gone
+        shutil.rmtree(left)
+    os.environ["RADIXRT_BUILD_KERNELS"] = "require"
+    with tempfile.TemporaryDirectory() as temp:
+        pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
+        run(*pip, "--no-build-isolation", "--wheel-dir", temp, str(ROOT))
+        (wheel,) = Path(temp).glob("*.whl")
+        out.mkdir(parents=True, exist_ok=True)
+        tool = shutil.which(
+            "auditwheel", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        )
+        if tool is None:
+            print("auditwheel is not installed: the wheel fits this system and similar ones.")
+            return Path(shutil.copy(wheel, out))
+        repaired = Path(temp, "repaired")
+        run(tool, "repair", "--wheel-dir", str(repaired), str(wheel))
+        return Path(shutil.copy(next(repaired.glob("*.whl")), out))
+
+
+def test(wheel: Path | None) -> None:
+    """Test a wheel; ends the program at the first failure."""
+    with tempfile.TemporaryDirectory() as temp:
+        folder = Path(temp)
+        wheel = (wheel or build(folder / "dist")).absolute()
+        tracked = subprocess.check_output(
+            ["git", "ls-files", "radixrt", "radixrt_kernels"], cwd=ROOT, text=True
+        )
+        if problems := content_problems(zipfile.ZipFile(wheel).namelist(), tracked.split()):
+            sys.exit(f"{wheel.name}: " + "; ".join(problems))
+        print(f"{wheel.name} has the files of the checkout and the kernels.", flush=True)
+        run(sys.executable, "-m", "venv", str(folder / "venv"))
+        python = folder / "venv" / "bin" / "python"
+        install_torch(python)
+        pip_install(python, f"radixrt[server] @ {wheel.as_uri()}")
+        first_minute(python, folder / "home")
+    print("The wheel works.")
+
+
+def content_problems(files: list[str], tracked: list[str]) -> list[str]:
+    """Differences between a wheel's files and the tracked files of its packages.
+
+    >>> tracked = ["radixrt/a.py", "radixrt_kernels/csrc/a.cpp"]
+    >>> content_problems(["radixrt/a.py", "radixrt_kernels/_native.cpython-311.so"], tracked)
+    []
+    >>> content_problems(["radixrt/b.py"], tracked)
+    ['no kernels', 'lacks radixrt/a.py', 'has radixrt/b.py']
+    """
+    packed = {name for name in files if not BESIDE.match(name) and not name.endswith("/")}
+    kernels = {name for name in packed if KERNELS.fullmatch(name)}
+    expected = {name for name in tracked if not SOURCES.match(name)}
+    problems = [] if kernels else ["no kernels"]
+    problems += [f"lacks {name}" for name in sorted(expected - packed)]
+    return problems + [f"has {name}" for name in sorted(packed - expected - kernels)]
+
+
+def first_minute(python: Path, home: Path) -> None:
+    """Run the installed commands in the empty folder ``home``; ends the program at the first failure."""
+    home.mkdir()
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_"))
+    }
+    environment = {**kept, "HOME": str(home)}
+    radixrt = str(python.with_name("radixrt"))
+
+    def output_of(*command: str) -> str:
+        print("+", *command, flush=True)
+        done = children.run(
+            command, capture_output=True, text=True, cwd=home, env=environment, timeout=COMMAND_TIMEOUT_S
+        )  # fmt: skip
+        if done.returncode:
+            sys.exit(f"It ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+        return str(done.stdout)
+
+    output_of(str(python), "-m", "radixrt_kernels")
+    print(output_of(radixrt, "doctor"))
+    if ANSWER not in (answer := output_of(radixrt, "run", "-p", QUESTION)):
+        sys.exit(f"radixrt run: expected {ANSWER!r}, got {answer!r}")
+    port = str(free_port())
+    url = f"http://127.0.0.1:{port}"
+    serve = [radixrt, "serve", "--port", port]
+    with children.running(serve, cwd=home, env=environment) as server:
+        wait_until_ready(url, server)
+        body = {"messages": [{"role": "user", "content": QUESTION}]}
+        if ANSWER not in (answer := fetch(f"{url}/v1/chat/completions", body)):
+            sys.exit(f"The server: expected {ANSWER!r}, got {answer}")
+        page = fetch(f"{url}/")
+        if not (parts := re.findall(r'(?:src|href)="(/page/[^"]+)"', page)):
+            sys.exit(f"The server: this is not its web page: {page[:200]!r}")
+        for part in parts:
+            fetch(url + part)
+        bench = (radixrt, "bench", "serve", "--base-url", f"{url}/v1", "--num-prompts", "4")
+        print(output_of(*bench))
+
+
+def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            fetch(f"{url}/ready")
+            return
+        except OSError:
+            time.sleep(0.2)
+    sys.exit("The server did not start.")
+
+
+def fetch(url: str, body: object = None) -> str:
+    """The answer of a server; ``body`` makes it a POST of JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Accept": "text/html", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
+        return str(answer.read().decode())
+
+
+if __name__ == "__main__":
+    main()
