@@ -79,6 +79,8 @@ class CheckedTags(msgspec.Struct, frozen=True, kw_only=True):
     triggers: tuple[str, ...]
     free_text: bool
     separator: str
+    lists: tuple[tuple[str, str], ...] = ()
+    """All tags stand in one list, between one of these openings and its closing."""
 
 
 Checks = tuple[SpanCheck, ...] | CheckedTags

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,10 @@ from radixrt.constrained.checks.tags import TagTracker
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyText, JsonSchema, Regex, StructuralTag, Tag
 from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, SpanCheck
+from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.tool_calls import Tool, calls
+from radixrt.parsers.tool_calls.json_calls import JsonCalls
+from radixrt.parsers.tool_calls.registry import FORMATS
 from tests.constrained.vocabularies import facts_of
 
 CHECK = SpanCheck(path=("a",), schema=True, pointer="/a", keywords=("not",))
@@ -22,6 +27,8 @@ TEXT = CheckedTag(begin="<text>", end="</text>", is_json=False, checks=())
 TAGS = (CALL, OTHER, TEXT)
 FREE = CheckedTags(tags=TAGS, triggers=("<call>", "<text>"), free_text=True, separator="")
 ALONE = CheckedTags(tags=TAGS, triggers=("<call>", "<text>"), free_text=False, separator="<;")
+LISTS = (("calls [", "] end"), ("<calls>[", "]</calls>"))
+LISTED = CheckedTags(tags=(CALL, OTHER), triggers=(), free_text=True, separator=", ", lists=LISTS)
 EITHER = CheckedTags(
     tags=(CALL, CheckedTag(begin="", end="", is_json=True, checks=(WHOLE,))),
     triggers=("<call>",),
@@ -74,6 +81,23 @@ def test_values_are_found_in_whatever_pieces_the_text_comes(
         assert tracker.offset == min(at, len(text))
     found += tracker.finish()
     assert [(span.check.pointer, text[span.start : span.end]) for span in found] == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+@pytest.mark.parametrize(("opening", "closing"), LISTS)
+@pytest.mark.parametrize("free_text", [True, False])
+def test_values_are_found_in_a_list_of_calls(
+    size: int, opening: str, closing: str, free_text: bool
+) -> None:
+    tracker = TagTracker(msgspec.structs.replace(LISTED, free_text=free_text))
+    text = "some <calls> [<call>f( calls" if free_text else ""
+    text += f'{opening}<call>f({{"a": 1}})</call>, <call>g("], <call>f("){closing}'
+    found = []
+    for at in range(0, len(text), size):
+        tracker.reset(tracker.mark())
+        found += tracker.push(text[at : at + size])
+    found += tracker.finish()
+    assert [text[span.start : span.end] for span in found] == ["1", '"], <call>f("']
 
 
 def test_a_value_is_open_from_its_beginning_on() -> None:
@@ -146,3 +170,23 @@ def test_where_a_value_can_not_be_found_for_sure_its_check_is_refused(
     with pytest.raises(RequestError, match=r"'<a>': .*'uniqueItems'.*can't be found") as caught:
         checks_of(*tags)
     assert caught.value.code == "grammar"
+
+
+@pytest.mark.parametrize("name", ["mistral_v3", "phi4_mini"])
+@pytest.mark.parametrize("required", [True, False])
+def test_arguments_in_a_list_of_calls_are_checked(name: str, required: bool) -> None:
+    facts, written = facts_of("byte_level_json"), FORMATS[name]
+    assert isinstance(written, JsonCalls)
+    schema = json.dumps({"type": "object", "properties": {"a": json.loads(UNIQUE.schema)}})
+    tools = [Tool(name, JsonSchema(schema=schema)) for name in ("f", "g")]
+    constraint = calls(tools, written, required=required, most=None)
+    compiled = compile_constraint(constraint, facts, CompileOptions())
+    assert isinstance(compiled.checks, CheckedTags)
+    for opening, closing in written.lists:
+        texts = [f'{written.begin(tool)}{{"a": [1, 1]}}{written.end}' for tool in ("f", "g")]
+        text = opening + written.separator.join(texts) + closing
+        token_ids = [*facts.encode(text), facts.eos_token_ids[0]]
+        assert load_grammar(compiled.grammar, facts).advance(token_ids) == len(token_ids)
+        tracker = TagTracker(compiled.checks)
+        found = [span for character in text for span in tracker.push(character)] + tracker.finish()
+        assert [text[span.start : span.end] for span in found] == ["[1, 1]"] * 2

@@ -168,15 +168,17 @@ class _TagGrammar:
             triggers=constraint.triggers,
             free_text=constraint.free_text,
             separator=constraint.separator,
+            lists=constraint.lists,
         )
 
     def _finds_content(self, tag: Tag) -> bool:
         """Whether the contents of the tag can be told from the text around them, so that they can be checked."""
         if not isinstance(self._constraint, StructuralTag):
             return False
-        tags = self._constraint.tags
+        tags, separator = self._constraint.tags, self._constraint.separator
         return (
-            not self._constraint.lists
+            not self._constraint.not_text
+            and all(separator and separator[0] not in end for _, end in self._constraint.lists)
             and any(tag is each for each in tags)
             and all(isinstance(each.content, JsonSchema | AnyJson | AnyText) for each in tags)
             and not any(each.other_ends for each in tags)

@@ -1,6 +1,6 @@
 """Finds the JSON contents of tags in a growing text, and the sub-values to validate in them.
 
-Where free text is allowed, it has no trigger in it, so the first trigger begins a tag. A JSON content ends with its value, and
+Where free text is allowed, it has no trigger in it, so the first trigger begins a tag; or the opening of a list of all tags does. A JSON content ends with its value, and
 any other text at the first occurrence of the tag's end. A constraint in which that is not certain has no checks.
 """
 
@@ -35,6 +35,9 @@ class TagTracker:
 
     def __init__(self, tags: CheckedTags) -> None:
         self._tags = tags
+        openings = tuple(opening for opening, _ in tags.lists)
+        self._marks = openings or (tags.triggers if tags.free_text else ())
+        """The first of them in a text begins a tag, or the list of all tags."""
         self._contents = [SpanTracker(tag.checks) for tag in tags.tags]
         self._fresh = [content.mark() for content in self._contents]
         self.reset(Mark(_OUTSIDE, 0, "", 0, 0, 0, None))
@@ -125,8 +128,8 @@ class TagTracker:
         known = self._undecided + text
         start = self._start_of_tag(known)
         if start is None:
-            keep = max(map(len, self._tags.triggers), default=1) - 1
-            self._undecided = known[max(len(known) - keep, 0) :] if self._tags.free_text else ""
+            keep = max(map(len, self._marks), default=1) - 1
+            self._undecided = known[max(len(known) - keep, 0) :]
             return ""
         rest = known[start:]
         for index, tag in enumerate(self._tags.tags):
@@ -142,19 +145,19 @@ class TagTracker:
 
     def _start_of_tag(self, known: str) -> int | None:
         """Where a tag begins in the text outside of tags; None: nowhere yet."""
-        if not self._tags.free_text:
+        lists = self._tags.lists
+        if not (self._tags.free_text or lists) or (lists and self._num_tags):
             separator = self._tags.separator if self._num_tags else ""
+            if lists and not known.startswith(separator[: len(known)]):
+                return None  # the end of the list
             return len(separator) if known.startswith(separator) else 0
-        found = [
-            (at + len(trigger), at)
-            for trigger in self._tags.triggers
-            if (at := known.find(trigger)) >= 0
-        ]
-        return min(found)[1] if found else None
+        found = [(at + len(mark), at) for mark in self._marks if (at := known.find(mark)) >= 0]
+        return min(found)[0 if lists else 1] if found else None
 
     def _may_begin(self, text: str) -> bool:
         """Whether the text may be the first part of a tag with a beginning, or of the separator."""
-        separator = "" if self._tags.free_text or not self._num_tags else self._tags.separator
+        alone = self._tags.free_text and not self._tags.lists
+        separator = "" if alone or not self._num_tags else self._tags.separator
         begins = [separator, *(tag.begin for tag in self._tags.tags)]
         return any(begin.startswith(text) for begin in begins)
 
