@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients test-browser test-monitoring wheel test-wheel torture soak lint format bench peers bench-peers bench-lang eval-demo docs clean
+.PHONY: fuzz-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers bench-lang eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,10 @@ gpu-bench: ## On a machine with a GPU: the measurements alone; ARGS="--only 1 3"
 
 docs: install ## Write the generated pages of docs/
 	$(BIN)/python -m radixrt.cli.config_flags > docs/server.md
+
+docs-site: install ## Build the documentation as a web site in build/site; every broken link is an error
+	$(BIN)/python -m pip install --quiet --editable .[docs-site]
+	$(BIN)/python -m tools.docs_site
 
 clean: ## Remove the environment and all caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -134,3 +134,22 @@ def test_the_report_for_people_names_lines_and_advice(
     with pytest.raises(SystemExit) as end:
         main(["lint-prompts", missing, "--model-path", str(model)])
     assert end.value.code == 1 and "Can't read" in capsys.readouterr().err
+
+
+def test_odd_lines_are_skipped_and_named(lint: Any) -> None:
+    usage = {"prompt_tokens": None, "prompt_tokens_details": 5}
+    deep = "[" * 100_000 + "]" * 100_000
+    odd = [f'{{"messages": {deep}}}', {"prompt": [10**30]}, {"prompt": [1, "a"]}]
+    report = lint([*odd, *({**chat("hi"), "response": each} for each in (5, {"usage": usage}))])
+    assert sorted(report.unreadable) == [1, 2, 3] and report.requests == 2
+    assert "deeply" in report.unreadable[1] and "vocabulary" in report.unreadable[2]
+
+
+def test_the_prefill_rate_is_measured_where_responses_tell_it(lint: Any) -> None:
+    told = {
+        "usage": {"prompt_tokens": 50, "prompt_tokens_details": {"cached_tokens": 10}},
+        "times": {"prefill_s": 0.5},
+    }
+    broken = {"usage": {"prompt_tokens": "many"}, "times": {"prefill_s": -1}}
+    report = lint([{**chat("hi"), "response": each} for each in (told, {"body": told}, broken)])
+    assert report.prefill_tokens_per_second == 80

@@ -121,7 +121,7 @@ class ServerConfig(SchedulerSettings):
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, or a hub id to download; the default is a small model that comes with "
+        "Folder of a Hugging Face checkpoint, a hub id to download, or a GGUF file; the default is a small model that comes with "
         "radixrt.",
         metavar="DIR_OR_HUB_ID",
     )

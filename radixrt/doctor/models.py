@@ -1,4 +1,4 @@
-"""The command ``radixrt models``: the checkpoints of the hub's local cache, and which of them can be served."""
+"""The command ``radixrt models``: the checkpoints and GGUF files of the hub's local cache, and which of them can be served."""
 
 import argparse
 from collections.abc import Iterator
@@ -11,13 +11,14 @@ from rich.text import Text
 
 from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import check_checkpoint
+from radixrt.models.gguf.folder import check_file
 
 
 class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint on this machine."""
 
     name: str
-    """Hub id, to be given as ``--model-path``."""
+    """Hub id, or path of a GGUF file, to be given as ``--model-path``."""
     bytes: int
     reason: str | None
     """The reason why it cannot be served; None: it can."""
@@ -58,6 +59,10 @@ def local_models() -> Iterator[LocalModel]:
         if repository.repo_type != "model" or not repository.revisions:
             continue
         newest = max(repository.revisions, key=lambda revision: revision.last_modified)
+        if files := sorted(newest.snapshot_path.rglob("*.gguf")):
+            for file in files:
+                yield LocalModel(name=str(file), bytes=file.stat().st_size, reason=_why_not(file))
+            continue
         yield LocalModel(
             name=repository.repo_id,
             bytes=repository.size_on_disk,
@@ -65,9 +70,9 @@ def local_models() -> Iterator[LocalModel]:
         )
 
 
-def _why_not(folder: Path) -> str | None:
+def _why_not(path: Path) -> str | None:
     try:
-        check_checkpoint(folder)
+        (check_file if path.suffix == ".gguf" else check_checkpoint)(path)
     except ConfigError as error:
         return str(error)
     return None

@@ -100,8 +100,9 @@ def gen(
 
     Args:
         name: the variable that holds the value.
-        max_tokens, temperature, stop, top_p, top_k, min_p, min_tokens, presence_penalty, frequency_penalty,
-            repetition_penalty, seed: see :class:`radixrt.lang.Sampling`. None: the setting of the run or function.
+        max_tokens, temperature, stop, top_p, top_k, min_p, min_tokens, seed: see :class:`radixrt.lang.Sampling`. None: the
+            setting of the run or function.
+        presence_penalty, frequency_penalty, repetition_penalty: the same.
         regex: constrain the answer to a regular expression.
         schema: constrain the answer to a JSON schema. A dict: the value is the decoded JSON. A pydantic model, dataclass,
             msgspec.Struct or TypedDict: the value is of that type.

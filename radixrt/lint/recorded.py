@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,11 +12,13 @@ from radixrt.api.anthropic.translation import to_chat as chat_of_message
 from radixrt.api.http.body import to_struct
 from radixrt.api.openai_responses.protocol import ResponsesRequest
 from radixrt.api.openai_responses.translation import to_chat as chat_of_response
-from radixrt.api.requests.prompts import chat_prompt
+from radixrt.api.requests.prompts import chat_prompt, token_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest, CompletionRequest
 from radixrt.base.errors import RequestError
-from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import Prompt, TextPrompt, TokenPrompt
+from radixrt.messages.requests import Prompt, TextPrompt
+
+_ANY_ID = 1 << 31
+"""The linter checks ids against the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,26 @@ class Recorded:
     """Prompt tokens that its response says were not cached; 0 where there is no response with usage and times."""
     prefill_s: float = 0.0
     """Seconds that its response says the prefill took."""
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    prompt_tokens_details: _Details | None = None
+
+
+class _Times(msgspec.Struct):
+    prefill_s: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Response(msgspec.Struct):
+    """What a response tells of its prefill."""
+
+    usage: _Usage
+    times: _Times
 
 
 @dataclass(frozen=True)
@@ -55,8 +77,10 @@ def read_log(path: Path) -> Iterator[Recorded | Unreadable]:
                 yield _recorded(number, msgspec.json.decode(line))
             except RequestError as error:
                 yield Unreadable(number, error.message)
-            except (msgspec.DecodeError, TypeError, ValueError) as error:
+            except (msgspec.DecodeError, ValueError) as error:
                 yield Unreadable(number, f"not a request in JSON: {error}")
+            except RecursionError:
+                yield Unreadable(number, "not a request: its JSON is nested too deeply")
 
 
 def _recorded(number: int, line: Any) -> Recorded:
@@ -75,7 +99,7 @@ def _recorded(number: int, line: Any) -> Recorded:
         raise RequestError("the body of the request must be a JSON object")
     response = line.get("response")
     response = response.get("body", response) if isinstance(response, dict) else {}
-    computed, seconds = _measured(response if isinstance(response, dict) else {})
+    computed, seconds = _measured(response)
     prompt = _prompt(body, str(line.get("url", "")))
     return Recorded(number, prompt, str(body.get("cache_salt") or ""), computed, seconds)
 
@@ -93,7 +117,7 @@ def _prompt(body: dict[str, Any], url: str) -> Prompt:
         case str(text):
             return TextPrompt(text, given.add_special_tokens is not False)
         case [int(), *_] as ids:
-            return TokenPrompt(pack_ids(ids))
+            return token_prompt(ids, _ANY_ID, "prompt")
     raise RequestError("a request to lint has one prompt, as a text or as token ids")
 
 
@@ -103,11 +127,11 @@ def _of_chat(fields: ChatCompletionRequest, instructions: str = "") -> Prompt:
     return chat_prompt(fields, fields.messages, [], instructions=instructions)
 
 
-def _measured(response: dict[str, Any]) -> tuple[int, float]:
+def _measured(response: Any) -> tuple[int, float]:
     """Prompt tokens that were computed, and the seconds that it took, if a response tells both."""
-    usage, times = response.get("usage"), response.get("times")
-    if not isinstance(usage, dict) or not isinstance(times, dict):
+    try:
+        told = msgspec.convert(response, _Response)
+    except msgspec.ValidationError:
         return 0, 0.0
-    details = usage.get("prompt_tokens_details") or {}
-    computed = usage.get("prompt_tokens", 0) - details.get("cached_tokens", 0)
-    return computed, float(times.get("prefill_s", 0.0))
+    details = told.usage.prompt_tokens_details or _Details()
+    return told.usage.prompt_tokens - (details.cached_tokens or 0), told.times.prefill_s

@@ -143,7 +143,8 @@ def test_a_wrong_base_url_is_told(server: RunningServer) -> None:
         for path, advice in (
             ("/chat/completions", "add /v1"),
             ("/messages", "add /v1"),
-            ("/v1/v1/messages", "leave it out"),
+            ("/v1/v1/messages", "leave /v1 out"),
+            ("/v1/api/chat", "leave /v1 out"),
             ("/v1/nothing", "lists the endpoints"),
         ):
             response = http.post(path, json={})

@@ -96,12 +96,39 @@ def test_watchers_are_bounded(start_server: StartServer) -> None:
         wait_until(lambda: _can_watch(http))
 
 
+def test_users_that_watch_keep_no_admin_out(keyed: Any) -> None:
+    with keyed("user") as users, keyed("admin") as admin, contextlib.ExitStack() as watchers:
+        for _ in range(MOST_STREAMS):
+            watchers.enter_context(users.stream("GET", "/v1/live?stream=true"))
+        assert users.get("/v1/live?stream=true").status_code == 503
+        assert _can_watch(admin)
+
+
+def test_a_probe_of_the_stream_watches_nothing(server: RunningServer) -> None:
+    with server.http as http:
+        for _ in range(2):  # on one connection
+            probe = http.head("/v1/live?stream=true", timeout=3)
+            assert (probe.status_code, probe.content) == (200, b"")
+            assert probe.headers["content-type"].startswith("text/event-stream")
+
+
 def _can_watch(http: httpx.Client) -> bool:
     with http.stream("GET", "/v1/live?stream=true") as stream:
         return stream.status_code == 200
 
 
-@pytest.mark.parametrize("query", ["interval=0.1", "nodes=0", "nodes=5000", "below=x", "depth=17"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "interval=0.1",
+        "nodes=0",
+        "nodes=5000",
+        "below=x",
+        "below=-1",
+        f"below={1 << 70}",
+        "depth=17",
+    ],
+)
 def test_readings_out_of_bounds_are_refused(server: RunningServer, query: str) -> None:
     with server.http as http:
         assert http.get(f"/v1/live?{query}").status_code == 400
@@ -144,6 +171,9 @@ def test_a_node_stands_alone(server: RunningServer) -> None:
             ("/v1/cache/pin", {"node": 7, "prompt": "hi"}),
             ("/v1/cache/release", {"node": 7, "lease": "x"}),
             ("/v1/cache/pin", {"node": "7"}),
+            ("/v1/cache/pin", {"node": 1 << 70}),
+            ("/v1/cache/release", {"node": -1}),
         ):
-            assert http.post(path, json=body).status_code == 400, body
+            refused = http.post(path, json=body)
+            assert refused.status_code == 400 and refused.json()["error"]["param"], body
         assert http.post("/v1/cache/pin", json={"node": 99}).status_code == 404

@@ -82,6 +82,16 @@ NO_CHECK_LEFT = {
         "unevaluatedProperties": False,
         "$defs": {"base": {"type": "object", "properties": {"a": {"type": "integer"}}}},
     },
+    "contains in few items": {"type": "array", "items": {"enum": [1, 2, "a"]}, "maxItems": 3, "contains": {"type": "string"}},
+    "contains in a prefix": {"type": "array", "prefixItems": [{"type": "string"}, {}], "items": {"type": "integer"}, "contains": {"const": "a"}},
+    "contains twice": {"type": "array", "maxItems": 2, "allOf": [{"contains": {"const": 1}}, {"contains": {"type": "string"}}]},
+    "not the empty array": {"type": "array", "not": {"enum": [[], "a"]}},
+    "oneOf with a common branch": {
+        "oneOf": [
+            {"anyOf": [{"type": ["string", "null"]}, {"type": "object", **CLOSED, "required": ["a"]}]},
+            {"type": "object", **CLOSED, "required": ["a"]},
+        ]
+    },
     "undeclared required": {"type": "object", "required": ["a"], "patternProperties": {"^a": {"const": "x"}}},
 }  # fmt: skip
 
@@ -117,6 +127,29 @@ def test_a_rewritten_schema_is_equivalent_and_leaves_nothing_to_check(name: str)
     assert [result.is_valid(value) for value in VALUES] == verdicts
     plan = plan_normalised(normalised)
     assert (plan.checks, plan.unenforced) == ((), ())
+
+
+ITEMS = {"type": "array", "items": {"type": "integer"}}
+UNIQUE = {"type": "array", "uniqueItems": True, "maxItems": 9}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**ITEMS, "contains": {"type": "string"}},
+        {**ITEMS, "prefixItems": [{"type": "string"}], "contains": {"type": "string"}, "minContains": 2},
+        {**ITEMS, "maxItems": 2, "contains": {"minimum": 1}, "minContains": 3},
+        {"type": "array", "maxItems": 0, "not": {"enum": [[]]}},
+        {"oneOf": [UNIQUE, UNIQUE]},
+        {**UNIQUE, "not": {"anyOf": [{"type": "object", "minProperties": 1}, UNIQUE, {"type": "array", "uniqueItems": True}]}},
+        {"type": "integer", "not": {"anyOf": [{"type": "array", "uniqueItems": True}, {"type": "number"}]}},
+        {"const": [1], "oneOf": [{"const": False}, {"type": "object", "format": "ipv4"}]},
+    ],
+)  # fmt: skip
+def test_a_schema_without_a_value_is_refused_before_it_runs(schema: Any) -> None:
+    assert not any(jsonschema.Draft202012Validator(schema).is_valid(value) for value in VALUES)
+    with pytest.raises(CannotEnforce, match="No value satisfies it"):
+        normalize(schema)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """Structured output as users meet it: the openai client, all processes, the built-in model."""
 
+import itertools
 import json
 import re
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import httpx
@@ -252,3 +256,43 @@ def test_errors_come_before_anything_runs(client: openai.OpenAI, base_url: str) 
             create(client, **fields)
         assert error.value.param, error.value
     assert httpx.get(f"{base_url}/health").status_code == 200
+
+
+HANGING = [
+    {"guided_grammar": 'root ::= "a" root'},
+    {"guided_grammar": 'root ::= "x" | other\nother ::= "b" other'},
+    {"response_format": {"type": "grammar", "syntax": "lark", "grammar": 'start: "a" start'}},
+]
+ENORMOUS = (
+    "root ::= a0\n" + "\n".join(f"a{n} ::= a{n + 1} a{n + 1}" for n in range(16)) + '\na16 ::= "a"'
+)
+
+
+def test_grammars_that_hung_the_worker_delay_no_other_stream(base_url: str) -> None:
+    body = {
+        "prompt": "Once",
+        "max_tokens": 400,
+        "stream": True,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+
+    def gaps() -> list[float]:
+        with httpx.stream("POST", f"{base_url}/v1/completions", json=body, timeout=60) as answer:
+            times = [time.perf_counter() for line in answer.iter_lines() if line.startswith("data")]
+        return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+    def attack(fields: dict[str, Any]) -> int:
+        asked = {"prompt": "x", "max_tokens": 20, **fields}
+        return httpx.post(f"{base_url}/v1/completions", json=asked, timeout=60).status_code
+
+    alone = gaps()
+    with ThreadPoolExecutor() as threads:
+        watched = threads.submit(gaps)
+        refused = list(threads.map(attack, HANGING * 2))
+        taken = attack({"guided_grammar": ENORMOUS})
+        beside = watched.result()
+    assert (refused, taken) == ([400] * 6, 200)
+    assert len(beside) > 100
+    # A worker that hangs sends nothing at all; 5 leaves room for the processes that compile.
+    assert statistics.median(beside) < 5 * statistics.median(alone)

@@ -22,7 +22,7 @@ OUTSIDE = {
 NAVIGATION = {
     "Start": ["quickstart", "contents"],
     "Guides": ["rag", "agents", "json", "tuning", "deploying", "coming_from"],
-    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "structured_output", "tools", "lang", "lang_comparison", "cache_hints", "explanations", "sampling", "quantization", "gpu", "status"],
+    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "structured_output", "tools", "lang", "lang_comparison", "cache_hints", "explanations", "sampling", "quantization", "gguf", "gpu", "status"],
     "Concepts": ["architecture", "caching", "queue_order", "checked_spans", "kv_events", "reliability", "security", "kernels", "add_a_model", "dependencies"],
     "Measured": ["performance", "benchmarks", "benchmark_report"],
     "Reference": ["reference_llm", "reference_lang", "deployment_files", "contributing", "changelog"],
@@ -38,8 +38,8 @@ REFERENCE = {
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
-def main() -> int:
-    """Write the sources of the site, and build it; returns the exit status."""
+def write_sources() -> None:
+    """Copy the pages, and write the generated ones. A link to a file that does not exist ends the program."""
     shutil.rmtree(SOURCES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCES)
     for page in SOURCES.rglob("*.md"):
@@ -52,20 +52,13 @@ def main() -> int:
     for page_name, (title, module, names) in REFERENCE.items():
         (SOURCES / f"{page_name}.rst").write_text(_reference(title, module, names))
     (SOURCES / "index.md").write_text(_index())
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "--fail-on-warning",
-        "--keep-going",
-        "-q",
-        "-j",
-        "auto",
-        "-c",
-    ]
-    return subprocess.run(
-        [*command, str(Path(__file__).parent), str(SOURCES), str(SITE)]
-    ).returncode
+
+
+def build() -> int:
+    """Build the site of the sources; returns the exit status."""
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-j", "auto"]  # fmt: skip
+    folders = ["-c", str(Path(__file__).parent), str(SOURCES), str(SITE)]
+    return subprocess.run([*command, *folders]).returncode
 
 
 def _for_site(markdown: str, source: str) -> str:
@@ -111,4 +104,5 @@ def _index() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write_sources()
+    sys.exit(build())

@@ -20,4 +20,3 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_mock_imports = ["torch", "zmq", "transformers"]
 nitpicky = False
-suppress_warnings = ["misc.highlighting_failure", "myst.header", "docutils"]

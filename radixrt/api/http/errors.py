@@ -97,10 +97,10 @@ def shape_of(path: str, shapes: Sequence[ErrorShape]) -> ErrorShape:
 
 
 def _where_it_is(app: FastAPI, path: str) -> str:
-    """What to change where a client's base URL lacks ``/v1``, or doubles it."""
+    """What to change where a client's base URL lacks ``/v1``, doubles it, or has it where none belongs (``/v1/api/chat``)."""
     paths = app.openapi()["paths"]
-    if path.startswith("/v1/v1/") and path.removeprefix("/v1") in paths:
-        return "the client adds /v1 itself, so leave it out of the base URL."
+    if path.startswith("/v1/") and path.removeprefix("/v1") in paths:
+        return "leave /v1 out of the base URL; the client adds what is needed itself."
     if f"/v1{path}" in paths:
         return "add /v1 to the base URL."
     return "GET / lists the endpoints."

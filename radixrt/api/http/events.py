@@ -16,6 +16,9 @@ Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 
+HEADERS_ALONE = "radixrt.headers_alone"
+"""Key of a request's scope: the client asked with HEAD."""
+
 COMMENT = b": waiting\n\n"
 COMMENT_EVERY_S = 5.0
 """Seconds without an event, as while a new engine starts."""
@@ -100,6 +103,9 @@ class EventStream(Response):
             await error_response(as_request_error(error))(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if scope.get(HEADERS_ALONE):
+            await self._send_body(send, b"", more=False)
+            return
         await self._send_body(send, first)
         comments = asyncio.ensure_future(self._fill_pauses(send))
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt.api.http.errors import error_response
+from radixrt.api.http.events import HEADERS_ALONE
 from radixrt.base.errors import RequestError
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
@@ -54,14 +55,14 @@ class RefuseWhileDraining:
 
 
 class AnswerHead:
-    """Lets HEAD be asked of everything that takes GET; uvicorn leaves the body out."""
+    """Lets HEAD be asked of everything that takes GET; uvicorn leaves the body out, and streams end with their headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", HEADERS_ALONE: True}
         await self.app(scope, receive, send)
 
 

@@ -1,10 +1,10 @@
 """``/v1/cache/…``: warms, pins, releases and shows KV in the cache."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
@@ -26,11 +26,16 @@ from radixrt.messages.requests import Prompt, RequestOptions, Tenant, TokenPromp
 
 MOST_TREE_LEVELS = 16
 MOST_TREE_CHILDREN = 100
+MOST_NODE_ID = (1 << 63) - 1
 _FORMS = ("messages", "prompt", "token_ids")
 """Of a prompt."""
 
 MOST_SESSIONS = 1024
 """That one request may release."""
+
+
+NodeId = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODE_ID)]
+"""Of a node of ``/v1/cache/tree``."""
 
 
 class WarmRequest(PromptRequest, kw_only=True):
@@ -42,7 +47,7 @@ class WarmRequest(PromptRequest, kw_only=True):
 class PinRequest(WarmRequest, kw_only=True):
     ttl_s: float | None = None
     """Seconds that the lease lasts."""
-    node: int | None = None
+    node: NodeId | None = None
     """In place of a prompt: a node of ``/v1/cache/tree``, whose prefix is pinned as it is."""
 
 
@@ -51,7 +56,7 @@ class ReleaseRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     lease: str | None = None
-    node: int | None = None
+    node: NodeId | None = None
     """Of ``/v1/cache/tree``: all leases that hold it."""
     session: str | None = None
     sessions: list[str] | None = None
@@ -123,7 +128,7 @@ def cache_routes(state: ServerState) -> APIRouter:
         )
 
     @router.get("/v1/cache/tree/{node}")
-    async def tree_node(request: Request, node: int) -> Response:
+    async def tree_node(request: Request, node: int = Path(ge=0, le=MOST_NODE_ID)) -> Response:
         found = await _node(node, state, request)
         shown = msgspec.to_builtins(found)
         del shown["cache_salt"], shown["token_ids"]

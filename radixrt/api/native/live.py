@@ -11,13 +11,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from radixrt.api.http.events import EventStream, event, json_response, while_connected
 from radixrt.api.http.keys import Caller, caller_of
-from radixrt.api.native.cache import MOST_TREE_CHILDREN, MOST_TREE_LEVELS, tree_for
+from radixrt.api.native.cache import MOST_NODE_ID, MOST_TREE_CHILDREN, MOST_TREE_LEVELS, tree_for
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.kv.cache_stats import CacheStats
 
 MOST_STREAMS = 16
-"""At a time. A reading of a large tree takes some milliseconds of the scheduler."""
+"""At a time, of admins, and of others. A reading of a large tree takes some milliseconds of the scheduler."""
 
 MOST_STREAM_S = 600
 """Then a stream ends, so that a key that has been removed sees no more; clients connect again."""
@@ -52,7 +52,8 @@ class _Streams:
 
 def live_routes(state: ServerState) -> APIRouter:
     router = APIRouter()
-    streams = _Streams()
+    streams = {is_admin: _Streams() for is_admin in (True, False)}
+    """Users that watch keep no admin out."""
 
     @router.get("/v1/live")
     async def live(
@@ -62,13 +63,13 @@ def live_routes(state: ServerState) -> APIRouter:
         depth: int = Query(MOST_TREE_LEVELS, ge=1, le=MOST_TREE_LEVELS),
         children: int = Query(MOST_TREE_CHILDREN, ge=1, le=MOST_TREE_CHILDREN),
         nodes: int = Query(600, ge=1, le=2000),
-        below: int | None = None,
+        below: int | None = Query(None, ge=0, le=MOST_NODE_ID),
     ) -> Response:
         caller = caller_of(request)
         view = {"depth": depth, "children": children, "most": nodes, "below": below}
         if not stream:
             return json_response(await while_connected(request, _reading(state, caller, view)))
-        return EventStream(_readings(state, caller, view, interval, streams))
+        return EventStream(_readings(state, caller, view, interval, streams[caller.is_admin]))
 
     return router
 

@@ -18,6 +18,14 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.backends.lark_rules import check_lark
+from radixrt.constrained.backends.lark_text import (
+    TERMINALS,
+    LarkText,
+    none_of,
+    quoted,
+    regex,
+    repeated,
+)
 from radixrt.constrained.backends.parameter_rules import ParameterRules
 from radixrt.constrained.constraint import (
     AnyJson,
@@ -46,10 +54,6 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 MAX_TAGS = 4096
 _JSON_BEGINS = tuple('{["-0123456789tfn \t\r\n')
 
-_TEXT = """
-ANY: /(?s:.*)/
-SOME: /(?s:.+)/
-"""
 _JSON_STARTS = {"object": r"/\{/", "array": r"/\[/", "string": '/"/'}
 """First characters of the values of a type."""
 
@@ -132,10 +136,8 @@ class _TagGrammar:
         self._constraint = constraint
         self._facts = facts
         self._whitespace = whitespace
-        self._control = facts.special_names
-        self._numbers = itertools.count()
+        self._text = LarkText(facts.special_names)
         self._named: list[dict[str, Any]] = []
-        self._lines: list[str] = []
         self._plans: dict[int, JsonPlan] = {}
         """By the position of the tag in the constraint."""
         self.checked: list[Unenforced] = []
@@ -183,7 +185,8 @@ class _TagGrammar:
         )
 
     def grammars(self) -> list[dict[str, Any]]:
-        lark = f"start: {self._series([self._constraint])}\n{_TEXT}" + "\n".join(self._lines) + "\n"
+        start = self._series([self._constraint])
+        lark = f"start: {start}\n{TERMINALS}" + "\n".join(self._text.lines) + "\n"
         return [{"name": "tags", "lark_grammar": lark}, *self._named]
 
     # ------------------------------------------------------------ formats
@@ -209,7 +212,7 @@ class _TagGrammar:
             run = []
             following = items[index + 1] if index + 1 < len(items) else None
             if isinstance(item, AnyText) and isinstance(following, Tokens):
-                out.append(f"{self._text_without(item.excludes)}?")
+                out.append(f"{self._text.without(item.excludes)}?")
             elif is_endless(item):
                 out.append(self._endless(item, ends))
             else:
@@ -242,7 +245,7 @@ class _TagGrammar:
             case StructuralTag():
                 return self._tags(part, ())
             case Choice():
-                return "(" + " | ".join(map(self._literal, part.options)) + ")"
+                return "(" + " | ".join(map(self._text.literal, part.options)) + ")"
             case Either():
                 return (
                     "("
@@ -251,7 +254,7 @@ class _TagGrammar:
                 )
             case Repeated():
                 body = self._series([part.content], (), part.most != 1 or follows)
-                return _repeated(f"({body})", part.least, part.most)
+                return repeated(f"({body})", part.least, part.most)
             case Tokens():
                 return self._tokens(part)
         raise CannotCompile(
@@ -264,18 +267,18 @@ class _TagGrammar:
             case Regex():
                 pattern = with_ecma_classes(part.pattern)
                 llguidance.compile_regex(pattern, self._facts)  # alone: ``a)|(b`` is none
-                return _regex(pattern)
+                return regex(pattern)
             case Choice():
-                if any(map(self._names_control_token, part.options)):
+                if any(map(self._text.names_control_token, part.options)):
                     return None
-                return _regex(alternatives(part.options))
+                return regex(alternatives(part.options))
             case Series() | Either():
                 texts = [self._regular(each) for each in part.elements]
                 between = " " if isinstance(part, Series) else " | "
                 return None if None in texts else f"({between.join(map(str, texts))})"
             case Repeated():
                 text = self._regular(part.content)
-                return None if text is None else _repeated(f"({text})", part.least, part.most)
+                return None if text is None else repeated(f"({text})", part.least, part.most)
         return None
 
     def _run(self, texts: list[str], following: Format | _Held | None) -> str:
@@ -287,8 +290,8 @@ class _TagGrammar:
         """
         if not texts:
             return ""
-        name, text = f"RUN_{next(self._numbers)}", " ".join(texts)
-        self._lines.append(f"{name}: {text}")
+        name, text = f"RUN_{self._text.number()}", " ".join(texts)
+        self._text.lines.append(f"{name}: {text}")
         if following is None or isinstance(following, Tokens):
             return name
         kind = json.loads(following.schema) if isinstance(following, JsonSchema) else {}
@@ -296,7 +299,7 @@ class _TagGrammar:
         start = _JSON_STARTS.get(kind, "SOME") if isinstance(kind, str) else "SOME"
         if isinstance(following, Choice):  # with a control token in it
             start = "SOME"
-        longer = f"start: X\nX: T & (T {start} ANY)\nT: {text}\n{_TEXT}"
+        longer = f"start: X\nX: T & (T {start} ANY)\nT: {text}\n{TERMINALS}"
         try:
             llguidance.compile_lark(longer, self._facts)
         except CannotCompile as error:
@@ -342,81 +345,58 @@ class _TagGrammar:
         """Text up to the first occurrence of an end."""
         if not any(ends):
             if self._constraint is part or not ends:
-                return f"{self._text_without(part.excludes)}?"
+                return f"{self._text.without(part.excludes)}?"
             raise CannotCompile("A tag whose content is any text needs an end; give one.")
-        return self._until(ends, part.excludes)
-
-    def _text_without(self, excludes: tuple[str, ...]) -> str:
-        """A terminal of text without some texts in it."""
-        name = f"FREE_{next(self._numbers)}"
-        self._lines.append(f"{name}: SOME{_none_of(excludes)}")
-        return name
-
-    def _until(self, ends: tuple[str, ...], stops: tuple[str, ...]) -> str:
-        """Text up to the first end, without any of the stops; and the end."""
-        if len(ends) == 1 and self._names_control_token(ends[0]):
-            letters, control = self._split_at_control_token(ends[0])
-            if not letters:  # no text has such a token in it
-                return f"{self._text_without(stops)}? {self._literal(control)}"
-            name = f"UNTIL_{next(self._numbers)}"
-            self._lines.append(f"{name}: (ANY {_quoted(letters)}){_none_of(stops)}")
-            return f"{name} {self._literal(control)}"
-        if any(map(self._names_control_token, ends)):
-            raise CannotCompile(
-                "Of several ends none can have a control token in it; give one end."
-            )
-        name, end = f"UNTIL_{next(self._numbers)}", "(" + " | ".join(map(_quoted, ends)) + ")"
-        self._lines.append(f"{name}: (ANY {end}) & ~(ANY {end} SOME){_none_of(stops)}")
-        return name
+        return self._text.until(ends, part.excludes)
 
     # ------------------------------------------------------------ tags
 
     def _tags(self, part: StructuralTag, ends: tuple[str, ...]) -> str:
         check_triggers(part)
-        number = next(self._numbers)
+        number = self._text.number()
         rules = [
             self._tag(part, f"{number}_{index}", index, tag, ends)
             for index, tag in enumerate(part.tags)
         ]
-        self._lines.append(f"tag_{number}: " + " | ".join(rules))
+        self._text.lines.append(f"tag_{number}: " + " | ".join(rules))
         if part.lists:
             return self._lists(part, number)
         if not part.free_text:
             rest = self._more_tags(part, number)
             return f"tag_{number} {rest}" if part.min_tags else f"(tag_{number} {rest})?"
-        tags = _repeated(f"tag_{number}", part.min_tags, part.max_tags)
+        tags = repeated(f"tag_{number}", part.min_tags, part.max_tags)
         stops = (*part.triggers, *part.excludes)
         if any(ends):
-            return f"{tags} {self._until(ends, stops)}"
-        return f"{tags} {self._text_without(stops)}?"
+            return f"{tags} {self._text.until(ends, stops)}"
+        return f"{tags} {self._text.without(stops)}?"
 
     def _more_tags(self, part: StructuralTag, number: int) -> str:
         """The tags after the first, where there is no free text between them."""
-        separator, most = self._literal(part.separator), part.max_tags
+        separator, most = self._text.literal(part.separator), part.max_tags
         more = None if most is None else most - 1
-        return _repeated(f"({separator} tag_{number})", max(part.min_tags - 1, 0), more)
+        return repeated(f"({separator} tag_{number})", max(part.min_tags - 1, 0), more)
 
     def _lists(self, part: StructuralTag, number: int) -> str:
         """All tags in one list, or free text."""
         openings = tuple(opening for opening, _ in part.lists)
         rest, ways = self._more_tags(part, number), []
         for index, (opening, closing) in enumerate(part.lists):
-            lead, first = self._literal(opening), f"tag_{number}"
+            lead, first = self._text.literal(opening), f"tag_{number}"
             if part.not_text:  # with the first tag in one terminal, which no free text begins with
                 lead, first = "", " | ".join(self._firsts(part, number, index, opening))
-            elif part.free_text and self._names_control_token(opening):
-                lead = f"{self._text_without(openings)}? {lead}"
+            elif part.free_text and self._text.names_control_token(opening):
+                lead = f"{self._text.without(openings)}? {lead}"
             elif part.free_text:
-                stop = "(" + " | ".join(map(_quoted, openings)) + ")"
+                stop = "(" + " | ".join(map(quoted, openings)) + ")"
                 lead = f"HEAD_{number}_{index}"
-                self._lines.append(f"{lead}: (ANY {_quoted(opening)}) & ~(ANY {stop} SOME)")
-            ways.append(f"{lead} ({first}) {rest} {self._literal(closing)}")
+                self._text.lines.append(f"{lead}: (ANY {quoted(opening)}) & ~(ANY {stop} SOME)")
+            ways.append(f"{lead} ({first}) {rest} {self._text.literal(closing)}")
         if part.min_tags == 0:
             ways.append('""')
             if part.not_text:
-                self._lines.append(f"PLAIN_{number}: SOME & ~({_regex(part.not_text)} ANY)")
+                self._text.lines.append(f"PLAIN_{number}: SOME & ~({regex(part.not_text)} ANY)")
             if part.free_text:
-                ways.append(f"PLAIN_{number}" if part.not_text else self._text_without(openings))
+                ways.append(f"PLAIN_{number}" if part.not_text else self._text.without(openings))
         return "(" + " | ".join(ways) + ")"
 
     def _firsts(
@@ -425,8 +405,8 @@ class _TagGrammar:
         """The rules of the first tag of a list, with the opening."""
         for index, tag in enumerate(part.tags):
             name = f"first_{number}_{list_index}_{index}"
-            self._lines.append(
-                f"{name}: {self._literal(opening + tag.begin)} inner_{number}_{index}"
+            self._text.lines.append(
+                f"{name}: {self._text.literal(opening + tag.begin)} inner_{number}_{index}"
             )
             yield name
 
@@ -437,22 +417,22 @@ class _TagGrammar:
 
         A trigger that is a control token can't occur in text. Its name in letters must not occur in text either.
         """
-        begin = self._literal(tag.begin)
+        begin = self._text.literal(tag.begin)
         if part.free_text and not part.lists:
             trigger = next(t for t in part.triggers if tag.begin.startswith(t))
             others = (*part.excludes, *(end for end in ends if end))
             stops = (*part.triggers, *others)
-            if self._names_control_token(trigger):
-                begin = f"{self._text_without(stops)}? {begin}"
+            if self._text.names_control_token(trigger):
+                begin = f"{self._text.without(stops)}? {begin}"
             else:
-                head, rest = f"HEAD_{name}", self._literal(tag.begin[len(trigger) :])
-                stop = "(" + " | ".join(map(_quoted, stops)) + ")"
-                self._lines.append(
-                    f"{head}: (ANY {_quoted(trigger)}) & ~(ANY {stop} SOME){_none_of(others)}"
+                head, rest = f"HEAD_{name}", self._text.literal(tag.begin[len(trigger) :])
+                stop = "(" + " | ".join(map(quoted, stops)) + ")"
+                self._text.lines.append(
+                    f"{head}: (ANY {quoted(trigger)}) & ~(ANY {stop} SOME){none_of(others)}"
                 )
                 begin = f"{head} {rest}"
-        self._lines.append(f"inner_{name}: {self._content(part, index, tag)}")
-        self._lines.append(f"tag_{name}: {begin} inner_{name}")
+        self._text.lines.append(f"inner_{name}: {self._content(part, index, tag)}")
+        self._text.lines.append(f"tag_{name}: {begin} inner_{name}")
         return f"tag_{name}"
 
     def _content(self, part: StructuralTag, index: int, tag: Tag) -> str:
@@ -462,22 +442,22 @@ class _TagGrammar:
             case JsonSchema() | AnyJson() | Lark():
                 place = index if part is self._constraint else None
                 grammar = self._grammar(tag.content, place, tag)
-                end = " | ".join(map(self._literal, ends))
+                end = " | ".join(map(self._text.literal, ends))
                 return f"{grammar} ({end})" if len(ends) > 1 else f"{grammar} {end}"
             case Parameters():
                 options = llguidance.json_schema_options(self._whitespace)
-                prefix = f"p{next(self._numbers)}"
+                prefix = f"p{self._text.number()}"
                 rules = ParameterRules(
-                    tag.content, prefix, self._literal, self._names_control_token, options
+                    tag.content, prefix, self._text.literal, self._text.names_control_token, options
                 )
-                self._lines += rules.lines
+                self._text.lines += rules.lines
                 self._named += rules.named
                 self.unenforced += rules.unenforced
-                return f"{rules.start} {self._literal(tag.end)}"
+                return f"{rules.start} {self._text.literal(tag.end)}"
             case Regex() | Choice():
                 text = self._regular(tag.content)
                 if text is not None and len(ends) == 1:
-                    return self._terminal(text, tag.end)
+                    return self._text.ended(text, tag.end)
         if is_endless(tag.content):
             return self._endless(tag.content, ends)
         return self._series([tag.content], ends if any(ends) else (), True)
@@ -490,7 +470,7 @@ class _TagGrammar:
         Args:
             place: position of the tag in the constraint, if its values can be checked.
         """
-        name = f"content_{next(self._numbers)}"
+        name = f"content_{self._text.number()}"
         if isinstance(content, Lark):
             check_lark(content.grammar)
             text = content.grammar
@@ -533,56 +513,7 @@ class _TagGrammar:
             schema = {} if schema is True else {"enum": []}
         return {**schema, "x-guidance": llguidance.json_schema_options(self._whitespace)}
 
-    def _terminal(self, text: str, end: str) -> str:
-        """Content and end as one terminal, so that every way to divide the text between them is tried; a control
-        token in the end begins a terminal of its own."""
-        letters, control = self._split_at_control_token(end)
-        name = f"TEXT_{next(self._numbers)}"
-        self._lines.append(f"{name}: {text} {_quoted(letters) if letters else ''}")
-        return f"{name} {self._literal(control)}"
-
-    def _split_at_control_token(self, text: str) -> tuple[str, str]:
-        """The text before the first control token, and the rest."""
-        first = min((text.find(name) for name in self._control if name in text), default=len(text))
-        return text[:first], text[first:]
-
-    def _names_control_token(self, text: str) -> bool:
-        return any(name in text for name in self._control)
-
-    def _literal(self, text: str) -> str:
-        """A fixed text as a sequence of terminals; control tokens by their ids."""
-        if not text:
-            return ""
-        names = sorted(self._control, key=len, reverse=True)
-        pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
-        return " ".join(
-            f"<[{self._control[piece]}]>" if piece in self._control else _quoted(piece)
-            for piece in pieces
-            if piece
-        )
-
 
 def _is_one_tag(part: StructuralTag) -> bool:
     one = (len(part.tags), part.min_tags, part.max_tags) == (1, 1, 1)
     return one and not part.free_text
-
-
-def _none_of(texts: tuple[str, ...]) -> str:
-    """The condition on a terminal that none of the texts occurs in it."""
-    listed = " | ".join(map(_quoted, dict.fromkeys(texts)))
-    return f" & ~(ANY ({listed}) ANY)" if texts else ""
-
-
-def _repeated(item: str, least: int, most: int | None) -> str:
-    if most == 0:
-        return ""
-    return f"{item}{{{least},{'' if most is None else most}}}"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _regex(pattern: str) -> str:
-    """A regular expression between slashes."""
-    return "/(" + re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", pattern, flags=re.DOTALL) + ")/"

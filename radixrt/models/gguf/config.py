@@ -103,7 +103,7 @@ def _end_ids(file: GGUFFile) -> list[int]:
 def _dtype(file: GGUFFile) -> str:
     """float32 and float16 where all matrices have it, else bfloat16: also for quantized ones."""
     kinds = {entry.kind for entry in file.tensors.values() if len(entry.shape) > 1}
-    return {(0,): "float32", (1,): "float16"}.get(tuple(kinds), "bfloat16")
+    return "float32" if kinds == {0} else "float16" if kinds == {1} else "bfloat16"
 
 
 def _rope(

@@ -15,6 +15,8 @@ import numpy as np
 
 from radixrt.base.errors import ConfigError
 
+PLAIN_KINDS = {0: "float32", 1: "float16", 30: "bfloat16"}
+"""Kinds of tensors that are not quantized, as PyTorch calls them."""
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # fmt: skip
 """Formats of ``struct``, which are also numpy's, by type number."""
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9

@@ -6,6 +6,7 @@ the user's cache and is made once: the weights stay in the GGUF file.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -16,13 +17,12 @@ import numpy as np
 
 from radixrt.base.errors import ConfigError
 from radixrt.models.gguf.config import generation_config, transformers_config
-from radixrt.models.gguf.file import GGUFFile, TensorEntry, read_header
+from radixrt.models.gguf.file import PLAIN_KINDS, GGUFFile, TensorEntry, read_header
 from radixrt.models.gguf.tokenizer import write_tokenizer
 
 _TABLE = "gguf.json"
 _FORM = 1
 """Raised whenever the content of the folders changes, so that old ones are not used."""
-_PLAIN = ("F32", "F16", "BF16")
 
 
 def checkpoint_folder(path: Path) -> Path:
@@ -31,49 +31,68 @@ def checkpoint_folder(path: Path) -> Path:
     Raises:
         ConfigError: the package ``gguf`` is missing, the file cannot be read or cannot be served.
     """
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            f"{path} is a GGUF file, for which the package gguf is needed: pip install 'gguf>=0.17'."
-        ) from None
-    path = path.resolve()
+    path = (
+        path.absolute()
+    )  # not resolved: the hub's cache has the names of split files only in its links
     stat = path.stat()
     key = f"{_FORM} {path} {stat.st_size} {stat.st_mtime_ns}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radixrt" / "gguf"
     folder = cache / hashlib.sha256(key.encode()).hexdigest()[:16] / path.stem
-    if not folder.is_dir():
-        file = read_header(path)
-        _check_kinds(file)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            _write(file, made)
-            made.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster
-                raise
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+    if folder.is_dir():
+        _import_gguf(path)
+        return folder
+    file, config = check_file(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        _write(file, config, made)
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
     return folder
 
 
-def _write(file: GGUFFile, folder: Path) -> None:
+def check_file(path: Path) -> tuple[GGUFFile, dict[str, Any]]:
+    """The header of a GGUF file and the content of config.json.
+
+    Raises:
+        ConfigError: as :func:`checkpoint_folder`, but the tokenizer is not looked at.
+    """
+    _import_gguf(path)
+    file = read_header(path)
+    _check_kinds(file)
+
     def factors(name: str) -> list[float]:
         entry = file.tensors[name]
         values = np.fromfile(entry.file, np.float32, entry.shape[-1], offset=entry.offset)
         return [float(str(value)) for value in values]
 
+    return file, transformers_config(file, factors)
+
+
+def _import_gguf(path: Path) -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            f"{path} is a GGUF file, for which the package gguf is needed: pip install gguf."
+        ) from None
+
+
+def _write(file: GGUFFile, config: dict[str, Any], folder: Path) -> None:
     write_tokenizer(file, folder)
-    tables = {
-        "config.json": transformers_config(file, factors),
+    contents = {
+        "config.json": config,
         "generation_config.json": generation_config(file),
         _TABLE: {
             "files": {str(path): path.stat().st_size for path in file.files},
             "tensors": list(file.tensors.values()),
         },
     }
-    for name, content in tables.items():
+    for name, content in contents.items():
         (folder / name).write_text(json.dumps(content))
 
 
@@ -83,7 +102,7 @@ def _check_kinds(file: GGUFFile) -> None:
 
     kinds = {GGMLQuantizationType(entry.kind) for entry in file.tensors.values()}
     for kind in sorted(kinds):
-        if kind.name in _PLAIN:
+        if kind in PLAIN_KINDS:
             continue
         try:
             dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
@@ -91,6 +110,12 @@ def _check_kinds(file: GGUFFile) -> None:
             raise ConfigError(
                 f"{file.files[0]} has weights of the kind {kind.name}, which the package gguf cannot dequantize."
             ) from None
+
+
+def quantized_weights(folder: Path) -> int:
+    """Number of weights that the GGUF file of a folder has quantized, and that are dequantized at load; else 0."""
+    tensors = gguf_tensors(folder) or []
+    return sum(math.prod(entry.shape) for entry in tensors if entry.kind not in PLAIN_KINDS)
 
 
 def gguf_tensors(folder: Path) -> list[TensorEntry] | None:

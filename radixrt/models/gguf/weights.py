@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixrt.models.gguf.file import TensorEntry
+from radixrt.models.gguf.file import PLAIN_KINDS, TensorEntry
 
-_F32, _F16, _BF16 = 0, 1, 30
 _CHUNK = 1 << 22
 """Weights that are dequantized at once: 16 MiB of float32."""
 
@@ -89,8 +88,8 @@ def read_tensor(entry: TensorEntry, dtype: torch.dtype) -> Tensor:
     row_bytes = entry.shape[-1] // block * size
     rows = math.prod(entry.shape[:-1])
     data = np.memmap(entry.file, np.uint8, "c", entry.offset, (rows, row_bytes))
-    plain = {_F32: torch.float32, _F16: torch.float16, _BF16: torch.bfloat16}.get(kind)
-    if plain is not None:
+    if kind in PLAIN_KINDS:
+        plain: torch.dtype = getattr(torch, PLAIN_KINDS[kind])
         return torch.from_numpy(data).view(plain).view(entry.shape)
     tensor = torch.empty(rows, entry.shape[-1], dtype=dtype, device="cpu")
     step = max(1, _CHUNK // entry.shape[-1])

@@ -19,6 +19,10 @@ class Node:
     schema: dict[str, Any] | bool | None = None
     """None until it is known: nodes that refer to themselves see None."""
 
+    def __repr__(self) -> str:
+        """Its identity: equal conjunctions share a node."""
+        return str(self.schema) if isinstance(self.schema, bool) else f"<{id(self):x}>"
+
     @property
     def is_never(self) -> bool:
         return self.schema is False

@@ -15,6 +15,7 @@ Keywords that this form cannot express are kept beside it: ``not``, ``if``, ``al
 import contextlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +32,7 @@ from radixrt.constrained.json_schema.normal.progress import check_progress, deny
 from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
 from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
-from radixrt.constrained.json_schema.normal.write import write
+from radixrt.constrained.json_schema.normal.write import write, write_alone
 from radixrt.constrained.json_schema.position import note
 from radixrt.constrained.json_schema.values import type_of, value_key
 from radixrt.constrained.json_schema.walk import mapped
@@ -163,7 +164,7 @@ class Normalizer:
         nodes = [node for node in nodes if not node.is_never]
         if not nodes:
             return False
-        result = nodes[0].schema if len(nodes) == 1 else {"oneOf": nodes}
+        result = nodes[0].schema if len(nodes) == 1 else exactly_one(nodes)
         assert result is not None
         return self._with_opaque(origin, result, opaque)
 
@@ -178,9 +179,15 @@ class Normalizer:
             if not isinstance(raw, dict) or raw.keys() - {"type", ORIGIN}
         ]
         kept, certain = self._judge.sort([v for v in values if _has_type(v, types)], others)
+        if certain or not kept:
+            return {"enum": kept} if kept else False
+        # Normalised, the rest is simpler, so this one may be certain.
+        node = self.node(others)
+        if (plain := write_alone(node)) is not None:
+            kept, certain = self._judge.sort(kept, [plain])
         if not kept:
             return False
-        return {"enum": kept} if certain else {"enum": kept, "allOf": [self.node(others)]}
+        return {"enum": kept} if certain else {"enum": kept, "allOf": [node]}
 
     def _by_type(self, origin: str, flat: Flat) -> list[Node]:
         """One alternative for each type; types without keywords share one."""
@@ -222,6 +229,9 @@ class Normalizer:
         self, origin: str, schema: dict[str, Any] | bool, opaque: list[Raw]
     ) -> dict[str, Any] | bool:
         """Put the keywords that the form can't express beside it."""
+        for raw in opaque:
+            if raw.keys() <= {"not", ORIGIN}:
+                schema = without_denied(schema, self.node([raw["not"]]))
         if schema is False or not opaque:
             return schema
         words = dict(schema) if isinstance(schema, dict) else {}
@@ -251,8 +261,7 @@ def union(origin: str, nodes: list[Node]) -> dict[str, Any] | bool:
     distinct: list[Node] = []
     seen: set[str] = set()
     for part in parts:
-        # Nodes inside are compared by identity: equal conjunctions share one.
-        text = repr(part if part.schema is None else part.schema)
+        text = _text(part)
         if text not in seen:
             seen.add(text)
             distinct.append(part)
@@ -261,6 +270,40 @@ def union(origin: str, nodes: list[Node]) -> dict[str, Any] | bool:
     if len(distinct) == 1 and distinct[0].schema is not None:
         return distinct[0].schema
     return {"anyOf": distinct}
+
+
+def exactly_one(nodes: list[Node]) -> dict[str, Any] | bool:
+    """The form of the values that one of the nodes alone accepts: none of them is in an alternative that two nodes have."""
+    parts = [part for node in nodes for part in node.alternatives()]
+    times = Counter(map(_text, parts))
+    alone = [part for part in parts if times[_text(part)] == 1]
+    if not alone:
+        return False
+    return {"oneOf": nodes} if len(alone) == len(parts) else {"oneOf": nodes, "anyOf": alone}
+
+
+def without_denied(schema: dict[str, Any] | bool, denied: Node) -> dict[str, Any] | bool:
+    """The schema without the alternatives that are denied as a whole."""
+    parts = Node("", schema).alternatives()
+    left = [part for part in parts if not any(_covers(one, part) for one in denied.alternatives())]
+    return schema if len(left) == len(parts) else union("", left)
+
+
+def _covers(whole: Node, part: Node) -> bool:
+    """Whether it is plain that the first node accepts all that the second one does."""
+    if whole.is_any or _text(whole) == _text(part):
+        return True
+    if not isinstance(whole.schema, dict) or whole.schema.keys() != {"type"}:
+        return False
+    if not isinstance(part.schema, dict) or "type" not in part.schema:
+        return False
+    kinds = set(_listed(whole.schema))
+    return set(_listed(part.schema)) <= kinds | ({"integer"} if "number" in kinds else set())
+
+
+def _text(node: Node) -> str:
+    """Equal only for equal nodes. Nodes inside are compared by identity."""
+    return repr(node if node.schema is None else node.schema)
 
 
 def _listed(raw: Raw) -> list[str]:

@@ -131,7 +131,7 @@ class ObjectForm:
             form["propertyNames"] = names[0]
             more += [{"type": "object", "propertyNames": node} for node in names[1:]]
         denied = denied_values(self._simple, "object")
-        if denied:
+        if denied := [value for value in denied if value.keys() >= set(form.get("required", ()))]:
             form["not"] = {"enum": denied}
         if more:
             form["allOf"] = [Node(self._origin, words) for words in more]

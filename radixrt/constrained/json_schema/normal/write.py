@@ -16,6 +16,23 @@ def write(root: Node, more_defs: dict[str, Any]) -> Any:
     return _Writer(root).schema(more_defs)
 
 
+def write_alone(node: Node) -> Any:
+    """The schema of a node that needs no definitions; None if it does, or isn't known yet."""
+    waiting: list[Any] = [node]
+    seen: set[Node] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Written) or (isinstance(value, Node) and value.schema is None):
+            return None
+        if isinstance(value, Node) and value not in seen:
+            seen.add(value)
+            waiting.append(value.schema)
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+    written = write(node, {})
+    return None if isinstance(written, dict) and "$defs" in written else written
+
+
 class _Writer:
     def __init__(self, root: Node) -> None:
         self._root = root

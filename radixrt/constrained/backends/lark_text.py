@@ -1,0 +1,104 @@
+"""Writes fixed and free text as terminals of a Lark grammar, in which control tokens stand by their ids."""
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+
+from radixrt.constrained.errors import CannotCompile
+
+TERMINALS = """
+ANY: /(?s:.*)/
+SOME: /(?s:.+)/
+"""
+"""Terminals of any text, which each grammar with a :class:`LarkText` must define."""
+
+
+class LarkText:
+    """The lines of a grammar, and the terminals of its texts."""
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        """
+        Args:
+            control: token ids of the control tokens, by their names.
+        """
+        self.lines: list[str] = []
+        """Definitions of rules and terminals."""
+        self._control = control
+        self._numbers = itertools.count()
+
+    def number(self) -> int:
+        """For a name that no other definition has."""
+        return next(self._numbers)
+
+    def without(self, excludes: tuple[str, ...]) -> str:
+        """A terminal of text without some texts in it."""
+        name = f"FREE_{self.number()}"
+        self.lines.append(f"{name}: SOME{none_of(excludes)}")
+        return name
+
+    def until(self, ends: tuple[str, ...], stops: tuple[str, ...]) -> str:
+        """Text up to the first end, without any of the stops; and the end."""
+        if len(ends) == 1 and self.names_control_token(ends[0]):
+            letters, control = self._split_at_control_token(ends[0])
+            if not letters:  # no text has such a token in it
+                return f"{self.without(stops)}? {self.literal(control)}"
+            name = f"UNTIL_{self.number()}"
+            self.lines.append(f"{name}: (ANY {quoted(letters)}){none_of(stops)}")
+            return f"{name} {self.literal(control)}"
+        if any(map(self.names_control_token, ends)):
+            raise CannotCompile(
+                "Of several ends none can have a control token in it; give one end."
+            )
+        name, end = f"UNTIL_{self.number()}", "(" + " | ".join(map(quoted, ends)) + ")"
+        self.lines.append(f"{name}: (ANY {end}) & ~(ANY {end} SOME){none_of(stops)}")
+        return name
+
+    def ended(self, text: str, end: str) -> str:
+        """Content and end as one terminal, so that every way to divide the text between them is tried; a control
+        token in the end begins a terminal of its own."""
+        letters, control = self._split_at_control_token(end)
+        name = f"TEXT_{self.number()}"
+        self.lines.append(f"{name}: {text} {quoted(letters) if letters else ''}")
+        return f"{name} {self.literal(control)}"
+
+    def _split_at_control_token(self, text: str) -> tuple[str, str]:
+        """The text before the first control token, and the rest."""
+        first = min((text.find(name) for name in self._control if name in text), default=len(text))
+        return text[:first], text[first:]
+
+    def names_control_token(self, text: str) -> bool:
+        return any(name in text for name in self._control)
+
+    def literal(self, text: str) -> str:
+        """A fixed text as a sequence of terminals; control tokens by their ids."""
+        if not text:
+            return ""
+        names = sorted(self._control, key=len, reverse=True)
+        pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
+        return " ".join(
+            f"<[{self._control[piece]}]>" if piece in self._control else quoted(piece)
+            for piece in pieces
+            if piece
+        )
+
+
+def none_of(texts: tuple[str, ...]) -> str:
+    """The condition on a terminal that none of the texts occurs in it."""
+    listed = " | ".join(map(quoted, dict.fromkeys(texts)))
+    return f" & ~(ANY ({listed}) ANY)" if texts else ""
+
+
+def repeated(item: str, least: int, most: int | None) -> str:
+    if most == 0:
+        return ""
+    return f"{item}{{{least},{'' if most is None else most}}}"
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def regex(pattern: str) -> str:
+    """A regular expression between slashes."""
+    return "/(" + re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", pattern, flags=re.DOTALL) + ")/"

@@ -1,0 +1,179 @@
+"""Writes tiny checkpoints as GGUF files, with llama.cpp's names and layouts by the package ``gguf``."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
+
+
+def write_gguf(
+    checkpoint: Path,
+    path: Path,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    part: tuple[int, int] = (0, 1),
+    **metadata: Any,
+) -> Path:
+    """Write a checkpoint of transformers as a GGUF file and return its path.
+
+    Args:
+        kind: of the matrices.
+        part: index and number of the files; each gets every second tensor, or third, ...
+        metadata: further keys of the tokenizer, such as ``pre``.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(path, architecture)
+    _add_config(writer, config)
+    _add_byte_level_tokenizer(writer, checkpoint, **metadata)
+    if part[1] > 1:
+        writer.add_uint16("split.no", part[0])
+        writer.add_uint16("split.count", part[1])
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    tensors = sorted(load_file(checkpoint / "model.safetensors").items())
+    for name, tensor in tensors[part[0] :: part[1]]:
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs, name
+        values = _layout(config, name, tensor.float()).numpy()
+        of = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(theirs, gguf.quantize(values, of), raw_dtype=of)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _layout(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as llama.cpp's converter stores it."""
+    if config["model_type"] in ("llama", "mistral"):
+        for part, count in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if f"{part}." in name:
+                halves = tensor.unflatten(0, (config[count], 2, -1))
+                return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
+    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+        return tensor + 1
+    return tensor
+
+
+def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    head_dim = config.get("head_dim") or hidden // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    for key, add in (
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+    ):
+        if config.get(key):
+            add(config[key])
+    rope = config["rope_parameters"]
+    if "full_attention" in rope:
+        pattern = config["layer_types"].index("full_attention") + 1
+        writer.add_sliding_window_pattern(pattern)
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(rotated)
+    _add_rope_scaling(writer, config, rope, rotated)
+
+
+def _add_rope_scaling(
+    writer: gguf.GGUFWriter, config: dict[str, Any], rope: dict[str, Any], rotated: int
+) -> None:
+    kind = rope["rope_type"]
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    elif kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, rotated))
+    elif kind == "longrope":
+        longest, original = config["max_position_embeddings"], rope["original_max_position_embeddings"]  # fmt: skip
+        stretch = longest / original
+        scale = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(scale)
+        for length in ("long", "short"):
+            factors = np.array(rope[f"{length}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
+def _llama3_factors(rope: dict[str, Any], rotated: int) -> np.ndarray:
+    """The divisor of each frequency, by the paper's formula, as llama.cpp's converter stores it."""
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    original, factors = rope["original_max_position_embeddings"], []
+    for i in range(0, rotated, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (i / rotated)
+        smooth = (original / wavelength - low) / (high - low)
+        smooth = min(1.0, max(0.0, smooth))
+        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def _add_byte_level_tokenizer(writer: gguf.GGUFWriter, folder: Path, **metadata: Any) -> None:
+    """Add the tables of a byte-level tokenizer, and its chat template."""
+    tables = json.loads((folder / "tokenizer.json").read_text())
+    _add_tokens(writer, "gpt2", folder, pre=metadata.pop("pre", "gpt-2"), **metadata)
+    writer.add_token_merges([" ".join(merge) for merge in tables["model"]["merges"]])
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        writer.add_chat_template(template.read_text())
+
+
+def write_sentencepiece(folder: Path, path: Path, **metadata: Any) -> Path:
+    """Write a file without tensors: the tables of a SentencePiece-like tokenizer, scores falling with the ids."""
+    writer = gguf.GGUFWriter(path, "llama")
+    count = _add_tokens(writer, "llama", folder, **metadata)
+    writer.add_token_scores([-float(i) for i in range(count)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokens(writer: gguf.GGUFWriter, model: str, folder: Path, **metadata: Any) -> int:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    added = tokenizer.get_added_tokens_decoder()
+    tokens = [tokenizer.id_to_token(i) or f"[PAD{i}]" for i in range(tokenizer.get_vocab_size())]
+    kinds = [
+        (_CONTROL if added[i].special else _USER_DEFINED)
+        if i in added
+        else _BYTE
+        if model == "llama" and token.startswith("<0x")
+        else _NORMAL
+        for i, token in enumerate(tokens)
+    ]
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    ids = {name: settings.get(f"{name}_token") for name in ("bos", "eos", "unk")}
+    for name, token in ids.items():
+        if token is not None:
+            getattr(writer, f"add_{name}_token_id")(tokenizer.token_to_id(token))
+    if "pre" in metadata:
+        writer.add_tokenizer_pre(metadata.pop("pre"))
+    for key, value in metadata.items():
+        getattr(writer, f"add_{key}")(value)
+    return len(tokens)
