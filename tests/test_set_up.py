@@ -1,4 +1,4 @@
-"""Set-up where PyTorch's index of CPU builds cannot be reached, with a fake Python and pip."""
+"""Set-up where PyTorch's index of CPU builds cannot be reached, with a fake Python and pip; the content of wheels."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy import set_up_venv
+from tools.wheel import content_problems
 
 
 @pytest.fixture
@@ -82,3 +83,18 @@ def test_a_failing_pip_ends_set_up_with_the_variables_for_mirrors(tmp_path: Path
     python.chmod(0o755)
     with pytest.raises(SystemExit, match="PIP_INDEX_URL"):
         set_up_venv.pip_install(python, "radixrt")
+
+
+def test_a_wheel_has_the_files_of_the_checkout_and_the_kernels_but_not_their_sources() -> None:
+    tracked = ["radixrt/a.py", "radixrt/page.css", "radixrt_kernels/CMakeLists.txt", "radixrt_kernels/csrc/a.cpp"]  # fmt: skip
+    kernels = "radixrt_kernels/_native.cpython-311-x86_64-linux-gnu.so"
+    beside = ["radixrt/", "radixrt-0.1.0.dist-info/RECORD", "radixrt.libs/libgomp.so.1"]
+    good = ["radixrt/a.py", "radixrt/page.css", kernels, *beside]
+    assert content_problems(good, tracked) == []
+    bad = ["radixrt/a.py", "radixrt_kernels/csrc/a.cpp", "tests/test_a.py"]
+    assert content_problems(bad, tracked) == [
+        "no kernels",
+        "lacks radixrt/page.css",
+        "has radixrt_kernels/csrc/a.cpp",
+        "has tests/test_a.py",
+    ]
