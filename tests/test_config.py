@@ -15,6 +15,7 @@ from radixrt.parsers.reasoning import FORMATS as REASONING_FORMATS
 from radixrt.parsers.tool_calls.registry import FORMATS as TOOL_CALL_FORMATS
 from radixrt.scheduler.queue.queue_order import ORDERS
 from radixrt.scheduler.radix.eviction.registry import POLICIES
+from radixrt.supervisor.launch import prepare
 
 
 def parse(*flags: str) -> ServerConfig:
@@ -78,3 +79,8 @@ def test_names_of_this_release_warn_of_nothing(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         assert parse("--page-size", "1", "--debug-disable-cascade").page_size == 1
     assert not caplog.text
+
+
+def test_further_names_of_the_model_outlive_the_preparation() -> None:
+    assert prepare(ServerConfig(served_model_name="one two")).model_names == ["one", "two"]
+    assert prepare(ServerConfig()).model_names == ["demo"]

@@ -52,7 +52,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
             config,
             model_path=str(model_dir),
             tokenizer_path=tokenizer_path,
-            served_model_name=config.model_name,
+            served_model_name=" ".join(config.model_names),
         )
     )
 

@@ -246,6 +246,18 @@ def test_another_tool(client: Client) -> None:
     assert found.cause == "tools_changed" and "tool 1 ('bear')" in found.detail
 
 
+def test_the_tools_of_another_client_are_no_cause(client: Client) -> None:
+    client.explained(SYSTEM, user("Who jumps over the lazy dog?"), tools=[tool("fox")])
+    assert client.explained(user("Sing of the bees!")).cause == "never_seen"
+    assert client.explained(user("Sing of the ants!"), tools=[tool("bee")]).cause == "never_seen"
+
+
+def test_all_tools_are_others(client: Client) -> None:
+    client.explained(SYSTEM, user("Who jumps over the lazy dog?"), tools=[tool("fox")])
+    found = client.explained(SYSTEM, user("Sing!"), tools=[tool("bee")])
+    assert found.cause == "tools_changed"
+
+
 def test_the_template_rewrites_an_earlier_message(client: Client) -> None:
     messages = [SYSTEM, user("Who jumps over the lazy dog?")]
     stamped = {"chat_template_kwargs": {"stamp": True}}

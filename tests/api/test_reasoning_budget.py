@@ -91,6 +91,14 @@ def test_where_there_is_no_reasoning_a_bound_is_refused(
         assert response.json()["error"]["param"].endswith("max_reasoning_tokens")
 
 
+def test_messages_name_the_budget_as_their_client_does(reasoning_server: RunningServer) -> None:
+    path, body = ASKS["messages"]
+    body = body | {"thinking": {"type": "enabled", "budget_tokens": 0}}
+    error = reasoning_server.http.post(path, json={"model": "tiny", **body}).json()["error"]
+    assert error["param"] == "thinking.budget_tokens"
+    assert error["message"].startswith("thinking.budget_tokens must be")
+
+
 def test_messages_take_the_budget_of_a_model_without_reasoning(server: RunningServer) -> None:
     path, body = ASKS["messages"]
     assert server.http.post(path, json={"model": "tiny", **body}).status_code == 200

@@ -36,14 +36,22 @@ _ERROR_TYPES = {
 }
 
 
+_FIELDS = {"max_reasoning_tokens": "thinking.budget_tokens", "stop": "stop_sequences"}
+"""Names of fields, by those of chat."""
+
+
 def error_body(error: RequestError) -> dict[str, Any]:
     """Anthropic's error object. ``param`` and ``code`` are ours."""
+    param = error.param
     fallback = "api_error" if error.status >= 500 else "invalid_request_error"
     message = error.message
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"  # the words that clients look for
+    if param in _FIELDS:
+        message = message.replace(param, _FIELDS[param], 1)
+        param = _FIELDS[param]
     kind = _ERROR_TYPES.get(error.status, fallback)
-    inner = {"type": kind, "message": message, "param": error.param, "code": error.code}
+    inner = {"type": kind, "message": message, "param": param, "code": error.code}
     return {"type": "error", "error": inner}
 
 

@@ -94,12 +94,14 @@ class Explainer:
         earlier = self.records.of_sequence(facts.seq_id)
         layout = difference.layout
         before = None if earlier is None else earlier.layout
+        alike = layout.num_alike(earlier) if layout and before and earlier else 0
         has_other_tools = layout and before and layout.tools != before.tools
         if layout and before and has_other_tools and difference.is_outside_messages:
-            return "tools_changed", _changed_tools(layout.tools, before.tools)
+            names, names_before = ({name for name, _ in one.tools} for one in (layout, before))
+            if alike or names & names_before:  # else it is another client's prompt
+                return "tools_changed", _changed_tools(layout.tools, before.tools)
         if (detail := difference.volatile_text(with_texts)) is not None:
             return "volatile_text", detail
-        alike = layout.num_alike(earlier) if layout and before and earlier else 0
         if 0 <= difference.message < alike and not has_other_tools:
             return "template_rewrote_history", difference.rewritten()
         return "never_seen", self._new(difference)
