@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from bench.local_server import free_port
+from tests.bench.fake_openai_server import FakeServer
 from tests.servers import Server
 
 FACT = "The owner of Vidur is Noval."
@@ -108,28 +109,21 @@ def test_a_chat_has_history_schema_totals_and_a_saved_request(
     assert "/nonsense" in (tmp_path / "radixrt" / "chat_history").read_text()
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(demo_server: Server, tmp_path: Path) -> None:
-    chat = Chat(tmp_path, "chat", "--base-url", demo_server.url, "--schema", str(endless(tmp_path)))
-    chat.until(">>> ")
-    chat.say("Write numbers.", until=r"\[\s*-?\d")
-    chat.interrupt()
-    assert "(stopped)" in chat.until(">>> ")
-    deadline = time.monotonic() + 20
-    while httpx.get(f"{demo_server.url}/load").json()["server_load"]:
-        assert time.monotonic() < deadline, "the server still computes the answer"
-        time.sleep(0.05)
-    chat.interrupt()
-    assert "Ctrl-D" in chat.until(">>> ")
-    chat.say("/schema")
-    assert FACT in chat.say(QUESTION).split("\n", 1)[1]
-    assert chat.end() == 0
-
-
-def endless(folder: Path) -> Path:
-    """A schema whose instances are long."""
-    file = folder / "numbers.json"
-    file.write_text(json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 3000}))
-    return file
+def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
+    with FakeServer(gap_s=0.05) as server:  # an answer of minutes
+        chat = Chat(tmp_path, "chat", "--base-url", server.base_url, "--max-tokens", "10000")
+        chat.until(">>> ")
+        chat.say("Sing.", until="la la ")
+        chat.interrupt()
+        assert "(stopped)" in chat.until(">>> ")
+        deadline = time.monotonic() + 20
+        while server.running:
+            assert time.monotonic() < deadline, "the server still writes the answer"
+            time.sleep(0.05)
+        chat.interrupt()
+        assert "Ctrl-D" in chat.until(">>> ")
+        assert "2 messages" in chat.say("/stats")
+        assert chat.end() == 0
 
 
 def test_one_answer_through_a_pipe_is_only_the_answer(demo_server: Server) -> None:
