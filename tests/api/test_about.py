@@ -109,7 +109,8 @@ def test_a_batch_with_a_bad_prompt_is_one_error(start_server: StartServer, bad: 
         for (name, labels), value in samples(text).items()
         if name == "radixrt_answers_total"
     }
-    assert outcomes == {(("outcome", "error"),): 1}
+    assert outcomes[(("outcome", "error"),)] == 1
+    assert (("outcome", "client_left"),) not in outcomes
 
 
 def test_without_the_key_only_health_is_open(start_server: StartServer) -> None:

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from bench import children
 from bench.local_server import free_port
 from tests.bench.fake_openai_server import FakeServer
 from tests.servers import Server
@@ -41,9 +42,7 @@ class Chat:
             "COLUMNS": "200",
         }
         run = [sys.executable, "-m", "radixrt.cli", *arguments]
-        self.process = subprocess.Popen(
-            run, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
-        )
+        self.process = children.start(run, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
         os.close(theirs)
         self._fd, self._seen = ours, ""
 
@@ -66,7 +65,8 @@ class Chat:
 
     def end(self) -> int:
         os.write(self._fd, b"\x04")
-        status = self.process.wait(20)
+        self.process.wait(20)
+        status = children.end(self.process)
         os.close(self._fd)
         return status
 
@@ -173,8 +173,8 @@ def test_run_starts_a_server_that_ends_with_the_chat(tmp_path: Path) -> None:
     )
     chat.until(">>> ", timeout_s=120)
     assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
-    children = psutil.Process(chat.process.pid).children(recursive=True)
+    processes = psutil.Process(chat.process.pid).children(recursive=True)
     assert FACT in chat.say(QUESTION)
     assert chat.end() == 0
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
