@@ -7,6 +7,7 @@ from pathlib import Path
 from radixrt import __version__
 from radixrt.api.http.browsers import ANY, accepted_names, is_loopback
 from radixrt.base.config import DEMO_MODEL, ServerConfig, listed
+from radixrt.base.local_url import local_url
 from radixrt.messages.answers import EngineInfo
 
 _DEMO_QUESTION = (
@@ -19,11 +20,7 @@ def banner(
     config: ServerConfig, info: EngineInfo, host: str, port: int, *, needs_key: bool = False
 ) -> str:
     """The lines to print; ``host`` and ``port`` are those the socket is bound to."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
-        host, f"[{host}]" if ":" in host else host
-    )
-    scheme = "http" if config.tls_cert is None else "https"
-    url = f"{scheme}://{reachable}:{port}"
+    url = local_url(host, port, is_https=config.tls_cert is not None)
     question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
     body = {"messages": [{"role": "user", "content": question}]}
     key = "" if not needs_key else " -H 'Authorization: Bearer YOUR_API_KEY'"

@@ -1,7 +1,7 @@
 """Names, labels and units of ``/metrics``: the label ``model_name``, and the names of vLLM and SGLang for dashboards and routers."""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
@@ -9,8 +9,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-PeerName = Literal["vllm", "sglang"]
-PEERS: tuple[PeerName, ...] = get_args(PeerName)
+from radixrt.base.config import MetricsPeerName
 
 
 class _Source(NamedTuple):
@@ -33,7 +32,7 @@ _LATENCIES = {
     )
 }
 
-_OF_PEERS: dict[PeerName, dict[str, _Source]] = {
+_OF_PEERS: dict[MetricsPeerName, dict[str, _Source]] = {
     "vllm": {
         **_LATENCIES,
         "request_time_per_output_token_seconds": _Source("time_per_output_token_seconds"),
@@ -76,7 +75,7 @@ _OF_PEERS: dict[PeerName, dict[str, _Source]] = {
 }
 """Peer's name after its prefix, without ``_total``, to ours. Both as their dashboards and routers read them."""
 
-_LABELS: dict[PeerName, Mapping[str, str]] = {"vllm": {"engine": "0"}, "sglang": {}}
+_LABELS: dict[MetricsPeerName, Mapping[str, str]] = {"vllm": {"engine": "0"}, "sglang": {}}
 
 
 class NamedMetrics(Collector):
@@ -86,7 +85,7 @@ class NamedMetrics(Collector):
         self,
         registry: CollectorRegistry,
         model_name: str,
-        peers: tuple[PeerName, ...],
+        peers: tuple[MetricsPeerName, ...],
         cache_config: Mapping[str, str],
     ) -> None:
         """

@@ -20,9 +20,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from radixrt.api.metric_names import PEERS, NamedMetrics
+from radixrt.api.metric_names import NamedMetrics
 from radixrt.api.tracing import current_trace
-from radixrt.base.config import ServerConfig, listed
+from radixrt.base.config import METRICS_PEERS, ServerConfig, listed
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.ids import num_ids
@@ -59,7 +59,7 @@ class Metrics:
             "cache_dtype": config.kv_cache_dtype,
             "enable_prefix_caching": str(not config.disable_radix_cache),
         }
-        peers = tuple(peer for peer in PEERS if peer in listed(config.metrics_compat))
+        peers = tuple(peer for peer in METRICS_PEERS if peer in listed(config.metrics_compat))
         self.exported.register(NamedMetrics(self.registry, config.model_name, peers, sizes))
         self.answers = Counter(
             "radixrt_answers",

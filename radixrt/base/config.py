@@ -23,6 +23,8 @@ EvictionPolicyName = Literal["lru", "fifo", "priority"]
 SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
 GrammarBackendName = Literal["auto", "llguidance", "xgrammar", "fsm"]
 WhitespaceName = Literal["flexible", "compact"]
+MetricsPeerName = Literal["vllm", "sglang"]
+METRICS_PEERS: tuple[MetricsPeerName, ...] = typing.get_args(MetricsPeerName)
 ToolCallParserName = Literal[
     "auto",
     "none",
@@ -381,8 +383,9 @@ class ServerConfig(SchedulerSettings):
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("--tls-key needs --tls-cert FILE.")
         self._validate_origins()
-        if wrong := sorted(set(listed(self.metrics_compat)) - {"vllm", "sglang"}):
-            raise ConfigError(f"--metrics-compat knows vllm and sglang, not {', '.join(wrong)}.")
+        if wrong := sorted(set(listed(self.metrics_compat)) - set(METRICS_PEERS)):
+            known = " and ".join(METRICS_PEERS)
+            raise ConfigError(f"--metrics-compat knows {known}, not {', '.join(wrong)}.")
         if 0 < self.step_timeout < LEAST_STEP_TIMEOUT_S:
             raise ConfigError(
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of life once a "

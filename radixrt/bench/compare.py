@@ -19,7 +19,8 @@ def compare_runs(before: Path, after: Path, console: Console) -> None:
     Raises:
         ConfigError: a file is no run.
     """
-    first, second = _run(before), _run(after)
+    documents = _document(before), _document(after)
+    first, second = (document["summary"] for document in documents)
     table = Table(box=None, pad_edge=False)
     table.add_column("", style="dim")
     for column in (before.name, after.name, "ratio"):
@@ -38,7 +39,7 @@ def compare_runs(before: Path, after: Path, console: Console) -> None:
             second["goodput"]["requests_per_s"],
         )
     console.print(table)
-    different = _different_settings(before, after)
+    different = _different_settings(*documents)
     if different:
         console.print(f"The runs differ in {', '.join(different)}.", style="yellow")
 
@@ -60,15 +61,10 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _run(path: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = _document(path)["summary"]
-    return summary
-
-
-def _different_settings(before: Path, after: Path) -> list[str]:
+def _different_settings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Names of the settings of the load in which two runs differ."""
     of_output = {"json", "plot", "compare", "base_url"}
-    first, second = _document(before)["settings"], _document(after)["settings"]
+    first, second = before["settings"], after["settings"]
     names = (set(first) | set(second)) - of_output
     return sorted(
         f"--{name.replace('_', '-')}" for name in names if first.get(name) != second.get(name)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
+from radixrt.base.local_url import local_url
 from radixrt.chat.client import ChatClient, ChatError, NoServerError
 from radixrt.supervisor.launch import bind, prepare
 from radixrt.supervisor.supervisor import Supervisor
@@ -23,9 +24,7 @@ _POLL_S = 0.1
 
 def url_of(config: ServerConfig) -> str:
     """The address at which a client on this machine reaches a server of these settings."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-    scheme = "http" if config.tls_cert is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
+    return local_url(config.host, config.port, is_https=config.tls_cert is not None)
 
 
 def key_of(config: ServerConfig) -> str | None:

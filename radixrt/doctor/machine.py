@@ -1,16 +1,18 @@
 """Checks processor, kernels, GPU, memory, files and the port."""
 
+import http.client
 import os
 import resource
 import shutil
-import socket
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from radixrt.base.errors import ConfigError
 from radixrt.base.host_memory import available_memory
 from radixrt.base.ipc import Channels
+from radixrt.base.local_url import local_url
 from radixrt.doctor.finding import Finding
 from radixrt.supervisor.launch import bind
 
@@ -175,8 +177,7 @@ def port(host: str, number: int) -> Iterator[Finding]:
 
 def _is_radixrt(host: str, number: int) -> bool:
     try:
-        with socket.create_connection((host, number), timeout=2) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            return b'"server":"radixrt' in connection.recv(4096)
-    except OSError:
+        with urllib.request.urlopen(local_url(host, number), timeout=2) as response:
+            return b'"server":"radixrt' in response.read()
+    except (OSError, http.client.HTTPException):
         return False
