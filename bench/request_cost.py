@@ -30,7 +30,7 @@ from bench.markdown import markdown
 
 SYSTEM = "You are an assistant who knows all ports of the sea and answers in few words. " * 30
 QUESTION = "What is the name of port number {0}, and which ships are there today? " * 4
-CHATS, TURNS, ANSWERS, OUTPUT_TOKENS = 10, 6, 24, 64
+CHATS, TURNS, ANSWERS, OUTPUT_TOKENS = 5, 6, 8, 64
 FLAGS = ("--load-format", "dummy", "--log-level", "warning")
 LEAST_SECONDS = 0.0005
 """Of a process for a request; below it a ratio says nothing, because the system counts in hundredths of a second."""
