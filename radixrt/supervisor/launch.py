@@ -14,6 +14,7 @@ from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.tls import server_context
 from radixrt.models.checkpoint import (
     check_checkpoint,
+    check_ranks,
     generation_config,
     resolve_model_path,
     served_context_length,
@@ -38,6 +39,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     model_dir = resolve_model_path(config.model_path)
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
     served_context_length(model_config, config.context_length)
+    check_ranks(model_config, config.tp)
     generation_config(model_dir)
     quantized = quantized_weights(model_dir)
     if quantized and config.quantization == "auto":
