@@ -109,6 +109,8 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: str
     other_ends: tuple[str, ...] = ()
     """Other texts that may stand in place of ``end``."""
+    tool: str = ""
+    """The name of the tool that the tag calls, for errors."""
 
 
 class StructuralTag(_Constraint, frozen=True, kw_only=True):

@@ -57,19 +57,22 @@ class Tool:
             end: all of it behind them.
         """
         if self.grammar is None:
-            return Tag(begin=begin, content=self.arguments, end=end)
-        return Tag(begin=f'{begin}{{"{CUSTOM_INPUT}": "', content=self.grammar, end=f'"}}{end}')
+            return Tag(begin=begin, content=self.arguments, end=end, tool=self.name)
+        opening = f'{begin}{{"{CUSTOM_INPUT}": "'
+        return Tag(begin=opening, content=self.grammar, end=f'"}}{end}', tool=self.name)
 
     def parameters_tag(self, begin: str, style: ParameterStyle, end: str) -> Tag:
         """A call each of whose parameters is written by itself; the arguments are as of :meth:`json_tag`."""
         if self.grammar is None:
-            return Tag(begin=begin, content=Parameters(schema=self.arguments, style=style), end=end)
+            content = Parameters(schema=self.arguments, style=style)
+            return Tag(begin=begin, content=content, end=end, tool=self.name)
         how = STYLES[style]
         quote = '"' if how.takes_json else how.quote
         return Tag(
             begin=begin + CUSTOM_INPUT.join(how.opening) + quote,
             content=msgspec.structs.replace(self.grammar, in_json_string=how.takes_json),
             end=quote + how.closing + end,
+            tool=self.name,
         )
 
 

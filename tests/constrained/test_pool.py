@@ -355,7 +355,9 @@ def test_the_error_at_the_time_limit_names_the_slow_subschema(
 def test_the_error_after_deaths_of_helpers_names_the_subschema(
     with_strict_pool: Callable[..., Any],
 ) -> None:
-    schema = json.dumps({"properties": {"easy": {"type": "null"}, "a/b": json.loads(_slow_schema(1))}})
+    schema = json.dumps(
+        {"properties": {"easy": {"type": "null"}, "a/b": json.loads(_slow_schema(1))}}
+    )
 
     async def body(pool: CompilePool) -> None:
         compiling = asyncio.create_task(pool.compile(JsonSchema(schema=schema)))
@@ -365,7 +367,9 @@ def test_the_error_after_deaths_of_helpers_names_the_subschema(
             for helper in helpers():
                 if helper.pid not in zygotes:
                     helper.kill()
-        with pytest.raises(RequestError, match=r"did not survive .*SIGKILL\); at '/properties/a~1b'"):
+        with pytest.raises(
+            RequestError, match=r"did not survive .*SIGKILL\); at '/properties/a~1b'"
+        ):
             await compiling
 
     with_strict_pool(body)

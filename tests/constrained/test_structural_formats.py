@@ -1,5 +1,6 @@
 """Each format of a structural tag accepts the texts of a regular expression of Python, and random answers are among them."""
 
+import functools
 import random
 import re
 from typing import Any
@@ -64,6 +65,7 @@ CASES: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
     ("two ends", tag("<n>", DIGIT, ["</n>", "!"]), "<n>[0-9](?:</n>|!)", ["<n>1</n>", "<n>1!"], ["<n>1", "<n>1</n>!"]),
     ("text up to two ends", tag("<n>", ANY, ["</n>", "!"]), r"<n>(?:(?!</n>|!)[\s\S])*(?:</n>|!)", ["<n></n>", "<n>a!"], ["<n>a", "<n>a!!", "<n>a!</n>"]),
     ("text without", tag("<n>", {"type": "any_text", "excludes": ["ab", "c"]}, "</n>"), r"<n>(?:(?!</n>|ab|c)[\s\S])*</n>", ["<n>bad</n>"], ["<n>abc</n>", "<n>c</n>"]),
+    ("any text without", {"type": "any_text", "excludes": ["ab", "c"]}, r"(?:(?!ab|c)[\s\S])*", ["", "bad"], ["abd", "c"]),
     ("triggered without", {"type": "triggered_tags", **TAGS, "excludes": ["no"], "at_least_one": True}, rf"(?:(?:(?!no){FREE[3:-2]})*{F_OR_G})+(?:(?!no|<f|<g)[\s\S])*",
         ["a <f>1</f> n", "<g>[1]</g>"], ["no <f>1</f>", "<f>1</f>no", "a"]),
     ("tags in a tag", tag("<calls>", {"type": "triggered_tags", **TAGS}, "</calls>"), rf"<calls>(?:(?:(?!</calls>){FREE[3:-2]})*{F_OR_G})*(?:(?!</calls>|<f|<g)[\s\S])*</calls>",
@@ -175,6 +177,7 @@ def test_a_token_triggers_a_tag(form: dict[str, Any]) -> None:
         (row(token(FACTS.eos_token_ids[0]), LIST), "ends the answer"),
         (row(LIST, {"type": "grammar", "grammar": 'root ::= "a"'}), "EBNF"),
         (row(const("a"), {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}), "uniqueItems"),
+        (functools.reduce(lambda form, _: {"type": "optional", "content": form}, range(40), DIGIT), "within one another"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_held_for_sure_is_refused(form: dict[str, Any], reason: str) -> None:

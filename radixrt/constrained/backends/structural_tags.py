@@ -17,7 +17,6 @@ from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
-from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.backends.lark_text import (
     TERMINALS,
     LarkText,
@@ -45,7 +44,14 @@ from radixrt.constrained.constraint import (
     Tokens,
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, Compiled, Unenforced
+from radixrt.constrained.grammar import (
+    CheckedTag,
+    CheckedTags,
+    Checks,
+    Compiled,
+    Grammar,
+    Unenforced,
+)
 from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.structural_tags import is_endless
@@ -70,11 +76,22 @@ def compile_structural_tag(
     """
     text = _TagGrammar(constraint, facts, whitespace)
     return Compiled(
-        grammar=llguidance.compile_grammars(text.grammars(), facts),
+        grammar=_compiled(text.grammars(), facts),
         checks=text.checks(),
         checked=tuple(text.checked),
         unenforced=tuple(text.unenforced),
     )
+
+
+def _compiled(grammars: list[dict[str, Any]], facts: TokenizerFacts) -> Grammar:
+    try:
+        return llguidance.compile_grammars(grammars, facts)
+    except CannotCompile as error:
+        if "too deeply nested" not in str(error):
+            raise
+        raise CannotCompile(
+            "It has too many of optional, star, plus, repeat, or and sequence within one another; at most some 28 are taken."
+        ) from error
 
 
 def check_triggers(constraint: StructuralTag) -> None:
@@ -474,9 +491,12 @@ class _TagGrammar:
         """
         name = f"content_{self._text.number()}"
         if isinstance(content, Lark):
-            check_lark(content.grammar)
             text = content.grammar
-            text = lark_in_json_string(text) if content.in_json_string else text
+            try:
+                llguidance.compile_lark(text, self._facts)  # alone, for an error with its own lines
+                text = lark_in_json_string(text) if content.in_json_string else text
+            except CannotCompile as error:
+                raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
             self._named.append({"name": name, "lark_grammar": text})
             return f"@{name}"
         schema = self._schema(content, place, tag)
@@ -502,8 +522,7 @@ class _TagGrammar:
                     and self._finds_content(tag),
                 )
             except CannotEnforce as error:
-                where = f"the tag {tag.begin!r}" if tag else "a schema of the structural tag"
-                raise CannotCompile(f"In {where}: {error}") from error
+                raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
             if place is not None:
                 self._plans[place] = plan
             self.checked += plan.checked
@@ -514,6 +533,13 @@ class _TagGrammar:
         if not isinstance(schema, dict):
             schema = {} if schema is True else {"enum": []}
         return {**schema, "x-guidance": llguidance.json_schema_options(self._whitespace)}
+
+
+def _place_of(tag: Tag | None) -> str:
+    """The place of a content, for errors."""
+    if tag is None:
+        return "a part of the structural tag"
+    return f"the tool {tag.tool!r}" if tag.tool else f"the tag {tag.begin!r}"
 
 
 def _is_one_tag(part: StructuralTag) -> bool:
