@@ -7,15 +7,13 @@ drops keywords. Here the schema of a tag is enforced as exactly as a schema of t
 import dataclasses
 import itertools
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import msgspec
 
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
+from radixrt.constrained.backends.checked_tags import checked_tags, finds_content
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.backends.lark_text import (
     TERMINALS,
@@ -45,14 +43,13 @@ from radixrt.constrained.constraint import (
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import (
-    CheckedTag,
-    CheckedTags,
     Checks,
     Compiled,
     Grammar,
+    SpanCheck,
     Unenforced,
 )
-from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
+from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.structural_tags import is_endless
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
@@ -78,8 +75,8 @@ def compile_structural_tag(
     return Compiled(
         grammar=_compiled(text.grammars(), facts),
         checks=text.checks(),
-        checked=tuple(text.checked),
-        unenforced=tuple(text.unenforced),
+        checked=tuple(dict.fromkeys(text.checked)),
+        unenforced=tuple(dict.fromkeys(text.unenforced)),
     )
 
 
@@ -155,53 +152,17 @@ class _TagGrammar:
         self._whitespace = whitespace
         self._text = LarkText(facts.special_names)
         self._named: list[dict[str, Any]] = []
-        self._plans: dict[int, JsonPlan] = {}
+        self._checks: dict[int, tuple[SpanCheck, ...]] = {}
         """By the position of the tag in the constraint."""
         self.checked: list[Unenforced] = []
         self.unenforced: list[Unenforced] = []
 
     def checks(self) -> Checks:
         """Of the contents, after :meth:`grammars`."""
-        if not any(plan.checks for plan in self._plans.values()):
+        if not any(self._checks.values()):
             return ()
-        constraint = self._constraint
-        assert isinstance(constraint, StructuralTag)
-        tags = [
-            CheckedTag(
-                begin=tag.begin,
-                end=tag.end,
-                is_json=isinstance(tag.content, JsonSchema | AnyJson),
-                checks=tuple(
-                    msgspec.structs.replace(check, tag=tag.begin)
-                    for plan in [self._plans.get(index)]
-                    if plan
-                    for check in plan.checks
-                ),
-            )
-            for index, tag in enumerate(constraint.tags)
-        ]
-        return CheckedTags(
-            tags=tuple(tags),
-            triggers=constraint.triggers,
-            free_text=constraint.free_text,
-            separator=constraint.separator,
-            lists=constraint.lists,
-        )
-
-    def _finds_content(self, tag: Tag) -> bool:
-        """Whether the contents of the tag can be told from the text around them, so that they can be checked."""
-        if not isinstance(self._constraint, StructuralTag):
-            return False
-        tags, separator = self._constraint.tags, self._constraint.separator
-        return (
-            not self._constraint.not_text
-            and all(separator and separator[0] not in end for _, end in self._constraint.lists)
-            and any(tag is each for each in tags)
-            and all(isinstance(each.content, JsonSchema | AnyJson | AnyText) for each in tags)
-            and not any(each.other_ends for each in tags)
-            and len({each.begin for each in tags}) == len(tags)
-            and not re.match(r"[-+.\w]", tag.end)
-        )
+        assert isinstance(self._constraint, StructuralTag)
+        return checked_tags(self._constraint, self._checks)
 
     def grammars(self) -> list[dict[str, Any]]:
         start = self._series([self._constraint])
@@ -464,15 +425,7 @@ class _TagGrammar:
                 end = " | ".join(map(self._text.literal, ends))
                 return f"{grammar} ({end})" if len(ends) > 1 else f"{grammar} {end}"
             case Parameters():
-                options = llguidance.json_schema_options(self._whitespace)
-                prefix = f"p{self._text.number()}"
-                rules = ParameterRules(
-                    tag.content, prefix, self._text.literal, self._text.names_control_token, options
-                )
-                self._text.lines += rules.lines
-                self._named += rules.named
-                self.unenforced += rules.unenforced
-                return f"{rules.start} {self._text.literal(tag.end)}"
+                return f"{self._parameters(part, index, tag, tag.content)} {self._text.literal(tag.end)}"
             case Regex() | Choice():
                 text = self._regular(tag.content)
                 if text is not None and len(ends) == 1:
@@ -480,6 +433,28 @@ class _TagGrammar:
         if is_endless(tag.content):
             return self._endless(tag.content, ends)
         return self._series([tag.content], ends if any(ends) else (), True)
+
+    def _parameters(self, part: StructuralTag, index: int, tag: Tag, content: Parameters) -> str:
+        """Define the rules of a call's parameters; returns the name of the first."""
+        is_found = part is self._constraint and finds_content(part, tag)
+        try:
+            rules = ParameterRules(
+                content,
+                f"p{self._text.number()}",
+                self._text.literal,
+                self._text.names_control_token,
+                llguidance.json_schema_options(self._whitespace),
+                allow_checks=is_found,
+            )
+        except CannotCompile as error:
+            raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
+        self._text.lines += rules.lines
+        self._named += rules.named
+        if is_found:
+            self._checks[index] = tuple(rules.checks)
+        self.checked += rules.checked
+        self.unenforced += rules.unenforced
+        return rules.start
 
     def _grammar(
         self, content: JsonSchema | AnyJson | Lark, place: int | None, tag: Tag | None = None
@@ -519,12 +494,12 @@ class _TagGrammar:
                     allow_checks=content.strict
                     and place is not None
                     and tag is not None
-                    and self._finds_content(tag),
+                    and finds_content(self._constraint, tag),
                 )
             except CannotEnforce as error:
                 raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
             if place is not None:
-                self._plans[place] = plan
+                self._checks[place] = plan.checks
             self.checked += plan.checked
             self.unenforced += plan.unenforced
             schema = plan.schema
