@@ -8,8 +8,11 @@ import jsonschema
 import numpy as np
 import pytest
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained import tool_calls
+from radixrt.constrained.checks.tags import TagTracker
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.grammar import CheckedTags, Compiled
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.parsers.tool_calls.registry import FORMATS
@@ -84,6 +87,84 @@ def random_answer(matcher: Matcher, rng: random.Random) -> str | None:
         assert matcher.advance([token]) == 1
         text += names.get(token, facts.tokens[token])
     return None
+
+
+CHECKED: dict[str, Any] = {
+    "properties": {
+        "t": {"type": "string", "maxLength": 9},
+        "u": {"$ref": "#/$defs/unique"},
+        "n": {"type": ["string", "null"], "maxLength": 3},
+        "o": {
+            "type": "object",
+            "properties": {"m": {"type": "integer", "minimum": 0, "not": {"multipleOf": 7}}},
+            "required": ["m"],
+        },
+    },
+    "required": ["u", "o"],
+    "$defs": {"unique": {"type": "array", "items": {"enum": [1, "</x>", "'"]}, "uniqueItems": True, "maxItems": 3}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("required", [True, False])
+def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, required: bool) -> None:
+    rng, facts, num_found = random.Random(form), with_marks(), 0
+    tools = [tool_calls.Tool.of(name, CHECKED, True, "p") for name in ("f_x", "g")]
+    tools.append(tool_calls.Tool.of("any", {"additionalProperties": {"type": "string"}}, True, "p"))
+    begin = "I look: " if not required and form != "pythonic" else ""
+
+    def compiled(required: bool) -> Compiled:
+        held = tool_calls.calls(tools, FORMATS[form], required=required, most=3)
+        return compile_constraint(held, facts, CompileOptions())
+
+    checks = compiled(required).checks
+    assert isinstance(checks, CheckedTags)
+    answers = compiled(True)
+    for _ in range(60):
+        text = random_answer(load_grammar(answers.grammar, facts), rng)
+        if text is None:
+            continue
+        tracker, text = TagTracker(checks), begin + text
+        found = [span for character in text for span in tracker.push(character)] + tracker.finish()
+        _, calls = parsed_calls(
+            form, [text], {"f_x": CHECKED, "g": CHECKED, "any": {}}, in_pieces=False
+        )
+        wanted = []
+        for name, arguments in calls:
+            values = json.loads(arguments)
+            if name != "any":
+                wanted += [
+                    ("/$defs/unique", values["u"]),
+                    ("/properties/o/properties/m", values["o"]["m"]),
+                ]
+        assert [(s.check.pointer, json.loads(text[s.start : s.end])) for s in found] == wanted, text
+        num_found += len(found)
+    assert num_found >= 20
+    if not required:
+        plain = TagTracker(checks)
+        assert plain.push("no call, [f_x(u=[1, 1])]") + plain.finish() == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_check_that_would_need_more_than_one_json_value_is_refused(form: str) -> None:
+    null = {"functiongemma": ["null"], "pythonic": ["null", "boolean"]}.get(form)
+    schemas: list[tuple[dict[str, Any], str]] = [
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired")
+    ]
+    if null:
+        either = {"type": ["array", *null], "uniqueItems": True, "not": {"const": []}, "items": {}}
+        schemas.append(
+            (
+                {"properties": {"a": {"oneOf": [either, {"type": [*null]}, {"minItems": 3}]}}},
+                "as a whole",
+            )
+        )
+    for schema, reason in schemas:
+        held = tool_calls.calls(
+            [tool_calls.Tool.of("f", schema, True, "p")], FORMATS[form], required=True, most=1
+        )
+        with pytest.raises(RequestError, match=f"In the tool 'f': .*{reason}"):
+            compile_constraint(held, with_marks(), CompileOptions())
 
 
 @pytest.mark.parametrize("form", FORMS)
