@@ -58,6 +58,8 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
 
     excludes: tuple[str, ...] = ()
     """Texts that must not occur in it."""
+    max_tokens: int | None = None
+    """Most tokens. Only without ``excludes``, and where the answer ends or a control token follows."""
 
 
 ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]

@@ -192,7 +192,7 @@ class _TagGrammar:
             run = []
             following = items[index + 1] if index + 1 < len(items) else None
             if isinstance(item, AnyText) and isinstance(following, Tokens):
-                out.append(f"{self._text.without(item.excludes)}?")
+                out.append(self._text_up_to(item, following))
             elif is_endless(item):
                 out.append(self._endless(item, ends))
             else:
@@ -206,7 +206,8 @@ class _TagGrammar:
             return [item for each in part.elements for item in self._flat(each)]
         if part is not self._constraint and isinstance(part, StructuralTag) and _is_one_tag(part):
             (tag,) = part.tags
-            assert not isinstance(tag.content, Parameters)  # only tools have them
+            if isinstance(tag.content, Parameters):
+                return [part]
             begin = [Choice(options=(tag.begin,))] if tag.begin else []
             if is_endless(tag.content):
                 return [*begin, _Held(tag.content, (tag.end, *tag.other_ends))]
@@ -321,8 +322,28 @@ class _TagGrammar:
                 return "(" + " | ".join(self._endless(one, ends) for one in part.elements) + ")"
         return self._series([part], ends)
 
+    def _text_up_to(self, part: AnyText, end: Tokens | None) -> str:
+        """Text up to a token, or to the end of the answer."""
+        if part.max_tokens is None:
+            return f"{self._text.without(part.excludes)}?"
+        if end is not None and end.excluded:
+            raise CannotCompile("After a text with max_tokens one of some tokens must follow.")
+        ids = {*self._facts.special_names.values(), *self._facts.eos_token_ids}
+        ids |= set() if end is None else set(map(self._token_id, end.tokens))
+        free = f"<[^{','.join(map(str, sorted(ids)))}]>"
+        return repeated(free, 0, part.max_tokens)
+
     def _any_text(self, part: AnyText, ends: tuple[str, ...]) -> str:
         """Text up to the first occurrence of an end."""
+        if part.max_tokens is not None and any(ends):
+            if len(ends) > 1 or ends[0] not in self._facts.special_names:
+                raise CannotCompile(
+                    "Where a text with max_tokens ends, the answer must end, or a control token of the model must stand, such as "
+                    "</think>: other texts may lie within tokens."
+                )
+            return f"{self._text_up_to(part, None)} {self._text.literal(ends[0])}"
+        if part.max_tokens is not None:
+            return self._text_up_to(part, None)
         if not any(ends):
             if self._constraint is part or not ends:
                 return f"{self._text.without(part.excludes)}?"
