@@ -94,7 +94,7 @@ class CheckedTags(msgspec.Struct, frozen=True, kw_only=True):
     free_text: bool
     separator: str
     lists: tuple[tuple[str, str], ...] = ()
-    """All tags stand in one list, between one of these openings and its closing."""
+    """All tags stand in one list, between one of these openings and its closing; a tag without a beginning in place of the list."""
     begins_answer: bool = False
     """The list stands at the beginning of the answer; an answer that does not begin with its opening and a tag is free text."""
 

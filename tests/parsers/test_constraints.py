@@ -12,10 +12,12 @@ from radixrt.base.errors import RequestError
 from radixrt.constrained import tool_calls
 from radixrt.constrained.checks.tags import TagTracker
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.grammar import CheckedTags, Compiled
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.parsers.tool_calls.registry import FORMATS
+from tests.constrained.test_route import takes
 from tests.parsers.test_formats import TOOLS, parsed_calls, with_marks
 
 FORMS = ("qwen3_coder", "pythonic", "functiongemma")
@@ -185,3 +187,46 @@ def test_what_a_constraint_lets_through_satisfies_the_schema_once_it_is_read(for
                 jsonschema.validate(json.loads(arguments), {"type": "object"} | schema)
                 num_read += 1
     assert num_read >= 20
+
+
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+ONE_CALL = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"a": [1, 1]}}',
+    "mistral": '[TOOL_CALLS]f[ARGS]{"a": [1, 1]}',
+    "mistral_v3": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": [1, 1]}}]',
+    "phi4_mini": 'functools[{"name": "f", "arguments": {"a": [1, 1]}}]',
+    "pythonic": "[f(a=[1, 1])]",
+    "functiongemma": "<start_function_call>call:f{a:[1, 1]}<end_function_call>",
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n[1, 1]\n</parameter>\n</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("form", ONE_CALL)
+@pytest.mark.parametrize("kind", ["object", "array", None])
+def test_an_answer_is_one_call_or_json_where_they_can_be_told_apart(
+    form: str, kind: str | None
+) -> None:
+    written, facts, call = FORMATS[form], with_marks(), ONE_CALL[form]
+    of_a = {"type": "object", "properties": {"a": UNIQUE}, "required": ["a"]}
+    schema, text = {"object": (of_a, '{"a": [2, 2]}'), "array": (UNIQUE, "[2, 2]")}.get(
+        kind or "", ({"uniqueItems": True}, "[2, 2]")
+    )
+    content = JsonSchema(schema=json.dumps(schema))
+    cannot = {"llama3_json": ("object", None), "pythonic": ("array", None)}.get(form, ())
+    assert written.is_told_from(content) == (kind not in cannot)
+    if kind in cannot:
+        return
+    tools = [tool_calls.Tool.of(name, of_a, True, "p") for name in ("f", "g")]
+    constraint = tool_calls.one_call_or_json(tools, written, content)
+    checks = compile_constraint(constraint, facts, CompileOptions()).checks
+    assert isinstance(checks, CheckedTags)
+    for good, value in ((call, "[1, 1]"), (text, "[2, 2]")):
+        assert takes(constraint, facts, good)
+        tracker = TagTracker(checks)
+        found = [span for character in good for span in tracker.push(character)] + tracker.finish()
+        assert [good[span.start : span.end] for span in found] == [value]
+        read = parsed_calls(form, [*good], {"f": of_a}, in_pieces=True, calls_alone=True)
+        assert read == (("", [("f", '{"a": [1, 1]}')]) if good == call else (text, []))
+    for bad in ("hi", call + text, call + call, text + call):
+        assert not takes(constraint, facts, bad)

@@ -6,7 +6,6 @@ drops keywords. Here the schema of a tag is enforced as exactly as a schema of t
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -53,12 +52,9 @@ from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.structural_tags import is_endless
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.constrained.tool_calls import begins_json, first_characters
 
 MAX_TAGS = 4096
-_JSON_BEGINS = tuple('{["-0123456789tfn \t\r\n')
-
-_JSON_STARTS = {"object": r"/\{/", "array": r"/\[/", "string": '/"/'}
-"""First characters of the values of a type."""
 
 
 def compile_structural_tag(
@@ -126,8 +122,11 @@ def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:
     """Whether the tag is JSON with an empty ``begin``, and every other tag begins as no JSON does."""
     if tag.begin or constraint.free_text or not isinstance(tag.content, JsonSchema | AnyJson):
         return False
+    openings = [opening for opening, _ in constraint.lists] or [""]
     others = [one.begin for one in constraint.tags if one is not tag]
-    return all(begin and not begin.startswith(_JSON_BEGINS) for begin in others)
+    return not any(
+        begins_json(opening + begin, tag.content) for opening in openings for begin in others
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,11 +274,9 @@ class _TagGrammar:
         self._text.lines.append(f"{name}: {text}")
         if following is None or isinstance(following, Tokens):
             return name
-        kind = json.loads(following.schema) if isinstance(following, JsonSchema) else {}
-        kind = kind.get("type") if isinstance(kind, dict) else None
-        start = _JSON_STARTS.get(kind, "SOME") if isinstance(kind, str) else "SOME"
-        if isinstance(following, Choice):  # with a control token in it
-            start = "SOME"
+        start = "SOME"
+        if isinstance(following, JsonSchema | AnyJson):
+            start = "(" + " | ".join(map(quoted, first_characters(following))) + ")"
         longer = f"start: X\nX: T & (T {start} ANY)\nT: {text}\n{TERMINALS}"
         try:
             llguidance.compile_lark(longer, self._facts)
@@ -358,6 +355,7 @@ class _TagGrammar:
         rules = [
             self._tag(part, f"{number}_{index}", index, tag, ends)
             for index, tag in enumerate(part.tags)
+            if tag.begin or not part.lists
         ]
         self._text.lines.append(f"tag_{number}: " + " | ".join(rules))
         if part.lists:
@@ -378,7 +376,7 @@ class _TagGrammar:
         return repeated(f"({separator} tag_{number})", max(part.min_tags - 1, 0), more)
 
     def _lists(self, part: StructuralTag, number: int) -> str:
-        """All tags in one list, or free text."""
+        """All tags in one list, or free text, or the content of a tag without a beginning."""
         openings = tuple(opening for opening, _ in part.lists)
         rest, ways = self._more_tags(part, number), []
         for index, (opening, closing) in enumerate(part.lists):
@@ -392,6 +390,7 @@ class _TagGrammar:
                 lead = f"HEAD_{number}_{index}"
                 self._text.lines.append(f"{lead}: (ANY {quoted(opening)}) & ~(ANY {stop} SOME)")
             ways.append(f"{lead} ({first}) {rest} {self._text.literal(closing)}")
+        ways += [self._content(part, at, tag) for at, tag in enumerate(part.tags) if not tag.begin]
         if part.min_tags == 0:
             ways.append('""')
             if part.not_text:
@@ -405,6 +404,8 @@ class _TagGrammar:
     ) -> Iterator[str]:
         """The rules of the first tag of a list, with the opening."""
         for index, tag in enumerate(part.tags):
+            if not tag.begin:
+                continue
             name = f"first_{number}_{list_index}_{index}"
             self._text.lines.append(
                 f"{name}: {self._text.literal(opening + tag.begin)} inner_{number}_{index}"

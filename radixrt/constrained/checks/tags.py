@@ -40,6 +40,7 @@ class TagTracker:
         openings = tuple(opening for opening, _ in tags.lists)
         self._marks = openings or (tags.triggers if tags.free_text else ())
         """The first of them in a text begins a tag, or the list of all tags."""
+        self._must_begin_list = tags.begins_answer or bool(tags.lists and not tags.free_text)
         self._contents: list[Any] = [
             ParameterTracker(tag.parameters, tag.checks)
             if tag.parameters
@@ -135,8 +136,10 @@ class TagTracker:
     def _outside(self, text: str) -> str:
         """Take text up to the beginning of a content, or all of it; returns the rest."""
         known = self._undecided + text
-        if self._tags.begins_answer and not self._num_tags and not self._begins_list(known):
-            return ""
+        if self._must_begin_list and not self._num_tags:
+            rest = self._without_list(known)
+            if rest is not None:
+                return rest
         start = self._start_of_tag(known)
         if start is None:
             keep = max(map(len, self._marks), default=1) - 1
@@ -154,14 +157,20 @@ class TagTracker:
         self._undecided = known
         return ""
 
-    def _begins_list(self, known: str) -> bool:
-        """Whether the answer begins with a list. If it never will, the answer is free text."""
-        firsts = [opening + tag.begin for opening in self._marks for tag in self._tags.tags]
+    def _without_list(self, known: str) -> str | None:
+        """Take the beginning of an answer that is no list, or may become one; returns the rest. None: it is a list."""
+        tags = self._tags.tags
+        firsts = [opening + tag.begin for opening in self._marks for tag in tags if tag.begin]
         if any(map(known.startswith, firsts)):
-            return True
-        is_open = any(first.startswith(known) for first in firsts)
-        self._state, self._undecided = _OUTSIDE if is_open else _PLAIN, known if is_open else ""
-        return False
+            return None
+        if any(first.startswith(known) for first in firsts):
+            self._undecided = known
+            return ""
+        for index, tag in enumerate(tags):
+            if not tag.begin:
+                return self._open(index, known, 0)
+        self._state, self._undecided = _PLAIN, ""
+        return ""
 
     def _start_of_tag(self, known: str) -> int | None:
         """Where a tag begins in the text outside of tags; None: nowhere yet."""
