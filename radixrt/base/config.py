@@ -242,6 +242,11 @@ class ServerConfig(SchedulerSettings):
         "auto",
         "FlashInfer kernel for prompts; auto selects fa3 on Hopper for prompts with many new tokens if fa3 works, else fa2.",
     )
+    deterministic: bool = _device(
+        False,
+        "On a GPU: attention that does not depend on the batch, at less speed (docs/determinism.md says what is left). On a CPU answers "
+        "never depend on it.",
+    )
     kernel_threads: int | None = _device(
         None,
         "Threads that compute on a CPU, in each rank; default: one per core, and a single thread for small models.",

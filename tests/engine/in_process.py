@@ -57,10 +57,10 @@ class InProcessEngine:
         self,
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
-        salt: str = "",
+        salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
     ) -> list[list[int]]:
-        """Answer prompts that arrive together."""
+        """Answer prompts that arrive together. Settings and salts are those of all prompts, or one a prompt."""
         return self._run(self._requests(prompts, sampling, salt, grammars))
 
     def use(
@@ -84,19 +84,20 @@ class InProcessEngine:
         self,
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams],
-        salt: str = "",
+        salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
     ) -> list[SequenceRequest]:
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        salts = [salt] * len(prompts) if isinstance(salt, str) else salt
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
                 token_ids=pack_ids(prompt),
                 grammar=grammar,
-                options=RequestOptions(sampling=params, cache_salt=salt),
+                options=RequestOptions(sampling=params, cache_salt=own_salt),
             )
-            for index, (prompt, params, grammar) in enumerate(
-                zip(prompts, each, grammars or [None] * len(prompts), strict=True)
+            for index, (prompt, params, own_salt, grammar) in enumerate(
+                zip(prompts, each, salts, grammars or [None] * len(prompts), strict=True)
             )
         ]
         self._next_id += len(requests)
