@@ -18,6 +18,10 @@ MOST_DRAFTED = 31
 """Draft tokens of one sequence in a step. With the token before them they are 32 rows, two tiles of the CPU's kernels."""
 
 
+NO_DRAFTS = 1.0
+"""Price of a draft row that is never worth it."""
+
+
 class DraftSources(msgspec.Struct, frozen=True, array_like=True):
     """Texts from which draft tokens of a sequence may come, beside its own."""
 
@@ -84,7 +88,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     extend_pages: PackedIds = b""
     """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``. The entries of a slot are adjacent."""
     prefill: list[Prefill] = []
-    draft_price: float = 1.0
+    draft_price: float = NO_DRAFTS
     """Time of one more row in a step, in times of a token: a draft token that is accepted more rarely than this costs more than
     it saves."""
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
-from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
+from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
@@ -51,10 +51,6 @@ NEWCOMERS_SHARE = 0.5
 
 LEAST_CHUNK = 16
 """A chunk is not smaller than this for lack of time if it is the only one of its step, or the first of its prompt."""
-
-
-NO_DRAFTS = 1.0
-"""Price of a draft row that is never worth it."""
 
 
 class Budget(NamedTuple):
