@@ -74,27 +74,26 @@ class Runs:
 
 NO_RUNS = Runs([], [], [], [])
 NO_TOKENS = np.empty(0, dtype=np.int32)
+NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 SequenceRows = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 """Slots, rows of the flat batch, and positions of the tokens after these rows."""
 
 
-def with_draft_rows(
-    sampling: SequenceRows, runs: Runs, num_decoding: int
-) -> tuple[SequenceRows, NDArray[np.int64]]:
+def with_draft_rows(sampling: SequenceRows, runs: Runs) -> tuple[SequenceRows, NDArray[np.int64]]:
     """The rows that sample when each draft token has one too.
 
-    Slot 4 decodes, and slot 7 verifies the drafts 5 and 6 behind its token 9, at positions 20 to 22:
+    Slot 4 computes one token, and slot 7 verifies the drafts 5 and 6 behind its token 9, at positions 20 to 22:
 
-    >>> runs = Runs([7], [np.array([9, 5, 6], np.int32)], [True], [2])
+    >>> runs = Runs([4, 7], [np.array([8]), np.array([9, 5, 6])], [True, True], [0, 2])
     >>> last = np.array([4, 7]), np.array([0, 3], np.int32), np.array([10, 23])
-    >>> (slots, rows, positions), drafted = with_draft_rows(last, runs, 1)
+    >>> (slots, rows, positions), drafted = with_draft_rows(last, runs)
     >>> slots.tolist(), rows.tolist(), positions.tolist(), drafted.tolist()
     ([4, 7, 7, 7], [0, 1, 2, 3], [10, 21, 22, 23], [-1, 5, 6, -1])
 
     Args:
-        sampling: of the sequences that sample: first those that decode, then the complete runs, then prompts.
+        sampling: of the sequences that sample: the complete runs, then prompts.
 
     Returns:
         the rows, and for each the draft behind it.
@@ -108,7 +107,7 @@ def with_draft_rows(
         if complete
     ]
     counts = np.ones(len(slots), dtype=np.int64)
-    counts[num_decoding : num_decoding + len(drafts)] += [len(tokens) for tokens in drafts]
+    counts[: len(drafts)] += [len(tokens) for tokens in drafts]
     ends = np.cumsum(counts)
     from_last = np.arange(ends[-1]) - np.repeat(ends - 1, counts)
     drafted = np.full(ends[-1], NO_DRAFT, dtype=np.int64)
@@ -191,7 +190,11 @@ class PersistentBatch:
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
         runs = self._take_runs()
-        decoding, groups = self._group_decoding(runs.slots)
+        if any(runs.num_drafts):
+            decoding = NO_SLOTS
+            runs, groups = self._all_as_runs(runs)
+        else:
+            decoding, groups = self._group_decoding(runs.slots)
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
         chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
@@ -236,14 +239,14 @@ class PersistentBatch:
 
         Args:
             decoding: slots of the first rows, which decode.
-            groups: of these rows.
+            groups: of the first sequences.
             known_tokens: inputs of the other rows.
             sampling: of the sequences that sample, each [sequences]: slots, their last rows of the flat batch, and positions
                 of the tokens after these.
         """
         drafted = None
         if any(runs.num_drafts):
-            sampling, drafted = with_draft_rows(sampling, runs, len(decoding))
+            sampling, drafted = with_draft_rows(sampling, runs)
         sampling_slots, sampling_rows, sampling_positions = sampling
         graph_rows = None
         if self._graph_rows is not None and not known_tokens:
@@ -308,6 +311,21 @@ class PersistentBatch:
     def reject(self, slot: int, num_tokens: int) -> None:
         """Give back the positions of the last draft tokens of a slot. The next tokens are written over them."""
         self.computed[slot] -= num_tokens
+
+    def _all_as_runs(self, runs: Runs) -> tuple[Runs, PrefixGroups]:
+        """The runs, and the other decoding slots as runs of one token, in the order of their groups. So slots with drafts read
+        a shared prefix with the others. The host reads the tokens, so this is for devices whose steps do not overlap."""
+        slots, groups = self._group_decoding([])
+        given = {
+            slot: (tokens, complete, drafts)
+            for slot, tokens, complete, drafts in zip(
+                runs.slots, runs.token_ids, runs.complete, runs.num_drafts, strict=True
+            )
+        }
+        last = self.last_tokens.numpy().astype(np.int32)
+        each = [given.get(slot, (last[slot : slot + 1], True, 0)) for slot in slots.tolist()]
+        token_ids, complete, num_drafts = (list(column) for column in zip(*each, strict=True))
+        return Runs(slots.tolist(), token_ids, complete, num_drafts), groups
 
     def _group_decoding(self, running: list[int]) -> tuple[NDArray[np.int64], PrefixGroups]:
         """The slots that advance by one token, those that share a prefix side by side, and their groups."""

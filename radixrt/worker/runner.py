@@ -19,7 +19,7 @@ from radixrt.attention.backend import ForwardContext
 from radixrt.device.device import Mark
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult, VerifiedDraft
-from radixrt.worker.batch import PersistentBatch, PromptSpan, Runs, StepInputs
+from radixrt.worker.batch import NO_SLOTS, PersistentBatch, PromptSpan, Runs, StepInputs
 from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.kv.pool import KVPool
@@ -38,9 +38,6 @@ PROMPT_LOGITS_ROWS = 256
 SHORTEST_JUMP = 4
 """Where steps overlap, fewer forced tokens than this are sampled one by one. A jump cannot use a captured graph, and saves
 one step less than it has tokens. Not measured on a GPU yet."""
-
-
-NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 class ModelRunner:
@@ -332,7 +329,7 @@ class ModelRunner:
         advanced = dict(zip(runs.slots, runs.beyond, strict=True))
         for draft in verified:
             advanced[draft.slot] += draft.num_accepted
-        return advanced
+        return {slot: num_tokens for slot, num_tokens in advanced.items() if num_tokens}
 
     # ------------------------------------------------------------ grammars and jumps
 
