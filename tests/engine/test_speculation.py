@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from radixrt.base.sampling_params import SamplingParams
@@ -201,3 +202,30 @@ def test_the_end_of_an_answer_is_not_drafted_over(model_dir: Path, schema_gramma
     )
     assert first == second and first.index(END_OF_TURN) == len(first) - 1
     assert len(engine.logprobs[0]) == len(first)
+
+
+def test_what_a_request_forbids_is_not_accepted_from_a_draft(
+    model_dir: Path, facts: TokenizerFacts
+) -> None:
+    """The tree drafts what an earlier request was allowed."""
+    sampled = SamplingParams(temperature=1.0, seed=9, max_tokens=40, ignore_eos=True)
+    engine = InProcessEngine(model_dir, speculation="auto")
+    plain = InProcessEngine(model_dir)
+    prompt = list(range(40, 60))
+    (free,) = engine.generate([prompt], sampled)
+    regex = llguidance.compile_regex("[a-c]{12}", facts)
+    (path,) = engine.generate([prompt], sampled, grammars=[engine.use(regex)])
+    closing = tuple(range(3, 6))
+    for changes, excluded in (
+        ({"bad_words_token_ids": ((free[8], free[9]), (free[20],))}, None),
+        ({"max_reasoning_tokens": 12, "reasoning_closing_ids": closing}, None),
+        ({"logprobs": 1, "ignore_eos": False}, path[:12]),
+    ):
+        sampling = msgspec.structs.replace(sampled, **changes)  # type: ignore[arg-type]
+        answers = []
+        for one in (engine, plain):
+            use = None if excluded is None else one.use(regex, excluded=[excluded])
+            answers += one.generate([prompt], sampling, grammars=[use])
+        assert answers[0] == answers[1] and answers[0][:12] not in (free[:12], path[:12])
+    accepted = engine.scheduler.counters.accepted_draft_tokens
+    assert accepted["tree"] + accepted["pool"] > 10
