@@ -115,6 +115,11 @@ class SchedulerSettings:
         "Order of the waiting queue: lpm longest prefix match (every 4th pick the oldest), suf shortest uncached "
         "prefill (every 8th pick the oldest), fcfs first come first served, priority the smallest priority and then lpm.",
     )
+    speculation: Literal["auto", "off"] = _scheduling(
+        "auto",
+        "Draft tokens from text that the server knows, and verify several in one step, as far as that saves time; answers stay "
+        "the same. Only on a CPU.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
