@@ -1,6 +1,7 @@
 """Loads the model of a checkpoint folder onto a device, without a second copy of the weights in memory."""
 
 import gc
+import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.weights import read_weights
-from radixrt.models.loading_progress import LoadingProgress
+from radixrt.models.loading_progress import LoadingProgress, counted
 from radixrt.models.registry import check_architecture, model_class
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,7 +75,8 @@ def load_model(
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     else:
-        model.load_weights(read_tensors(model_dir, torch_dtype))
+        progress_level = logging.INFO if model.tp.rank == 0 else logging.DEBUG
+        model.load_weights(read_tensors(model_dir, torch_dtype, progress_level))
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     _find_children_at_once(model)
@@ -117,21 +119,25 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def read_tensors(model_dir: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(
+    model_dir: Path, dtype: torch.dtype, progress_level: int = logging.INFO
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part.
 
     A tensor counts as loaded when the next one is asked for.
 
     Args:
         dtype: of the weights that a GGUF file has quantized.
+        progress_level: of the lines of the log that tell the progress.
     """
     from safetensors import SafetensorError, safe_open
 
     if (entries := gguf_tensors(model_dir)) is not None:
-        yield from read_weights(entries, checkpoint.read_config(model_dir), dtype)
+        weights = read_weights(entries, checkpoint.read_config(model_dir), dtype)
+        yield from counted(weights, len(entries), progress_level)
         return
     files = checkpoint.weight_files(model_dir)
-    progress = LoadingProgress(files)
+    progress = LoadingProgress(files, progress_level)
     for file in files:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:

@@ -24,6 +24,9 @@ from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
 log = logging.getLogger(__name__)
 
+LISTEN_BACKLOG = 65535
+"""The system's limit (net.core.somaxconn, often 4096) applies. A connection that finds the queue full waits for seconds."""
+
 
 def prepare(config: ServerConfig) -> ServerConfig:
     """Check the settings and the checkpoint before any process starts; a hub id or a GGUF file becomes a folder.
@@ -58,7 +61,9 @@ def prepare(config: ServerConfig) -> ServerConfig:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: clients are refused until the engine is ready.
+    """A listening socket. The api process answers with 503 until the engine is ready.
+
+    A socket that is only bound would let a second server bind the same port, which fails when its model is loaded.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -68,6 +73,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from radixrt.models import loader
-from radixrt.models.loading_progress import LoadingProgress
+from radixrt.models.loading_progress import LoadingProgress, counted
 
 GB = 10**9
 
@@ -33,7 +33,7 @@ def weights(folder: Path, *num_bytes: int) -> list[Path]:
 def load(files: list[Path], seconds_a_tensor: float) -> None:
     """Four tensors a file, a quarter of the file each."""
     clock = Clock()
-    progress = LoadingProgress(files, clock)
+    progress = LoadingProgress(files, clock=clock)
     for file in files:
         for _ in range(4):
             clock.now += seconds_a_tensor
@@ -73,13 +73,26 @@ def test_a_checkpoint_that_loads_within_two_seconds_reports_nothing(
     assert caplog.messages == []
 
 
+def test_tensors_of_a_gguf_file_are_counted_after_they_were_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    for _ in counted(iter(range(5)), 5, clock=clock):
+        clock.now += 0.75
+    assert caplog.messages == ["Loading weights: 3 of 5 tensors."]  # at 2.25 s
+    for _ in counted(iter(range(5)), 5, logging.DEBUG, clock):  # of a rank other than 0
+        clock.now += 0.75
+    assert len(caplog.messages) == 1
+
+
 def test_each_tensor_and_each_file_counts_after_it_was_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[object] = []
 
     class Recorder:
-        def __init__(self, files: list[Path]) -> None:
+        def __init__(self, files: list[Path], level: int) -> None:
             events.append([file.name for file in files])
 
         def add_tensor(self, num_bytes: int) -> None:
